@@ -1,0 +1,67 @@
+"""The struct base that every API type shares: Kubernetes' JSON names from Python's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.api.duration import Duration
+from engine.api.errors import InvalidInput
+from engine.api.quantity import Quantity
+
+_ACRONYMS = {
+    word.lower(): word
+    for word in (
+        "IP", "IPs", "PID", "IPC", "ID", "API", "GC", "DNS", "CFS", "QPS", "URL", "CIDR", "TLS",
+        "QOS", "FQDN", "OOM", "CPUs",
+    )
+}  # fmt: skip
+
+
+def json_name(attribute: str) -> str:
+    """`host_ip` → `hostIP`, `image_gc_high_threshold_percent` → `imageGCHighThresholdPercent`."""
+    first, *rest = attribute.split("_")
+    return first + "".join(_ACRONYMS.get(word, word[:1].upper() + word[1:]) for word in rest)
+
+
+class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name):
+    """A Kubernetes API object: snake_case attributes, Kubernetes' own JSON names."""
+
+
+def decode_hook(kind: type, value: Any) -> Any:
+    """`msgspec` hook for the types that it does not know: quantities and durations."""
+    try:
+        if kind is Quantity:
+            if isinstance(value, str):
+                return Quantity.parse(value)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return Quantity.parse(str(value))
+            raise TypeError(f"expected a quantity such as 500m or 1Gi, got {type(value).__name__}")
+        if kind is Duration:
+            if isinstance(value, str):
+                return Duration.parse(value)
+            raise TypeError(f"expected a duration such as 10s or 1m30s, got {type(value).__name__}")
+    except InvalidInput as error:
+        raise ValueError(error.message) from None
+    raise NotImplementedError(kind)
+
+
+def encode_hook(value: Any) -> Any:
+    """`msgspec` hook for encoding: quantities and durations as their text."""
+    if isinstance(value, Quantity | Duration):
+        return str(value)
+    raise NotImplementedError(type(value))
+
+
+def to_builtins(value: Any) -> Any:
+    """Dicts, lists and strings in Kubernetes' JSON shape."""
+    return msgspec.to_builtins(value, enc_hook=encode_hook, str_keys=True)
+
+
+_encoder = msgspec.json.Encoder(enc_hook=encode_hook)
+
+
+def to_json(value: Any) -> bytes:
+    """JSON in Kubernetes' shape."""
+    return _encoder.encode(value)

@@ -1,0 +1,177 @@
+"""KubeletConfiguration (`kubelet.config.k8s.io/v1beta1`): the kubelet's field names and defaults.
+
+Every field of the kubelet's type is known, so that a node's existing file loads unchanged; what a
+field means here is said in `docs/configuration.md`. Differences in defaults are in
+`docs/differences.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.api._base import Struct
+from engine.api.duration import Duration
+from engine.api.node import Taint
+from engine.api.quantity import Quantity
+
+GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
+ROOT_DIR = "/var/lib/kubelet"
+
+
+class CrashLoopBackOffConfig(Struct, forbid_unknown_fields=True):
+    max_container_restart_period: Duration | None = None
+
+
+class MemorySwapConfig(Struct, forbid_unknown_fields=True):
+    swap_behavior: str = ""
+
+
+class MemoryReservation(Struct, forbid_unknown_fields=True):
+    numa_node: int = 0
+    limits: dict[str, Quantity] | None = None
+
+
+class ShutdownGracePeriodByPodPriority(Struct, forbid_unknown_fields=True):
+    priority: int = 0
+    shutdown_grace_period_seconds: int = 0
+
+
+class UserNamespaces(Struct, forbid_unknown_fields=True):
+    ids_per_pod: int | None = None
+
+
+class KubeletConfiguration(Struct, forbid_unknown_fields=True):
+    """The node agent's configuration. Durations are seconds as `Duration`."""
+
+    api_version: str = GROUP_VERSION
+    kind: str = "KubeletConfiguration"
+
+    enable_server: bool = True
+    static_pod_path: str = ""
+    pod_logs_dir: str = "/var/log/pods"
+    sync_frequency: Duration = Duration(60)
+    file_check_frequency: Duration = Duration(20)
+    http_check_frequency: Duration = Duration(20)
+    static_pod_url: str = ""
+    static_pod_url_header: dict[str, list[str]] | None = None
+    address: str = "0.0.0.0"
+    port: int = 10250
+    read_only_port: int = 10255
+    tls_cert_file: str = ""
+    tls_private_key_file: str = ""
+    tls_cipher_suites: list[str] | None = None
+    tls_min_version: str = ""
+    rotate_certificates: bool = False
+    server_tls_bootstrap: bool = False
+    authentication: dict[str, Any] | None = None
+    authorization: dict[str, Any] | None = None
+    registry_pull_qps: int = 5
+    registry_burst: int = 10
+    image_pull_credentials_verification_policy: str = ""
+    preloaded_images_verification_allowlist: list[str] | None = None
+    event_record_qps: int = 50
+    event_burst: int = 100
+    enable_debugging_handlers: bool = True
+    enable_contention_profiling: bool = False
+    healthz_port: int = 10248
+    healthz_bind_address: str = "127.0.0.1"
+    oom_score_adj: int = -999
+    cluster_domain: str = ""
+    cluster_dns: list[str] | None = None
+    streaming_connection_idle_timeout: Duration = Duration(4 * 3600)
+    node_status_update_frequency: Duration = Duration(10)
+    node_status_report_frequency: Duration = Duration(300)
+    node_lease_duration_seconds: int = 40
+    image_minimum_gc_age: Duration = Duration(120)
+    image_maximum_gc_age: Duration = Duration(0)
+    image_gc_high_threshold_percent: int = 85
+    image_gc_low_threshold_percent: int = 80
+    volume_stats_agg_period: Duration = Duration(60)
+    kubelet_cgroups: str = ""
+    system_cgroups: str = ""
+    cgroup_root: str = ""
+    cgroups_per_qos: bool = True
+    cgroup_driver: str = "cgroupfs"
+    cpu_manager_policy: str = "none"
+    single_process_oom_kill: bool | None = None
+    cpu_manager_policy_options: dict[str, str] | None = None
+    cpu_manager_reconcile_period: Duration = Duration(10)
+    memory_manager_policy: str = "None"
+    topology_manager_policy: str = "none"
+    topology_manager_scope: str = "container"
+    topology_manager_policy_options: dict[str, str] | None = None
+    qos_reserved: dict[str, str] | None = None
+    runtime_request_timeout: Duration = Duration(120)
+    hairpin_mode: str = "promiscuous-bridge"
+    max_pods: int = 110
+    pod_cidr: str = ""
+    pod_pids_limit: int = -1
+    resolv_conf: str = "/etc/resolv.conf"
+    run_once: bool = False
+    cpu_cfs_quota: bool = True
+    cpu_cfs_quota_period: Duration = Duration(0.1)
+    node_status_max_images: int = 50
+    max_open_files: int = 1_000_000
+    content_type: str = "application/vnd.kubernetes.protobuf"
+    kube_api_qps: int = 50
+    kube_api_burst: int = 100
+    serialize_image_pulls: bool = True
+    max_parallel_image_pulls: int | None = None
+    eviction_hard: dict[str, str] | None = None
+    eviction_soft: dict[str, str] | None = None
+    eviction_soft_grace_period: dict[str, str] | None = None
+    eviction_pressure_transition_period: Duration = Duration(300)
+    eviction_max_pod_grace_period: int = 0
+    eviction_minimum_reclaim: dict[str, str] | None = None
+    merge_default_eviction_settings: bool = False
+    pods_per_core: int = 0
+    enable_controller_attach_detach: bool = True
+    protect_kernel_defaults: bool = False
+    make_ip_tables_util_chains: bool = msgspec.field(default=True, name="makeIPTablesUtilChains")
+    iptables_masquerade_bit: int = 14
+    iptables_drop_bit: int = 15
+    feature_gates: dict[str, bool] | None = None
+    fail_swap_on: bool = True
+    memory_swap: MemorySwapConfig | None = None
+    container_log_max_size: str = "10Mi"
+    container_log_max_files: int = 5
+    container_log_max_workers: int = 1
+    container_log_monitor_interval: Duration = Duration(10)
+    config_map_and_secret_change_detection_strategy: str = "Watch"
+    system_reserved: dict[str, str] | None = None
+    kube_reserved: dict[str, str] | None = None
+    reserved_system_cpus: str = ""
+    show_hidden_metrics_for_version: str = ""
+    system_reserved_cgroup: str = ""
+    kube_reserved_cgroup: str = ""
+    enforce_node_allocatable: list[str] = msgspec.field(default_factory=lambda: ["pods"])
+    allowed_unsafe_sysctls: list[str] | None = None
+    volume_plugin_dir: str = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"
+    provider_id: str = ""
+    kernel_memcg_notification: bool = False
+    logging: dict[str, Any] | None = None
+    enable_system_log_handler: bool = True
+    enable_system_log_query: bool = False
+    shutdown_grace_period: Duration = Duration(0)
+    shutdown_grace_period_critical_pods: Duration = Duration(0)
+    shutdown_grace_period_by_pod_priority: list[ShutdownGracePeriodByPodPriority] | None = None
+    crash_loop_back_off: CrashLoopBackOffConfig | None = None
+    reserved_memory: list[MemoryReservation] | None = None
+    enable_profiling_handler: bool = True
+    enable_debug_flags_handler: bool = True
+    seccomp_default: bool = False
+    memory_throttling_factor: float = 0.9
+    register_with_taints: list[Taint] | None = None
+    register_node: bool = True
+    tracing: dict[str, Any] | None = None
+    local_storage_capacity_isolation: bool = True
+    container_runtime_endpoint: str = ""
+    image_service_endpoint: str = ""
+    fail_cgroup_v1: bool = False
+    user_namespaces: UserNamespaces | None = None
+
+    def gate(self, name: str, default: bool) -> bool:
+        """A feature gate's setting, `default` where the file doesn't name it."""
+        return (self.feature_gates or {}).get(name, default)

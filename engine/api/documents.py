@@ -1,0 +1,194 @@
+"""Text to typed objects: YAML or JSON, one document or many, with errors that say where.
+
+Unknown pod fields are warnings, unknown configuration fields are errors. Every error is an
+`InvalidInput` whose subject is the file and whose message holds the field path and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import yaml
+
+from engine.api._base import decode_hook
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.pod import Pod
+
+MAX_BYTES = 10 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class _Loader(yaml.CSafeLoader):
+    """YAML 1.1 as Kubernetes reads it: no dates, no duplicate keys."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
+            raise InvalidInput(
+                f"line {key_node.start_mark.line + 1}: field {key_node.value!r} is given twice"
+            )
+        seen.add(key_node.value if isinstance(key_node, yaml.ScalarNode) else id(key_node))
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_text(path: Path) -> bytes:
+    """The bytes of a file of reasonable size. Raises `InvalidInput` with the path."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
+    if len(data) > MAX_BYTES:
+        raise InvalidInput(f"larger than {MAX_BYTES} bytes", subject=str(path))
+    return data
+
+
+def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
+    """All objects in a YAML or JSON text; `List` and `PodList` are opened."""
+    try:
+        text = data.decode()
+        if text.lstrip()[:1] == "{":
+            documents = [msgspec.json.decode(data)]
+        else:
+            documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]  # noqa: S506
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=subject) from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
+    except msgspec.DecodeError as error:
+        raise InvalidInput(f"not valid JSON: {error}", subject=subject) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"not valid YAML: {_one_line(error)}", subject=subject) from None
+    objects: list[dict[str, Any]] = []
+    for document in documents:
+        objects.extend(_open_list(document, subject))
+    return objects
+
+
+def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(document, dict):
+        raise InvalidInput(f"expected an object, got {type(document).__name__}", subject=subject)
+    if str(document.get("kind", "")).endswith("List"):
+        items = document.get("items")
+        if not isinstance(items, list):
+            raise InvalidInput("items: expected a list", subject=subject)
+        for item in items:
+            yield from _open_list(item, subject)
+    else:
+        yield document
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def convert(document: Any, kind: type[T], subject: str) -> T:
+    """A typed object from plain data. Raises `InvalidInput` with the field path."""
+    try:
+        return msgspec.convert(document, kind, dec_hook=decode_hook)
+    except (msgspec.ValidationError, InvalidInput) as error:
+        raise InvalidInput(_with_path(str(error)), subject=subject) from None
+
+
+def _with_path(message: str) -> str:
+    """`msgspec` puts the path last (`… - at `$.spec.x``); people read it first."""
+    text, marker, path = message.rpartition(" - at `")
+    if not marker:
+        return message
+    path = path.rstrip("`").removeprefix("$").removeprefix(".")
+    return f"{path or 'document'}: {text}"
+
+
+def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
+    """Paths of the fields in plain data that the type does not have."""
+    if isinstance(document, list):
+        item = next((arg for arg in _flatten(kind) if arg is not type(None)), None)
+        for index, value in enumerate(document):
+            yield from unknown_fields(value, item, f"{path}[{index}]")
+        return
+    struct = next((arg for arg in _flatten(kind) if _is_struct(arg)), None)
+    if not isinstance(document, dict) or struct is None:
+        return
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    for name, value in document.items():
+        where = f"{path}.{name}" if path else str(name)
+        if name not in fields:
+            yield where
+        else:
+            yield from unknown_fields(value, fields[name], where)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _flatten(kind: Any) -> Iterator[Any]:
+    args = get_args(kind)
+    if not args:
+        yield kind
+    for arg in args:
+        yield from _flatten(arg)
+
+
+def load_pods(path: Path) -> tuple[list[Pod], list[str]]:
+    """Pods in a file, as written (no defaults), and warnings about fields that are not known.
+
+    Raises `InvalidInput` naming the file and the field.
+    """
+    return parse_pods(read_text(path), str(path))
+
+
+def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
+    """Like `load_pods`, from bytes; `subject` names their origin in errors."""
+    documents = parse_documents(data, subject)
+    if not documents:
+        raise InvalidInput("no object in it; expected a Pod", subject=subject)
+    pods: list[Pod] = []
+    warnings: list[str] = []
+    for document in documents:
+        kind, version = document.get("kind"), document.get("apiVersion")
+        if kind != "Pod" or version != "v1":
+            raise InvalidInput(
+                f"kind: expected a v1 Pod, got {version or '?'} {kind or '?'}", subject=subject
+            )
+        pods.append(convert(document, Pod, subject))
+        warnings += [f"{subject}: {field}: unknown field" for field in unknown_fields(document, Pod)]
+    return pods, warnings
+
+
+def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfiguration]:
+    """Both configurations from the documents of one or more files; a missing one is its defaults."""
+    kubelet, kubengine = KubeletConfiguration(), KubengineConfiguration()
+    for path in paths:
+        for document in parse_documents(read_text(path), str(path)):
+            match document.get("kind"):
+                case "KubeletConfiguration":
+                    kubelet = convert(document, KubeletConfiguration, str(path))
+                case "KubengineConfiguration":
+                    kubengine = convert(document, KubengineConfiguration, str(path))
+                case kind:
+                    raise InvalidInput(
+                        f"kind: expected KubeletConfiguration or KubengineConfiguration, got {kind!r}",
+                        subject=str(path),
+                    )
+    return kubelet, kubengine

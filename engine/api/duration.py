@@ -1,0 +1,50 @@
+"""Durations as Kubernetes writes them (`10s`, `1m30s`, `1.5h`), held as float seconds."""
+
+from __future__ import annotations
+
+import re
+
+from engine.api.errors import InvalidInput
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+
+
+class Duration(float):
+    """Seconds. `str()` gives the text form (`1m30s`)."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Read `1h15m30.5s`; a bare `0` is allowed. Raises `InvalidInput`."""
+        sign, body = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
+        if body == "0":
+            return cls(0)
+        parts = _PART.findall(body)
+        if not parts or "".join(number + unit for number, unit in parts) != body:
+            raise InvalidInput(f"{text!r} is not a duration; write it like 10s, 1m30s or 500ms")
+        return cls(sign * sum(float(number) * _UNITS[unit] for number, unit in parts))
+
+    def __str__(self) -> str:
+        nanos = round(abs(self) * 1e9)
+        sign = "-" if self < 0 else ""
+        if nanos == 0:
+            return "0s"
+        if nanos < 10**9:
+            for unit, scale in (("ms", 10**6), ("µs", 10**3), ("ns", 1)):
+                if nanos >= scale:
+                    return f"{sign}{_trim(nanos / scale)}{unit}"
+        minutes, nanos = divmod(nanos, 60 * 10**9)
+        hours, minutes = divmod(minutes, 60)
+        text = f"{hours}h" if hours else ""
+        if hours or minutes:
+            text += f"{minutes}m"
+        return f"{sign}{text}{_trim(nanos / 1e9)}s"
+
+    def __repr__(self) -> str:
+        return f"Duration({str(self)!r})"
+
+
+def _trim(number: float) -> str:
+    return f"{number:.9f}".rstrip("0").rstrip(".")

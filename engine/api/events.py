@@ -1,0 +1,70 @@
+"""Events about pods and the node, kept in a bounded ring and handed to listeners."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine.api.pod import Pod
+
+NORMAL = "Normal"
+WARNING = "Warning"
+
+log = logging.getLogger("kubengine.events")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time."""
+
+    type: str
+    reason: str
+    message: str
+    at: float
+    pod: str = ""
+    pod_uid: str = ""
+    container: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class EventRecorder:
+    """Takes events from every room. Holds the last `capacity`; listeners must not block."""
+
+    def __init__(self, clock: Callable[[], float], capacity: int = 1000) -> None:
+        self._clock = clock
+        self._events: deque[Event] = deque(maxlen=capacity)
+        self._listeners: list[Callable[[Event], None]] = []
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def pod(
+        self,
+        pod: Pod,
+        type: str,
+        reason: str,
+        message: str,
+        *,
+        container: str = "",
+        annotations: Mapping[str, str] | None = None,
+    ) -> None:
+        """Record an event about a pod or one of its containers."""
+        self._record(
+            Event(type, reason, message, self._clock(), pod.full_name, pod.uid, container, annotations or {})
+        )
+
+    def node(self, type: str, reason: str, message: str) -> None:
+        """Record an event about the node."""
+        self._record(Event(type, reason, message, self._clock()))
+
+    def _record(self, event: Event) -> None:
+        self._events.append(event)
+        level = logging.WARNING if event.type == WARNING else logging.INFO
+        log.log(level, "%s %s: %s", event.reason, event.pod or "node", event.message)
+        for listener in self._listeners:
+            listener(event)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(tuple(self._events))

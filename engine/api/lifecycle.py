@@ -1,0 +1,41 @@
+"""What rooms ask of the node about a pod's life: refuse it, or end it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from engine.api.errors import KubengineError
+from engine.api.pod import Pod
+
+
+class AdmissionRejected(KubengineError):
+    """A pod that the node does not take; `reason` and the message become its status."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, reason: str, message: str) -> None:
+        self.reason = reason
+        super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class PodEnd:
+    """Why and how a pod is ended by the node itself.
+
+    `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the
+    DisruptionTarget condition, none if empty. `reason` and `message` go into the failed status.
+    """
+
+    reason: str
+    message: str
+    grace_period_seconds: int | None = None
+    condition_reason: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+KillPod = Callable[[Pod, PodEnd], Awaitable[None]]
+"""Ends a pod for good (phase Failed) and returns when its containers have stopped.
+
+Raises `Refused` or `Unavailable` when the runtime would not stop them.
+"""

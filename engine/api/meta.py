@@ -1,0 +1,36 @@
+"""Object metadata."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from engine.api._base import Struct
+
+
+class OwnerReference(Struct):
+    api_version: str = ""
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+    block_owner_deletion: bool | None = None
+
+
+class ObjectMeta(Struct):
+    """Kubernetes object metadata, less what only an API server uses."""
+
+    name: str = ""
+    generate_name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    generation: int = 0
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[OwnerReference] | None = None
+    finalizers: list[str] | None = None
+    self_link: str = ""
+    managed_fields: list[dict[str, object]] | None = None

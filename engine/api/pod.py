@@ -1,0 +1,452 @@
+"""The Pod as users write it: metadata and spec. Status is in `engine.api.status`.
+
+Field names and meanings are those of the Kubernetes core v1 API. Volume sources and references that
+need an API server are kept as plain dicts so that admission can name them when it refuses them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.api._base import Struct
+from engine.api.meta import ObjectMeta
+from engine.api.quantity import Quantity
+from engine.api.status import PodStatus
+
+ResourceList = dict[str, Quantity]
+IntOrString = int | str
+
+
+class ResourceClaimRef(Struct):
+    name: str
+    request: str = ""
+
+
+class ResourceRequirements(Struct):
+    requests: ResourceList | None = None
+    limits: ResourceList | None = None
+    claims: list[ResourceClaimRef] | None = None
+
+
+class ObjectFieldSelector(Struct):
+    field_path: str
+    api_version: str = ""
+
+
+class ResourceFieldSelector(Struct):
+    resource: str
+    container_name: str = ""
+    divisor: Quantity | None = None
+
+
+class EnvVarSource(Struct):
+    field_ref: ObjectFieldSelector | None = None
+    resource_field_ref: ResourceFieldSelector | None = None
+    config_map_key_ref: dict[str, Any] | None = None
+    secret_key_ref: dict[str, Any] | None = None
+    file_key_ref: dict[str, Any] | None = None
+
+
+class EnvVar(Struct):
+    name: str
+    value: str = ""
+    value_from: EnvVarSource | None = None
+
+
+class EnvFromSource(Struct):
+    prefix: str = ""
+    config_map_ref: dict[str, Any] | None = None
+    secret_ref: dict[str, Any] | None = None
+
+
+class ContainerPort(Struct):
+    container_port: int
+    name: str = ""
+    host_port: int = 0
+    host_ip: str = ""
+    protocol: str = "TCP"
+
+
+class VolumeMount(Struct):
+    name: str
+    mount_path: str
+    sub_path: str = ""
+    sub_path_expr: str = ""
+    read_only: bool = False
+    recursive_read_only: str | None = None
+    mount_propagation: str | None = None
+
+
+class VolumeDevice(Struct):
+    name: str
+    device_path: str
+
+
+class ExecAction(Struct):
+    command: list[str] | None = None
+
+
+class HTTPHeader(Struct):
+    name: str
+    value: str = ""
+
+
+class HTTPGetAction(Struct):
+    port: IntOrString
+    path: str = ""
+    host: str = ""
+    scheme: str = "HTTP"
+    http_headers: list[HTTPHeader] | None = None
+
+
+class TCPSocketAction(Struct):
+    port: IntOrString
+    host: str = ""
+
+
+class GRPCAction(Struct):
+    port: int
+    service: str | None = None
+
+
+class SleepAction(Struct):
+    seconds: int
+
+
+class Probe(Struct):
+    """A liveness, readiness or startup probe; times in seconds, Kubernetes' defaults."""
+
+    exec: ExecAction | None = None
+    http_get: HTTPGetAction | None = None
+    tcp_socket: TCPSocketAction | None = None
+    grpc: GRPCAction | None = None
+    initial_delay_seconds: int = 0
+    timeout_seconds: int = 1
+    period_seconds: int = 10
+    success_threshold: int = 1
+    failure_threshold: int = 3
+    termination_grace_period_seconds: int | None = None
+
+
+class LifecycleHandler(Struct):
+    exec: ExecAction | None = None
+    http_get: HTTPGetAction | None = None
+    tcp_socket: TCPSocketAction | None = None
+    sleep: SleepAction | None = None
+
+
+class Lifecycle(Struct):
+    post_start: LifecycleHandler | None = None
+    pre_stop: LifecycleHandler | None = None
+    stop_signal: str | None = None
+
+
+class Capabilities(Struct):
+    add: list[str] | None = None
+    drop: list[str] | None = None
+
+
+class SELinuxOptions(Struct):
+    user: str = ""
+    role: str = ""
+    type: str = ""
+    level: str = ""
+
+
+class SecurityProfile(Struct):
+    """A seccomp or AppArmor profile."""
+
+    type: str
+    localhost_profile: str | None = None
+
+
+class SecurityContext(Struct):
+    capabilities: Capabilities | None = None
+    privileged: bool | None = None
+    se_linux_options: SELinuxOptions | None = None
+    windows_options: dict[str, Any] | None = None
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    read_only_root_filesystem: bool | None = None
+    allow_privilege_escalation: bool | None = None
+    proc_mount: str | None = None
+    seccomp_profile: SecurityProfile | None = None
+    app_armor_profile: SecurityProfile | None = None
+
+
+class Sysctl(Struct):
+    name: str
+    value: str = ""
+
+
+class PodSecurityContext(Struct):
+    se_linux_options: SELinuxOptions | None = None
+    windows_options: dict[str, Any] | None = None
+    run_as_user: int | None = None
+    run_as_group: int | None = None
+    run_as_non_root: bool | None = None
+    supplemental_groups: list[int] | None = None
+    supplemental_groups_policy: str | None = None
+    fs_group: int | None = None
+    fs_group_change_policy: str | None = None
+    sysctls: list[Sysctl] | None = None
+    seccomp_profile: SecurityProfile | None = None
+    app_armor_profile: SecurityProfile | None = None
+    se_linux_change_policy: str | None = None
+
+
+class ContainerResizePolicy(Struct):
+    resource_name: str
+    restart_policy: str
+
+
+class Container(Struct):
+    """One container, init container or sidecar (an init container with `restart_policy` Always)."""
+
+    name: str = ""
+    image: str = ""
+    command: list[str] | None = None
+    args: list[str] | None = None
+    working_dir: str = ""
+    ports: list[ContainerPort] | None = None
+    env: list[EnvVar] | None = None
+    env_from: list[EnvFromSource] | None = None
+    resources: ResourceRequirements | None = None
+    resize_policy: list[ContainerResizePolicy] | None = None
+    restart_policy: str | None = None
+    restart_policy_rules: list[dict[str, Any]] | None = None
+    volume_mounts: list[VolumeMount] | None = None
+    volume_devices: list[VolumeDevice] | None = None
+    liveness_probe: Probe | None = None
+    readiness_probe: Probe | None = None
+    startup_probe: Probe | None = None
+    lifecycle: Lifecycle | None = None
+    termination_message_path: str = ""
+    termination_message_policy: str = ""
+    image_pull_policy: str = ""
+    security_context: SecurityContext | None = None
+    stdin: bool = False
+    stdin_once: bool = False
+    tty: bool = False
+
+    @property
+    def requests(self) -> ResourceList:
+        return (self.resources and self.resources.requests) or {}
+
+    @property
+    def limits(self) -> ResourceList:
+        return (self.resources and self.resources.limits) or {}
+
+    @property
+    def is_sidecar(self) -> bool:
+        """Meaningful for init containers only."""
+        return self.restart_policy == "Always"
+
+
+class HostPathVolume(Struct):
+    path: str
+    type: str = ""
+
+
+class EmptyDirVolume(Struct):
+    medium: str = ""
+    size_limit: Quantity | None = None
+
+
+class DownwardAPIFile(Struct):
+    path: str
+    field_ref: ObjectFieldSelector | None = None
+    resource_field_ref: ResourceFieldSelector | None = None
+    mode: int | None = None
+
+
+class DownwardAPIVolume(Struct):
+    items: list[DownwardAPIFile] | None = None
+    default_mode: int | None = None
+
+
+class VolumeProjection(Struct):
+    downward_api: DownwardAPIVolume | None = None
+    config_map: dict[str, Any] | None = None
+    secret: dict[str, Any] | None = None
+    service_account_token: dict[str, Any] | None = None
+    cluster_trust_bundle: dict[str, Any] | None = None
+    pod_certificate: dict[str, Any] | None = None
+
+
+class ProjectedVolume(Struct):
+    sources: list[VolumeProjection] | None = None
+    default_mode: int | None = None
+
+
+class ImageVolume(Struct):
+    reference: str = ""
+    pull_policy: str = ""
+
+
+class Volume(Struct):
+    """A volume. Exactly one source is set; sources of plain dicts need an API server or a driver."""
+
+    name: str
+    host_path: HostPathVolume | None = None
+    empty_dir: EmptyDirVolume | None = None
+    downward_api: DownwardAPIVolume | None = None
+    projected: ProjectedVolume | None = None
+    image: ImageVolume | None = None
+    config_map: dict[str, Any] | None = None
+    secret: dict[str, Any] | None = None
+    persistent_volume_claim: dict[str, Any] | None = None
+    ephemeral: dict[str, Any] | None = None
+    csi: dict[str, Any] | None = None
+    nfs: dict[str, Any] | None = None
+    iscsi: dict[str, Any] | None = None
+    fc: dict[str, Any] | None = None
+    flex_volume: dict[str, Any] | None = None
+    git_repo: dict[str, Any] | None = None
+    glusterfs: dict[str, Any] | None = None
+    rbd: dict[str, Any] | None = None
+    cephfs: dict[str, Any] | None = None
+    cinder: dict[str, Any] | None = None
+    portworx_volume: dict[str, Any] | None = None
+    aws_elastic_block_store: dict[str, Any] | None = None
+    gce_persistent_disk: dict[str, Any] | None = None
+    azure_disk: dict[str, Any] | None = None
+    azure_file: dict[str, Any] | None = None
+    vsphere_volume: dict[str, Any] | None = None
+
+
+class Toleration(Struct):
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class NodeSelectorRequirement(Struct):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class NodeSelectorTerm(Struct):
+    match_expressions: list[NodeSelectorRequirement] | None = None
+    match_fields: list[NodeSelectorRequirement] | None = None
+
+
+class NodeSelector(Struct):
+    node_selector_terms: list[NodeSelectorTerm] | None = None
+
+
+class NodeAffinity(Struct):
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: list[dict[str, Any]] | None = None
+
+
+class Affinity(Struct):
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: dict[str, Any] | None = None
+    pod_anti_affinity: dict[str, Any] | None = None
+
+
+class PodOS(Struct):
+    name: str
+
+
+class HostAlias(Struct):
+    ip: str
+    hostnames: list[str] | None = None
+
+
+class PodDNSConfigOption(Struct):
+    name: str = ""
+    value: str | None = None
+
+
+class PodDNSConfig(Struct):
+    nameservers: list[str] | None = None
+    searches: list[str] | None = None
+    options: list[PodDNSConfigOption] | None = None
+
+
+class LocalObjectReference(Struct):
+    name: str = ""
+
+
+class PodSpec(Struct):
+    containers: list[Container] = []
+    init_containers: list[Container] | None = None
+    ephemeral_containers: list[dict[str, Any]] | None = None
+    volumes: list[Volume] | None = None
+    restart_policy: str = ""
+    termination_grace_period_seconds: int | None = None
+    active_deadline_seconds: int | None = None
+    dns_policy: str = ""
+    dns_config: PodDNSConfig | None = None
+    node_selector: dict[str, str] | None = None
+    service_account_name: str = ""
+    service_account: str = ""
+    automount_service_account_token: bool | None = None
+    node_name: str = ""
+    host_network: bool = False
+    host_pid: bool = False
+    host_ipc: bool = False
+    host_users: bool | None = None
+    share_process_namespace: bool | None = None
+    security_context: PodSecurityContext | None = None
+    image_pull_secrets: list[LocalObjectReference] | None = None
+    hostname: str = ""
+    hostname_override: str | None = None
+    subdomain: str = ""
+    set_hostname_as_fqdn: bool | None = None
+    affinity: Affinity | None = None
+    scheduler_name: str = ""
+    tolerations: list[Toleration] | None = None
+    host_aliases: list[HostAlias] | None = None
+    priority_class_name: str = ""
+    priority: int | None = None
+    preemption_policy: str | None = None
+    readiness_gates: list[dict[str, Any]] | None = None
+    runtime_class_name: str | None = None
+    enable_service_links: bool | None = None
+    overhead: ResourceList | None = None
+    topology_spread_constraints: list[dict[str, Any]] | None = None
+    os: PodOS | None = None
+    scheduling_gates: list[dict[str, Any]] | None = None
+    resource_claims: list[dict[str, Any]] | None = None
+    resources: ResourceRequirements | None = None
+
+
+class Pod(Struct):
+    """A core/v1 Pod."""
+
+    api_version: str = "v1"
+    kind: str = "Pod"
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid
+
+    @property
+    def full_name(self) -> str:
+        """`namespace/name`, as events and errors name a pod."""
+        return f"{self.metadata.namespace or 'default'}/{self.metadata.name}"
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return self.metadata.annotations or {}
+
+    @property
+    def init_containers(self) -> list[Container]:
+        return self.spec.init_containers or []
+
+    @property
+    def all_containers(self) -> list[Container]:
+        """Init containers first, in the order in which they start."""
+        return [*self.init_containers, *self.spec.containers]

@@ -1,0 +1,87 @@
+"""QoS class, and which pods are critical, static, mirror or preemptable.
+
+Source: kubelet v1.32 `qos` and `types` packages; KEP-2837 for pod-level resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.api.pod import Pod, ResourceList
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import CPU, MEMORY
+
+GUARANTEED = "Guaranteed"
+BURSTABLE = "Burstable"
+BEST_EFFORT = "BestEffort"
+
+SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
+SYSTEM_NODE_CRITICAL = "system-node-critical"
+
+SOURCE_ANNOTATION = "kubernetes.io/config.source"
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+HASH_ANNOTATION = "kubernetes.io/config.hash"
+SEEN_ANNOTATION = "kubernetes.io/config.seen"
+
+_COMPUTE = (CPU, MEMORY)
+
+
+def qos_class(pod: Pod) -> str:
+    """The recorded class if status has one, else the class that the spec gives."""
+    return pod.status.qos_class or compute_qos_class(pod)
+
+
+def compute_qos_class(pod: Pod) -> str:
+    """BestEffort without any cpu or memory amount; Guaranteed when every container limits both and
+    the summed requests equal the summed limits; Burstable otherwise. Zero amounts don't count."""
+    if pod.spec.resources is not None:
+        requested = _compute_amounts([pod.spec.resources.requests or {}])
+        limited = _compute_amounts([pod.spec.resources.limits or {}])
+        every_limited = len(limited) == len(_COMPUTE)
+    else:
+        containers = pod.all_containers
+        requested = _compute_amounts(c.requests for c in containers)
+        limited = _compute_amounts(c.limits for c in containers)
+        every_limited = all(all(c.limits.get(r, ZERO) > ZERO for r in _COMPUTE) for c in containers)
+    if not requested and not limited:
+        return BEST_EFFORT
+    if every_limited and requested == limited:
+        return GUARANTEED
+    return BURSTABLE
+
+
+def _compute_amounts(amounts: Iterable[ResourceList]) -> dict[str, Quantity]:
+    total: dict[str, Quantity] = {}
+    for resources in amounts:
+        for name in _COMPUTE:
+            quantity = resources.get(name, ZERO)
+            if quantity > ZERO:
+                total[name] = total.get(name, ZERO) + quantity
+    return total
+
+
+def is_static(pod: Pod) -> bool:
+    """From any source but the API server; an empty source annotation counts as one."""
+    return pod.annotations.get(SOURCE_ANNOTATION, "api") != "api"
+
+
+def is_mirror(pod: Pod) -> bool:
+    return MIRROR_ANNOTATION in pod.annotations
+
+
+def is_critical(pod: Pod) -> bool:
+    """Static, mirror, or of system-critical priority."""
+    return is_static(pod) or is_mirror(pod) or (pod.spec.priority or 0) >= SYSTEM_CRITICAL_PRIORITY
+
+
+def is_node_critical(pod: Pod) -> bool:
+    return is_critical(pod) and pod.spec.priority_class_name == SYSTEM_NODE_CRITICAL
+
+
+def is_preemptable(preemptor: Pod, preemptee: Pod) -> bool:
+    """Whether `preemptor` may evict `preemptee`: critical over non-critical whatever the
+    priorities, otherwise strictly higher priority, if both have one."""
+    if is_critical(preemptor) and not is_critical(preemptee):
+        return True
+    ours, theirs = preemptor.spec.priority, preemptee.spec.priority
+    return ours is not None and theirs is not None and ours > theirs

@@ -1,0 +1,195 @@
+"""Kubernetes resource quantities, exact.
+
+A quantity is a whole number of nano-units with the suffix family it was written in. Anything finer
+than one nano is rounded away from zero on parsing; a binary quantity is capped at ±(2^63 - 1).
+Source: the API conventions for `resource.Quantity`; pinned by `tests/conformance` (quantity).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from engine.api.errors import InvalidInput
+
+NANO: Final = 10**9
+MILLI_IN_NANO: Final = 10**6
+MAX_BINARY: Final = (2**63 - 1) * NANO
+MAX_EXPONENT: Final = 999
+
+_SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
+_EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+_DECIMAL_NAMES = {exponent: name for name, exponent in _DECIMAL.items()}
+_BINARY_NAMES = {exponent: name for name, exponent in _BINARY.items()}
+
+DECIMAL_SI: Final = "DecimalSI"
+DECIMAL_EXPONENT: Final = "DecimalExponent"
+BINARY_SI: Final = "BinarySI"
+
+
+class QuantityError(InvalidInput):
+    """Text that is not a quantity. `kind` is `format` (shape) or `suffix` (unknown unit)."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        self.kind = kind
+        what = "an unknown suffix" if kind == "suffix" else "not a number with a unit"
+        super().__init__(f"quantity {text[:64]!r} has {what}; write it like 500m, 2, 1.5Gi or 1e3")
+
+
+class Quantity:
+    """An exact, immutable amount.
+
+    Ordered and hashed by amount only. `str()` gives the canonical text, or the text that was
+    parsed where Kubernetes would echo it.
+    """
+
+    __slots__ = ("_text", "format", "nano")
+    nano: int
+    format: str
+
+    def __init__(self, nano: int = 0, format: str = DECIMAL_SI, _text: str | None = None) -> None:
+        object.__setattr__(self, "nano", nano)
+        object.__setattr__(self, "format", format)
+        object.__setattr__(self, "_text", _text)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a Quantity does not change")
+
+    @classmethod
+    def parse(cls, text: str) -> Quantity:
+        """Read a quantity as Kubernetes does, lenient input (`m`, `.`, `+` are zero) included.
+
+        Raises `QuantityError`.
+        """
+        match = _SHAPE.fullmatch(text)
+        if not text or match is None:
+            raise QuantityError("format", text)
+        sign, whole, fraction, suffix = match.groups(default="")
+        base, exponent, family = _interpret(suffix, text)
+        whole = whole.lstrip("0")
+        digits = int(whole + fraction or "0")
+        nano = _scale_to_nano(digits, len(fraction), base, exponent)
+        if family == BINARY_SI:
+            nano = min(nano, MAX_BINARY)
+            if 0 < nano < NANO:
+                family = DECIMAL_SI
+        echoed = _is_echoed(digits, whole, fraction, base, exponent)
+        return cls(-nano if sign == "-" else nano, family, text if echoed else None)
+
+    @classmethod
+    def from_value(cls, value: int, format: str = DECIMAL_SI) -> Quantity:
+        """A whole number of base units (bytes, cores, pieces)."""
+        return cls(value * NANO, format)
+
+    @classmethod
+    def from_milli(cls, milli: int, format: str = DECIMAL_SI) -> Quantity:
+        """A number of thousandths, as for CPU."""
+        return cls(milli * MILLI_IN_NANO, format)
+
+    @property
+    def value(self) -> int:
+        """Base units, rounded away from zero."""
+        return _away_from_zero(self.nano, NANO)
+
+    @property
+    def milli(self) -> int:
+        """Thousandths, rounded away from zero."""
+        return _away_from_zero(self.nano, MILLI_IN_NANO)
+
+    def canonical(self) -> str:
+        """The canonical text, whatever was parsed."""
+        if self.nano == 0:
+            return "0"
+        whole, rest = divmod(abs(self.nano), NANO)
+        if self.format == BINARY_SI and rest == 0 and whole >= 1024:
+            exponent = 0
+            while whole % 1024 == 0 and exponent < 60:
+                whole //= 1024
+                exponent += 10
+            text = f"{whole}{_BINARY_NAMES.get(exponent, '')}"
+        else:
+            text = self._canonical_decimal()
+        return f"-{text}" if self.nano < 0 else text
+
+    def _canonical_decimal(self) -> str:
+        number, exponent = abs(self.nano), -9
+        while number % 1000 == 0:
+            number //= 1000
+            exponent += 3
+        if self.format == DECIMAL_EXPONENT:
+            return f"{number}e{exponent}" if exponent else str(number)
+        return f"{number}{_DECIMAL_NAMES.get(exponent, '')}"
+
+    def __str__(self) -> str:
+        return self._text if self._text is not None else self.canonical()
+
+    def __repr__(self) -> str:
+        return f"Quantity({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.nano == other.nano if isinstance(other, Quantity) else NotImplemented
+
+    def __lt__(self, other: Quantity) -> bool:
+        return self.nano < other.nano
+
+    def __le__(self, other: Quantity) -> bool:
+        return self.nano <= other.nano
+
+    def __hash__(self) -> int:
+        return hash(self.nano)
+
+    def __bool__(self) -> bool:
+        return self.nano != 0
+
+    def __add__(self, other: Quantity) -> Quantity:
+        return Quantity(self.nano + other.nano, self.format if self.nano else other.format)
+
+    def __sub__(self, other: Quantity) -> Quantity:
+        return Quantity(self.nano - other.nano, self.format if self.nano else other.format)
+
+    def __reduce__(self) -> tuple[object, tuple[int, str, str | None]]:
+        return (Quantity, (self.nano, self.format, self._text))
+
+
+ZERO: Final = Quantity()
+
+
+def _interpret(suffix: str, text: str) -> tuple[int, int, str]:
+    if suffix in _DECIMAL:
+        return 10, _DECIMAL[suffix], DECIMAL_SI
+    if suffix in _BINARY:
+        return 2, _BINARY[suffix], BINARY_SI
+    match = _EXPONENT.fullmatch(suffix)
+    if match is None or len(match[1]) > 20 or int(match[1]) > MAX_EXPONENT:
+        raise QuantityError("suffix", text)
+    return 10, max(int(match[1]), -MAX_EXPONENT), DECIMAL_EXPONENT
+
+
+def _scale_to_nano(digits: int, decimals: int, base: int, exponent: int) -> int:
+    scaled: int = digits * NANO
+    if base == 2:
+        scaled <<= exponent
+    elif exponent >= 0:
+        scaled *= 10**exponent
+    else:
+        decimals -= exponent
+    return -(-scaled // 10**decimals)
+
+
+def _is_echoed(digits: int, whole: str, fraction: str, base: int, exponent: int) -> bool:
+    """Whether Kubernetes keeps the text as written: short enough for its integer path, a unit that
+    is a multiple of a thousand, and fewer than three factors of the base left to move into it."""
+    if not whole:
+        return False
+    if base == 2:
+        room = 14 - len(whole) - exponent * 3 // 10
+        return not fraction and room >= 0 and digits % 8 != 0
+    scale = exponent - len(fraction)
+    fits = len(whole) + len(fraction) <= 18 and scale >= -9
+    return fits and scale % 3 == 0 and digits % 1000 != 0
+
+
+def _away_from_zero(number: int, unit: int) -> int:
+    return -(-number // unit) if number >= 0 else number // unit

@@ -1,0 +1,152 @@
+"""Sums of requests and limits over a pod, in the two ways that Kubernetes does them.
+
+`pod_requests` is what admission and cgroups use: sidecars count in full beside the containers that
+start after them, overhead always counts. `ranking_requests` is what preemption and eviction ranking
+use: a sidecar is an ordinary init container, and overhead counts only on a non-zero total.
+All sums are exact; `scaled` rounds up once, at the end: cpu to milli-CPU, the rest to base units.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from engine.api.pod import Pod, ResourceList
+from engine.api.quantity import ZERO, Quantity
+
+CPU = "cpu"
+MEMORY = "memory"
+EPHEMERAL_STORAGE = "ephemeral-storage"
+PODS = "pods"
+HUGEPAGES_PREFIX = "hugepages-"
+DEFAULT_DOMAIN = "kubernetes.io/"
+REQUESTS_PREFIX = "requests."
+
+
+def scaled(resource: str, quantity: Quantity) -> int:
+    """The integer that the kubelet computes with: milli-CPU for cpu, base units otherwise."""
+    return quantity.milli if resource == CPU else quantity.value
+
+
+def is_hugepage(resource: str) -> bool:
+    return resource.startswith(HUGEPAGES_PREFIX)
+
+
+def is_native(resource: str) -> bool:
+    """Without a domain, or in kubernetes.io."""
+    return "/" not in resource or DEFAULT_DOMAIN in resource
+
+
+def is_extended(resource: str) -> bool:
+    """Whether the name can be a device plugin's resource (`example.com/gpu`)."""
+    return (
+        not is_native(resource)
+        and not resource.startswith(REQUESTS_PREFIX)
+        and is_qualified_name(REQUESTS_PREFIX + resource)
+    )
+
+
+_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+
+
+def is_qualified_name(name: str) -> bool:
+    """A Kubernetes qualified name: an optional DNS prefix and a name of up to 63 characters."""
+    prefix, slash, rest = name.rpartition("/")
+    if slash and (len(prefix) > 253 or _PREFIX.fullmatch(prefix) is None):
+        return False
+    return len(rest) <= 63 and _NAME.fullmatch(rest) is not None
+
+
+def supports_pod_level(resource: str) -> bool:
+    """Resources that `spec.resources` may set for the pod as a whole."""
+    return resource in (CPU, MEMORY) or is_hugepage(resource)
+
+
+def pod_requests(pod: Pod) -> ResourceList:
+    """Requests as admission sees them, overhead included."""
+    total = _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
+    if pod.spec.resources is not None:
+        for name, quantity in (pod.spec.resources.requests or {}).items():
+            if supports_pod_level(name):
+                total[name] = quantity
+    _add(total, pod.spec.overhead or {})
+    return total
+
+
+def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
+    """Limits per resource; overhead is added to those that are set and not zero."""
+    total = _aggregate(
+        [c.limits for c in pod.spec.containers],
+        [(c.is_sidecar, c.limits) for c in pod.init_containers],
+    )
+    if pod.spec.resources is not None:
+        for name, quantity in (pod.spec.resources.limits or {}).items():
+            if supports_pod_level(name):
+                total[name] = quantity
+    if overhead:
+        for name, quantity in (pod.spec.overhead or {}).items():
+            if total.get(name, ZERO):
+                total[name] += quantity
+    return total
+
+
+def ranking_request(pod: Pod, resource: str) -> Quantity:
+    """One resource's request as preemption and eviction ranking see it."""
+    if resource == PODS:
+        return Quantity.from_value(1)
+    total = sum((c.requests.get(resource, ZERO) for c in pod.spec.containers), ZERO)
+    total = max([total, *(c.requests.get(resource, ZERO) for c in pod.init_containers)])
+    if total:
+        total += (pod.spec.overhead or {}).get(resource, ZERO)
+    return total
+
+
+def ranking_requests(pod: Pod) -> dict[str, int]:
+    """All ranking requests, scaled; cpu, memory, ephemeral-storage and pods are always there."""
+    names = dict.fromkeys((CPU, MEMORY, EPHEMERAL_STORAGE, PODS))
+    for container in pod.all_containers:
+        names |= dict.fromkeys([*container.requests, *container.limits])
+    names |= dict.fromkeys(pod.spec.overhead or {})
+    return {name: scaled(name, ranking_request(pod, name)) for name in names}
+
+
+def scaled_list(resources: Mapping[str, Quantity]) -> dict[str, int]:
+    return {name: scaled(name, quantity) for name, quantity in resources.items()}
+
+
+def _init_requests(pod: Pod) -> list[tuple[bool, ResourceList]]:
+    return [(c.is_sidecar, c.requests) for c in pod.init_containers]
+
+
+def _aggregate(
+    containers: Iterable[ResourceList], inits: Iterable[tuple[bool, ResourceList]]
+) -> ResourceList:
+    """Containers and sidecars together, or the hungriest moment of the init phase if larger."""
+    total: ResourceList = {}
+    for amounts in containers:
+        _add(total, amounts)
+    sidecars: ResourceList = {}
+    peak: ResourceList = {}
+    for is_sidecar, amounts in inits:
+        if is_sidecar:
+            _add(total, amounts)
+            _add(sidecars, amounts)
+            moment = sidecars
+        else:
+            moment = dict(amounts)
+            _add(moment, sidecars)
+        _raise_to(peak, moment)
+    _raise_to(total, peak)
+    return total
+
+
+def _add(total: ResourceList, amounts: Mapping[str, Quantity]) -> None:
+    for name, quantity in amounts.items():
+        total[name] = total[name] + quantity if name in total else quantity
+
+
+def _raise_to(total: ResourceList, amounts: Mapping[str, Quantity]) -> None:
+    for name, quantity in amounts.items():
+        if name not in total or total[name] < quantity:
+            total[name] = quantity

@@ -1,0 +1,94 @@
+"""Pod status as the kubelet reports it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from engine.api._base import Struct
+from engine.api.quantity import Quantity
+
+
+class ContainerStateWaiting(Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerStateRunning(Struct):
+    started_at: datetime | None = None
+
+
+class ContainerStateTerminated(Struct, omit_defaults=False):
+    exit_code: int = 0
+    signal: int | None = None
+    reason: str = ""
+    message: str = ""
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    container_id: str = ""
+
+
+class ContainerState(Struct):
+    """One of the three, or none while nothing is known."""
+
+    waiting: ContainerStateWaiting | None = None
+    running: ContainerStateRunning | None = None
+    terminated: ContainerStateTerminated | None = None
+
+
+class ResourceAmounts(Struct):
+    """What a container really has, as `status.containerStatuses[].resources`."""
+
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class ContainerStatus(Struct, omit_defaults=False):
+    name: str = ""
+    state: ContainerState = msgspec.field(default_factory=ContainerState)
+    last_state: ContainerState = msgspec.field(default_factory=ContainerState)
+    ready: bool = False
+    restart_count: int = 0
+    image: str = ""
+    image_id: str = ""
+    container_id: str = ""
+    started: bool | None = None
+    allocated_resources: dict[str, Quantity] | None = None
+    resources: ResourceAmounts | None = None
+    allocated_resources_status: list[dict[str, Any]] | None = None
+
+
+class PodCondition(Struct):
+    type: str
+    status: str
+    observed_generation: int = 0
+    last_probe_time: datetime | None = None
+    last_transition_time: datetime | None = None
+    reason: str = ""
+    message: str = ""
+
+
+class IP(Struct):
+    ip: str
+
+
+class PodStatus(Struct):
+    phase: str = ""
+    observed_generation: int = 0
+    conditions: list[PodCondition] | None = None
+    message: str = ""
+    reason: str = ""
+    nominated_node_name: str = ""
+    host_ip: str = ""
+    host_ips: list[IP] | None = None
+    pod_ip: str = ""
+    pod_ips: list[IP] | None = None
+    start_time: datetime | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
+    container_statuses: list[ContainerStatus] | None = None
+    ephemeral_container_statuses: list[ContainerStatus] | None = None
+    qos_class: str = ""
+    resize: str = ""
+    resource_claim_statuses: list[dict[str, Any]] | None = None

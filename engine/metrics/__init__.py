@@ -1,0 +1,107 @@
+"""Counters, gauges and histograms that cost a dict update, under the kubelet's metric names.
+
+Rooms count here without importing a metrics library; `engine.server` turns a `Registry` into
+Prometheus text when somebody asks for it. Touches nothing else in `engine`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+Labels = tuple[str, ...]
+Sample = tuple[Labels, float]
+DEFAULT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(slots=True)
+class Metric:
+    """A counter or a gauge with a value per label tuple."""
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    help: str
+    labels: Labels
+    values: dict[Labels, float] = field(default_factory=dict)
+
+    def inc(self, *labels: str, by: float = 1) -> None:
+        self.values[labels] = self.values.get(labels, 0) + by
+
+    def set(self, value: float, *labels: str) -> None:
+        self.values[labels] = value
+
+    def remove(self, *labels: str) -> None:
+        self.values.pop(labels, None)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Cumulative buckets and a sum per label tuple; `observe` takes seconds unless the name says not."""
+
+    name: str
+    help: str
+    labels: Labels
+    buckets: tuple[float, ...]
+    counts: dict[Labels, list[int]] = field(default_factory=dict)
+    sums: dict[Labels, float] = field(default_factory=dict)
+
+    def observe(self, value: float, *labels: str) -> None:
+        counts = self.counts.get(labels)
+        if counts is None:
+            counts = self.counts[labels] = [0] * (len(self.buckets) + 1)
+        counts[bisect_left(self.buckets, value)] += 1
+        self.sums[labels] = self.sums.get(labels, 0.0) + value
+
+
+@dataclass(slots=True)
+class Collected:
+    """A metric whose samples are computed when scraped."""
+
+    kind: Literal["counter", "gauge"]
+    name: str
+    help: str
+    labels: Labels
+    collect: Callable[[], Iterable[Sample]]
+
+
+class Registry:
+    """The metrics of one node. Asking twice for a name gives the same metric."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, Metric | Histogram | Collected] = {}
+
+    def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Metric:
+        return self._metric("counter", name, help, labels)
+
+    def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Metric:
+        return self._metric("gauge", name, help, labels)
+
+    def histogram(
+        self,
+        name: str,
+        help: str,
+        labels: Sequence[str] = (),
+        buckets: Sequence[float] = DEFAULT_BUCKETS,
+    ) -> Histogram:
+        metric = self.metrics.setdefault(name, Histogram(name, help, tuple(labels), tuple(buckets)))
+        assert isinstance(metric, Histogram), name
+        return metric
+
+    def collected(
+        self,
+        kind: Literal["counter", "gauge"],
+        name: str,
+        help: str,
+        labels: Sequence[str],
+        collect: Callable[[], Iterable[Sample]],
+    ) -> None:
+        self.metrics[name] = Collected(kind, name, help, tuple(labels), collect)
+
+    def _metric(
+        self, kind: Literal["counter", "gauge"], name: str, help: str, labels: Sequence[str]
+    ) -> Metric:
+        metric = self.metrics.setdefault(name, Metric(kind, name, help, tuple(labels)))
+        assert isinstance(metric, Metric), name
+        return metric
