@@ -1,0 +1,32 @@
+"""What every test shares: options, and skips that say in words what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vectors",
+        default=str(Path(__file__).parent / "conformance" / "data"),
+        help="directory of recorded kubelet answers (*.jsonl.gz)",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs = {
+        "root": (os.geteuid() == 0, "needs root: cgroups and namespaces"),
+        "containerd": (
+            os.geteuid() == 0 and shutil.which("containerd") is not None,
+            "needs root and containerd on the PATH (Debian: containerd, runc)",
+        ),
+        "uml": (shutil.which("linux.uml") is not None, "needs linux.uml (Debian: user-mode-linux)"),
+    }
+    for item in items:
+        for marker, (available, reason) in needs.items():
+            if item.get_closest_marker(marker) is not None and not available:
+                item.add_marker(pytest.mark.skip(reason=reason))
