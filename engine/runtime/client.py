@@ -1,0 +1,322 @@
+"""A client of the Container Runtime Interface, v1, over a unix socket.
+
+Thin on purpose: requests and answers are the protocol's own messages (`engine.wire.cri_v1_pb2`), every
+call has a deadline, messages may be 16 MiB, a lost runtime is redialled with back-off (0.1 s to 3 s),
+and every failure is one of three errors that name the call and the socket.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.metrics import Registry
+from engine.wire import cri_v1_pb2 as cri
+
+MAX_MESSAGE = 16 * 1024 * 1024
+DEFAULT_TIMEOUT = 120.0
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3000),
+    ("grpc.enable_http_proxy", 0),
+)
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class NotFound(Refused):
+    """The runtime doesn't know that container, sandbox or image."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class Unimplemented(Refused):
+    """The runtime is older than the call."""
+
+    grpc_status = "UNIMPLEMENTED"
+
+
+class RuntimeClient:
+    """One connection to a runtime, for one asyncio loop.
+
+    `endpoint` is `unix:///path/to.sock` or a bare path; `timeout` (seconds) is the deadline of a call
+    that doesn't bring its own. All methods raise `Unavailable` (no answer in time), `NotFound`,
+    `Unimplemented` or `Refused`.
+    """
+
+    def __init__(
+        self, endpoint: str, *, timeout: float = DEFAULT_TIMEOUT, registry: Registry | None = None
+    ) -> None:
+        self.endpoint = endpoint if "://" in endpoint else f"unix://{endpoint}"
+        path = self.endpoint.removeprefix("unix://")
+        if path == self.endpoint or not path.startswith("/"):
+            raise InvalidInput("expected unix:///absolute/path of the runtime's socket", subject=endpoint)
+        if len(path.encode()) > 107:
+            raise InvalidInput("longer than the 107 bytes that a unix socket's path may have", subject=path)
+        self.socket = Path(path)
+        self._timeout = timeout
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
+        self._calls: dict[str, Any] = {}
+        registry = registry or Registry()
+        self._total = registry.counter(
+            "kubelet_runtime_operations_total", "Calls to the runtime.", ["operation_type"]
+        )
+        self._errors = registry.counter(
+            "kubelet_runtime_operations_errors_total", "Failed calls to the runtime.", ["operation_type"]
+        )
+        self._seconds = registry.histogram(
+            "kubelet_runtime_operations_duration_seconds", "Duration of runtime calls.", ["operation_type"]
+        )
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    # The runtime itself
+
+    async def version(self) -> cri.VersionResponse:
+        return await self._runtime("Version", cri.VersionRequest(version="v1"), cri.VersionResponse)
+
+    async def status(self, *, verbose: bool = False) -> cri.StatusResponse:
+        return await self._runtime("Status", cri.StatusRequest(verbose=verbose), cri.StatusResponse)
+
+    async def runtime_config(self) -> cri.RuntimeConfigResponse | None:
+        """None where the runtime is too old to say (containerd before 2.0)."""
+        try:
+            return await self._runtime("RuntimeConfig", cri.RuntimeConfigRequest(), cri.RuntimeConfigResponse)
+        except Unimplemented:
+            return None
+
+    async def update_runtime_config(self, pod_cidr: str) -> None:
+        config = cri.RuntimeConfig(network_config=cri.NetworkConfig(pod_cidr=pod_cidr))
+        await self._runtime(
+            "UpdateRuntimeConfig",
+            cri.UpdateRuntimeConfigRequest(runtime_config=config),
+            cri.UpdateRuntimeConfigResponse,
+        )
+
+    # Sandboxes
+
+    async def run_pod_sandbox(self, config: cri.PodSandboxConfig, handler: str = "") -> str:
+        """The id of a started sandbox. Waits twice the usual deadline, as network set-up is slow."""
+        request = cri.RunPodSandboxRequest(config=config, runtime_handler=handler)
+        answer = await self._runtime(
+            "RunPodSandbox", request, cri.RunPodSandboxResponse, timeout=2 * self._timeout
+        )
+        return answer.pod_sandbox_id
+
+    async def stop_pod_sandbox(self, sandbox_id: str) -> None:
+        request = cri.StopPodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self._runtime("StopPodSandbox", request, cri.StopPodSandboxResponse)
+
+    async def remove_pod_sandbox(self, sandbox_id: str) -> None:
+        request = cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox_id)
+        await self._runtime("RemovePodSandbox", request, cri.RemovePodSandboxResponse)
+
+    async def pod_sandbox_status(
+        self, sandbox_id: str, *, verbose: bool = False
+    ) -> cri.PodSandboxStatusResponse:
+        request = cri.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=verbose)
+        return await self._runtime("PodSandboxStatus", request, cri.PodSandboxStatusResponse)
+
+    async def list_pod_sandboxes(self, filter: cri.PodSandboxFilter | None = None) -> list[cri.PodSandbox]:
+        request = cri.ListPodSandboxRequest(filter=filter)
+        answer = await self._runtime("ListPodSandbox", request, cri.ListPodSandboxResponse)
+        return list(answer.items)
+
+    async def update_pod_sandbox_resources(
+        self, sandbox_id: str, resources: cri.LinuxContainerResources
+    ) -> None:
+        """Does nothing where the runtime is too old (before Kubernetes 1.33)."""
+        request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox_id, resources=resources)
+        try:
+            await self._runtime("UpdatePodSandboxResources", request, cri.UpdatePodSandboxResourcesResponse)
+        except Unimplemented:
+            return
+
+    async def list_pod_sandbox_stats(self) -> list[cri.PodSandboxStats]:
+        answer = await self._runtime(
+            "ListPodSandboxStats", cri.ListPodSandboxStatsRequest(), cri.ListPodSandboxStatsResponse
+        )
+        return list(answer.stats)
+
+    # Containers
+
+    async def create_container(
+        self, sandbox_id: str, config: cri.ContainerConfig, sandbox_config: cri.PodSandboxConfig
+    ) -> str:
+        request = cri.CreateContainerRequest(
+            pod_sandbox_id=sandbox_id, config=config, sandbox_config=sandbox_config
+        )
+        answer = await self._runtime("CreateContainer", request, cri.CreateContainerResponse)
+        return answer.container_id
+
+    async def start_container(self, container_id: str) -> None:
+        request = cri.StartContainerRequest(container_id=container_id)
+        await self._runtime("StartContainer", request, cri.StartContainerResponse)
+
+    async def stop_container(self, container_id: str, grace_seconds: int) -> None:
+        """Returns when the container has stopped; it is killed after `grace_seconds`."""
+        request = cri.StopContainerRequest(container_id=container_id, timeout=grace_seconds)
+        await self._runtime(
+            "StopContainer", request, cri.StopContainerResponse, timeout=self._timeout + grace_seconds
+        )
+
+    async def remove_container(self, container_id: str) -> None:
+        request = cri.RemoveContainerRequest(container_id=container_id)
+        await self._runtime("RemoveContainer", request, cri.RemoveContainerResponse)
+
+    async def list_containers(self, filter: cri.ContainerFilter | None = None) -> list[cri.Container]:
+        request = cri.ListContainersRequest(filter=filter)
+        answer = await self._runtime("ListContainers", request, cri.ListContainersResponse)
+        return list(answer.containers)
+
+    async def container_status(
+        self, container_id: str, *, verbose: bool = False
+    ) -> cri.ContainerStatusResponse:
+        request = cri.ContainerStatusRequest(container_id=container_id, verbose=verbose)
+        return await self._runtime("ContainerStatus", request, cri.ContainerStatusResponse)
+
+    async def update_container_resources(
+        self, container_id: str, resources: cri.LinuxContainerResources
+    ) -> None:
+        request = cri.UpdateContainerResourcesRequest(container_id=container_id, linux=resources)
+        await self._runtime("UpdateContainerResources", request, cri.UpdateContainerResourcesResponse)
+
+    async def reopen_container_log(self, container_id: str) -> None:
+        request = cri.ReopenContainerLogRequest(container_id=container_id)
+        await self._runtime("ReopenContainerLog", request, cri.ReopenContainerLogResponse)
+
+    async def exec_sync(
+        self, container_id: str, command: list[str], timeout_seconds: float
+    ) -> cri.ExecSyncResponse:
+        """Runs a command in a container; the runtime kills it after `timeout_seconds` (0: no limit)."""
+        whole = max(1, round(timeout_seconds)) if timeout_seconds else 0
+        request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=whole)
+        deadline = whole + 5.0 if whole else self._timeout
+        return await self._runtime("ExecSync", request, cri.ExecSyncResponse, timeout=deadline)
+
+    async def container_stats(self, container_id: str) -> cri.ContainerStats:
+        request = cri.ContainerStatsRequest(container_id=container_id)
+        answer = await self._runtime("ContainerStats", request, cri.ContainerStatsResponse)
+        return answer.stats
+
+    async def list_container_stats(
+        self, filter: cri.ContainerStatsFilter | None = None
+    ) -> list[cri.ContainerStats]:
+        request = cri.ListContainerStatsRequest(filter=filter)
+        answer = await self._runtime("ListContainerStats", request, cri.ListContainerStatsResponse)
+        return list(answer.stats)
+
+    async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
+        """Container events until the stream breaks. `Unimplemented` where there is none."""
+        method = "/runtime.v1.RuntimeService/GetContainerEvents"
+        call = self._channel.unary_stream(
+            method,
+            request_serializer=cri.GetEventsRequest.SerializeToString,
+            response_deserializer=cri.ContainerEventResponse.FromString,
+        )(cri.GetEventsRequest())
+        try:
+            async for event in call:
+                yield event
+        except grpc.aio.AioRpcError as error:
+            raise self._as_ours("GetContainerEvents", error) from None
+        finally:
+            call.cancel()
+
+    # Images
+
+    async def list_images(self) -> list[cri.Image]:
+        answer = await self._images("ListImages", cri.ListImagesRequest(), cri.ListImagesResponse)
+        return list(answer.images)
+
+    async def image_status(self, image: str, handler: str = "") -> cri.Image | None:
+        """None where the runtime doesn't have the image."""
+        spec = cri.ImageSpec(image=image, runtime_handler=handler)
+        answer = await self._images(
+            "ImageStatus", cri.ImageStatusRequest(image=spec), cri.ImageStatusResponse
+        )
+        return answer.image if answer.HasField("image") else None
+
+    async def pull_image(
+        self, image: str, sandbox_config: cri.PodSandboxConfig | None = None, *, timeout: float = 600.0
+    ) -> str:
+        """The reference of the pulled image."""
+        request = cri.PullImageRequest(image=cri.ImageSpec(image=image), sandbox_config=sandbox_config)
+        answer = await self._images("PullImage", request, cri.PullImageResponse, timeout=timeout)
+        return answer.image_ref
+
+    async def remove_image(self, image: str, handler: str = "") -> None:
+        spec = cri.ImageSpec(image=image, runtime_handler=handler)
+        await self._images("RemoveImage", cri.RemoveImageRequest(image=spec), cri.RemoveImageResponse)
+
+    async def image_fs_info(self) -> cri.ImageFsInfoResponse:
+        return await self._images("ImageFsInfo", cri.ImageFsInfoRequest(), cri.ImageFsInfoResponse)
+
+    # One way to call
+
+    async def _runtime(
+        self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
+    ) -> Answer:
+        return await self._call("runtime.v1.RuntimeService", name, request, answer, timeout)
+
+    async def _images(
+        self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
+    ) -> Answer:
+        return await self._call("runtime.v1.ImageService", name, request, answer, timeout)
+
+    async def _call(
+        self, service: str, name: str, request: Message, answer: type[Answer], timeout: float | None
+    ) -> Answer:
+        call = self._calls.get(name)
+        if call is None:
+            call = self._calls[name] = self._channel.unary_unary(
+                f"/{service}/{name}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+        operation = _snake(name)
+        self._total.inc(operation)
+        began = time.perf_counter()
+        try:
+            result: Answer = await call(request, timeout=self._timeout if timeout is None else timeout)
+        except grpc.aio.AioRpcError as error:
+            self._errors.inc(operation)
+            raise self._as_ours(name, error) from None
+        finally:
+            self._seconds.observe(time.perf_counter() - began, operation)
+        return result
+
+    def _as_ours(self, name: str, error: grpc.aio.AioRpcError) -> Refused:
+        subject = f"CRI {name} on {self.endpoint}"
+        code, details = error.code(), error.details() or error.code().name
+        match code:
+            case grpc.StatusCode.NOT_FOUND:
+                return NotFound(details, subject=subject)
+            case grpc.StatusCode.UNIMPLEMENTED:
+                return Unimplemented(details, subject=subject)
+            case grpc.StatusCode.UNAVAILABLE:
+                return Unavailable(f"the runtime does not answer ({details})", subject=subject)
+            case grpc.StatusCode.DEADLINE_EXCEEDED:
+                return Unavailable("no answer before the deadline", subject=subject)
+            case _:
+                return Refused(details, subject=subject)
+
+
+_names: dict[str, str] = {}
+
+
+def _snake(name: str) -> str:
+    if name not in _names:
+        _names[name] = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+    return _names[name]
