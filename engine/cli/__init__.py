@@ -1,0 +1,84 @@
+"""The `kubengine` command: one file per subcommand, imported only when that subcommand runs.
+
+`COMMANDS` lists the subcommands with the line that `--help` shows; the module for `image-gc` is
+`engine.cli.image_gc` and exports a click command named `command`. Commands touch façades only, and
+ask a running agent through `engine.cli._agent`.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from engine.api.errors import Bug, KubengineError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: dict[str, str] = {
+    "completion": "Print the shell completion script for bash, zsh or fish.",
+    "run": "Run the node agent on a directory of Pod manifests.",
+    "status": "Show the pods of a running agent.",
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose help needs no subcommand's imports."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"engine.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in sorted(COMMANDS)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.params["debug"]:
+                raise
+            raise click.ClickException(_one_line(error)) from error
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, KubengineError) and not isinstance(error, Bug):
+        return str(error)
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}"
+    return f"unexpected {type(error).__name__}: {error}. `kubengine --debug …` shows where; please report it."
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="kubengine", message="kubengine %(version)s")
+@click.option("--debug", is_flag=True, help="Show a traceback when a command fails.")
+def _kubengine(debug: bool) -> None:
+    """A node resource engine for Kubernetes: a node agent, its kernels and a planner.
+
+    Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        status = _kubengine.main(prog_name="kubengine", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)

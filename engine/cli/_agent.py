@@ -1,0 +1,146 @@
+"""How a command asks a running agent: HTTP over its unix socket, or over its read-only port.
+
+    @click.command()
+    @agent_option
+    @json_option
+    def command(agent: Agent, as_json: bool) -> None:
+        devices = agent.describe("devices")
+
+Only the unix socket can be told to do something (`act`). Every exchange has a deadline.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+import msgspec
+
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+
+ROOT_DIR = Path("/var/lib/kubelet")
+SOCKET_NAME = "kubengine.sock"
+READ_ONLY_URL = "http://127.0.0.1:10255"
+DEADLINE = 10.0
+_FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Agent:
+    """A running agent.
+
+    `address` is a socket path, an agent's root directory, or an `http://host:port`; without one the
+    default socket is asked, then the default read-only port. `timeout` (seconds) bounds every read
+    and write.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = DEADLINE) -> None:
+        self.timeout = timeout
+        self._given = address is not None
+        if address is None:
+            self._addresses = [str(ROOT_DIR / SOCKET_NAME), READ_ONLY_URL]
+        elif address.startswith("http://") or not Path(address).is_dir():
+            self._addresses = [address]
+        else:
+            self._addresses = [str(Path(address) / SOCKET_NAME)]
+
+    def get(self, path: str, **query: str) -> bytes:
+        """The body of a GET.
+
+        Raises `Unavailable` if no agent answers, `InvalidInput` or `Refused` with the agent's words.
+        """
+        return self._ask("GET", path, query)
+
+    def get_json(self, path: str, **query: str) -> Any:
+        """Like `get`, decoded."""
+        return msgspec.json.decode(self.get(path, **query))
+
+    def describe(self, room: str, **query: str) -> Any:
+        """What a room of the agent says about itself."""
+        return self.get_json(f"/kubengine/{quote(room)}", **query)
+
+    def act(self, room: str, action: str, **query: str) -> Any:
+        """Tell a room to do something, over the unix socket."""
+        return msgspec.json.decode(self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query))
+
+    def _ask(self, method: str, path: str, query: dict[str, str]) -> bytes:
+        target = f"{path}?{urlencode(query)}" if query else path
+        failures: list[str] = []
+        for address in self._addresses:
+            connection = self._connection(address)
+            try:
+                connection.request(method, target)
+                response = connection.getresponse()
+                body = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                failures.append(
+                    f"{address} ({getattr(error, 'strerror', None) or error or type(error).__name__})"
+                )
+                continue
+            finally:
+                connection.close()
+            if response.status == 200:
+                return body
+            raise _failure(response.status, body, address)
+        hint = "" if self._given else "; `--agent PATH` names another socket or root directory"
+        raise Unavailable(f"no agent answers: tried {', '.join(failures)}{hint}")
+
+    def _connection(self, address: str) -> http.client.HTTPConnection:
+        if address.startswith("http://"):
+            parts = urlsplit(address)
+            return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self.timeout)
+        return _UnixConnection(address, self.timeout)
+
+
+def _failure(status: int, body: bytes, address: str) -> KubengineError:
+    try:
+        message = str(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = body.decode(errors="replace").strip()[:500] or f"HTTP status {status}"
+    return _FAILURES.get(status, Refused)(message, subject=f"agent at {address}")
+
+
+def agent_option(function: _F) -> _F:
+    """`--agent PATH|URL`, given to the command as `agent: Agent`."""
+    return click.option(
+        "--agent",
+        metavar="PATH|URL",
+        envvar="KUBENGINE_AGENT",
+        callback=lambda _context, _option, value: Agent(value),
+        help=f"The agent's socket, root directory or http URL.  [default: {ROOT_DIR / SOCKET_NAME}, "
+        f"then {READ_ONLY_URL}]",
+    )(function)
+
+
+def json_option(function: _F) -> _F:
+    """`--json`, given to the command as `as_json: bool`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(function)
+
+
+def print_json(value: Any) -> None:
+    """JSON for people and for pipes."""
+    click.echo(json.dumps(value, indent=2, sort_keys=False))
+
+
+def default_socket(root_dir: str | os.PathLike[str] = ROOT_DIR) -> Path:
+    """Where the agent of a root directory listens."""
+    return Path(root_dir) / SOCKET_NAME
