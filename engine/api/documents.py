@@ -67,7 +67,7 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
         if text.lstrip()[:1] == "{":
             documents = [msgspec.json.decode(data)]
         else:
-            documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]  # noqa: S506
+            documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]
     except InvalidInput as error:
         raise InvalidInput(error.message, subject=subject) from None
     except UnicodeDecodeError as error:

@@ -45,7 +45,7 @@ class Unavailable(Refused):
     grpc_status = "UNAVAILABLE"
 
 
-class Bug(KubengineError):
+class Bug(KubengineError):  # noqa: N818
     """An invariant of our own did not hold."""
 
     grpc_status = "INTERNAL"

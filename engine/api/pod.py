@@ -377,7 +377,7 @@ class LocalObjectReference(Struct):
 
 
 class PodSpec(Struct):
-    containers: list[Container] = []
+    containers: list[Container] = msgspec.field(default_factory=list)
     init_containers: list[Container] | None = None
     ephemeral_containers: list[dict[str, Any]] | None = None
     volumes: list[Volume] | None = None

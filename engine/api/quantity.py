@@ -48,6 +48,7 @@ class Quantity:
     __slots__ = ("_text", "format", "nano")
     nano: int
     format: str
+    _text: str | None
 
     def __init__(self, nano: int = 0, format: str = DECIMAL_SI, _text: str | None = None) -> None:
         object.__setattr__(self, "nano", nano)
@@ -168,14 +169,14 @@ def _interpret(suffix: str, text: str) -> tuple[int, int, str]:
 
 
 def _scale_to_nano(digits: int, decimals: int, base: int, exponent: int) -> int:
-    scaled: int = digits * NANO
+    scaled = digits * NANO
     if base == 2:
         scaled <<= exponent
     elif exponent >= 0:
-        scaled *= 10**exponent
+        scaled *= int(10**exponent)
     else:
         decimals -= exponent
-    return -(-scaled // 10**decimals)
+    return -(-scaled // int(10**decimals))
 
 
 def _is_echoed(digits: int, whole: str, fraction: str, base: int, exponent: int) -> bool:

@@ -80,7 +80,7 @@ class RuntimeClient:
         )
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._channel.close(None)
 
     # The runtime itself
 

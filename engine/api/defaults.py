@@ -1,0 +1,104 @@
+"""The defaults that an API server would have filled in, applied to a pod in place.
+
+Source: Kubernetes core/v1 defaulting. A limit without a request gives the request.
+"""
+
+from __future__ import annotations
+
+from engine.api.pod import (
+    Container,
+    HTTPGetAction,
+    Lifecycle,
+    Pod,
+    PodSecurityContext,
+    Probe,
+    ResourceRequirements,
+)
+from engine.api.quantity import Quantity
+
+DEFAULT_GRACE_SECONDS = 30
+DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
+
+
+def apply_defaults(pod: Pod) -> None:
+    """Fill in what an API server would have."""
+    pod.metadata.namespace = pod.metadata.namespace or "default"
+    spec = pod.spec
+    spec.restart_policy = spec.restart_policy or "Always"
+    spec.dns_policy = spec.dns_policy or "ClusterFirst"
+    spec.scheduler_name = spec.scheduler_name or "default-scheduler"
+    if spec.termination_grace_period_seconds is None:
+        spec.termination_grace_period_seconds = DEFAULT_GRACE_SECONDS
+    if spec.security_context is None:
+        spec.security_context = PodSecurityContext()
+    if spec.enable_service_links is None:
+        spec.enable_service_links = True
+    for container in pod.all_containers:
+        _default_container(container)
+        if spec.host_network:
+            for port in container.ports or []:
+                port.host_port = port.host_port or port.container_port
+    if spec.resources is not None:
+        _default_pod_resources(pod)
+
+
+def _default_container(container: Container) -> None:
+    if not container.image_pull_policy:
+        container.image_pull_policy = "Always" if _is_latest(container.image) else "IfNotPresent"
+    container.termination_message_path = (
+        container.termination_message_path or DEFAULT_TERMINATION_MESSAGE_PATH
+    )
+    container.termination_message_policy = container.termination_message_policy or "File"
+    _requests_from_limits(container.resources)
+    for probe in (container.liveness_probe, container.readiness_probe, container.startup_probe):
+        if probe is not None:
+            _default_probe(probe)
+    _default_lifecycle(container.lifecycle)
+
+
+def _default_probe(probe: Probe) -> None:
+    probe.timeout_seconds = probe.timeout_seconds or 1
+    probe.period_seconds = probe.period_seconds or 10
+    probe.success_threshold = probe.success_threshold or 1
+    probe.failure_threshold = probe.failure_threshold or 3
+    _default_http(probe.http_get)
+    if probe.grpc is not None and probe.grpc.service is None:
+        probe.grpc.service = ""
+
+
+def _default_lifecycle(lifecycle: Lifecycle | None) -> None:
+    if lifecycle is not None:
+        for handler in (lifecycle.post_start, lifecycle.pre_stop):
+            if handler is not None:
+                _default_http(handler.http_get)
+
+
+def _default_http(action: HTTPGetAction | None) -> None:
+    if action is not None:
+        action.path = action.path or "/"
+        action.scheme = action.scheme or "HTTP"
+
+
+def _requests_from_limits(resources: ResourceRequirements | None) -> None:
+    if resources is not None and resources.limits:
+        resources.requests = {**resources.limits, **(resources.requests or {})}
+
+
+def _default_pod_resources(pod: Pod) -> None:
+    """A pod-level limit gives the request only where no container requests that resource (KEP-2837)."""
+    resources = pod.spec.resources
+    if resources is None or not resources.limits:
+        return
+    requests: dict[str, Quantity] = dict(resources.requests or {})
+    for name, limit in resources.limits.items():
+        if name not in requests and not any(name in c.requests for c in pod.all_containers):
+            requests[name] = limit
+    resources.requests = requests
+
+
+def _is_latest(image: str) -> bool:
+    """Without a tag or digest, or tagged `latest`."""
+    if "@" in image:
+        return False
+    tag = image.rpartition("/")[2].partition(":")[2]
+    return tag in ("", "latest")
