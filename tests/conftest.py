@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["engine.testing.pytest_plugin"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

@@ -1,0 +1,75 @@
+"""pytest fixtures: `containerd`, `busybox_archive`, `private_cgroup_root`.
+
+Enable them with `pytest_plugins = ["engine.testing.pytest_plugin"]` in the top `conftest.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from engine.testing.containerd import Containerd
+
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(scope="session")
+def busybox_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A `docker save` archive of `docker.io/library/busybox:latest`."""
+    from engine.testing.images import write_busybox
+
+    return write_busybox(tmp_path_factory.mktemp("images") / "busybox.tar")
+
+
+@pytest.fixture(scope="session")
+def containerd(tmp_path_factory: pytest.TempPathFactory, busybox_archive: Path) -> Iterator[Containerd]:
+    """One private containerd for the session, with busybox; each test removes the pods it made."""
+    from engine.testing.containerd import Containerd
+
+    with Containerd(tmp_path_factory.mktemp("containerd")) as running:
+        running.import_image(busybox_archive)
+        yield running
+
+
+@pytest.fixture
+def private_cgroup_root() -> Iterator[str]:
+    """A cgroup path (`/kubengine-test-…`) of the test's own.
+
+    The test, or the code under test, makes it in the hierarchies it uses; whatever exists below it in
+    any hierarchy is removed afterwards, its processes killed.
+    """
+    name = f"/kubengine-test-{secrets.token_hex(4)}"
+    yield name
+    remove_cgroup(name)
+
+
+def remove_cgroup(name: str) -> None:
+    """Kill what runs in cgroup `name` and below, and remove it from every mounted hierarchy."""
+    hierarchies = [CGROUP_MOUNT, *(p for p in CGROUP_MOUNT.iterdir() if p.is_dir())]
+    tops = [top for top in (h / name.lstrip("/") for h in hierarchies) if top.is_dir()]
+    for top in tops:
+        groups = sorted((p for p in [top, *top.rglob("*")] if p.is_dir()), key=lambda p: -len(p.parts))
+        for group in groups:
+            for _ in range(200):
+                _kill_members(group)
+                with contextlib.suppress(OSError):
+                    group.rmdir()
+                if not group.exists():
+                    break
+                time.sleep(0.02)
+
+
+def _kill_members(group: Path) -> None:
+    with contextlib.suppress(OSError):
+        for line in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(line), signal.SIGKILL)
