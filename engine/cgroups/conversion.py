@@ -1,0 +1,105 @@
+"""Kubernetes amounts to the kernel's units and back: CPU shares, weights and quotas, huge page sizes.
+
+Shares, quota and period are the kernel's own units (quota and period in microseconds). Sources:
+kubelet v1.32 `cm` package; runc 1.3.2 and crun 1.23 for the second weight formula; pinned by
+`tests/conformance` (cgroup_convert).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from engine.api.errors import InvalidInput
+from engine.api.quantity import Quantity
+from engine.api.resources import HUGEPAGES_PREFIX
+
+MIN_SHARES: Final = 2
+MAX_SHARES: Final = 262_144
+SHARES_PER_CPU: Final = 1024
+MIN_WEIGHT: Final = 1
+MAX_WEIGHT: Final = 10_000
+DEFAULT_PERIOD_US: Final = 100_000
+MIN_QUOTA_US: Final = 1000
+UNLIMITED_QUOTA: Final = -1
+
+WeightFormula = Literal["linear", "logarithmic"]
+
+
+def milli_cpu_to_shares(milli: int) -> int:
+    """`cpu.shares` for a CPU request, between 2 and 262144; nothing requested gives 2."""
+    return min(max(milli * SHARES_PER_CPU // 1000, MIN_SHARES), MAX_SHARES)
+
+
+def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom_period: bool = True) -> int:
+    """CFS quota in microseconds, at least 1000; 0 for no limit.
+
+    Without `custom_period` (the gate CustomCPUCFSQuotaPeriod) the period argument is ignored and
+    100000 is used.
+    """
+    if milli == 0:
+        return 0
+    return max(milli * (period_us if custom_period else DEFAULT_PERIOD_US) // 1000, MIN_QUOTA_US)
+
+
+def shares_to_weight(shares: int, formula: WeightFormula = "linear") -> int:
+    """`cpu.weight` for `cpu.shares`, by the formula of the kubelet up to 1.34 and of older OCI
+    runtimes (`linear`), or of runc ≥ 1.3.2, crun ≥ 1.23 and newer kubelets (`logarithmic`).
+
+    0 shares ("not set") give 0; anything from 262144 up gives 10000.
+    """
+    if shares <= 0:
+        return 0
+    if shares >= MAX_SHARES:
+        return MAX_WEIGHT
+    if formula == "linear":
+        return 1 + (max(shares, MIN_SHARES) - MIN_SHARES) * (MAX_WEIGHT - 1) // (MAX_SHARES - MIN_SHARES)
+    if shares <= MIN_SHARES:
+        return MIN_WEIGHT
+    log = math.log2(shares)
+    return math.ceil(10 ** ((log * log + 125 * log) / 612 - 7 / 34))
+
+
+def weight_to_shares(weight: int) -> int:
+    """The way back of the linear formula."""
+    return (weight - 1) * (MAX_SHARES - MIN_SHARES) // (MAX_WEIGHT - 1) + MIN_SHARES
+
+
+def shares_to_milli_cpu(shares: int) -> int:
+    """The CPU request that a container's shares stand for, rounded up; 0 below the minimum."""
+    return -(-shares * 1000 // SHARES_PER_CPU) if shares >= MIN_SHARES else 0
+
+
+def quota_to_milli_cpu(quota: int, period: int) -> int:
+    """The CPU limit that a quota stands for; 0 for none."""
+    return quota * 1000 // period if quota > 0 and period > 0 else 0
+
+
+def huge_page_size(resource: str) -> int | None:
+    """Bytes of a page of `hugepages-2Mi`; None for any other resource name."""
+    if not resource.startswith(HUGEPAGES_PREFIX):
+        return None
+    try:
+        return Quantity.parse(resource.removeprefix(HUGEPAGES_PREFIX)).value
+    except InvalidInput:
+        return None
+
+
+def huge_page_limits(resources: Mapping[str, Quantity]) -> dict[int, int]:
+    """Page size in bytes → limit in bytes; spellings of one size are summed."""
+    limits: dict[int, int] = {}
+    for name, quantity in resources.items():
+        size = huge_page_size(name)
+        if size is not None:
+            limits[size] = limits.get(size, 0) + quantity.value
+    return limits
+
+
+def huge_page_name(size: int) -> str:
+    """A page size as the kernel and the CRI write it: `2MB`, `1GB`, `64KB`."""
+    for unit in ("B", "KB", "MB", "GB", "TB", "PB"):
+        if size < 1024 or size % 1024:
+            return f"{size}{unit}"
+        size //= 1024
+    return f"{size}EB"

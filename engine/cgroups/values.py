@@ -1,0 +1,118 @@
+"""What a cgroup should have: the values of one group, and those of a pod.
+
+Source: kubelet v1.32 `ResourceConfigForPod`, KEP-2570 (memory QoS), KEP-2837 (pod-level resources);
+pinned by `tests/conformance` (cgroup_pod).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.api.pod import Pod, ResourceList
+from engine.api.qos import BEST_EFFORT, GUARANTEED, qos_class
+from engine.api.quantity import ZERO
+from engine.api.resources import CPU, MEMORY, pod_limits, pod_requests
+from engine.cgroups.conversion import (
+    DEFAULT_PERIOD_US,
+    MIN_SHARES,
+    UNLIMITED_QUOTA,
+    huge_page_limits,
+    milli_cpu_to_quota,
+    milli_cpu_to_shares,
+)
+
+MEMORY_MIN = "memory.min"
+MEMORY_LOW = "memory.low"
+MEMORY_HIGH = "memory.high"
+MEMORY_SWAP_MAX = "memory.swap.max"
+MEMORY_OOM_GROUP = "memory.oom.group"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupValues:
+    """The values of one cgroup. None means "leave as the kernel made it".
+
+    Shares, quota and period in kernel units (microseconds), memory in bytes, huge pages as page size
+    → limit in bytes, `unified` as cgroup v2 file → text.
+    """
+
+    cpu_shares: int | None = None
+    cpu_quota: int | None = None
+    cpu_period: int | None = None
+    memory: int | None = None
+    pids: int | None = None
+    cpuset: str | None = None
+    huge_pages: Mapping[int, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PodRules:
+    """The settings that pod values depend on, resolved once from the configuration."""
+
+    enforce_cpu_limits: bool = True
+    cpu_period_us: int = DEFAULT_PERIOD_US
+    custom_cpu_period: bool = False
+    memory_qos: bool = False
+    tiered_memory: bool = False
+    pids_limit: int = -1
+
+
+def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
+    """The pod cgroup's values. A limit counts only where every container declares one."""
+    requests = pod_requests(pod)
+    limits = pod_limits(pod)
+    period = rules.cpu_period_us
+    quota = (
+        milli_cpu_to_quota(limits.get(CPU, ZERO).milli, period, custom_period=rules.custom_cpu_period)
+        if rules.enforce_cpu_limits
+        else UNLIMITED_QUOTA
+    )
+    pod_class = qos_class(pod)
+    common = {
+        "huge_pages": huge_page_limits(requests),
+        "unified": _protection(pod_class, requests, rules),
+        "pids": rules.pids_limit if rules.pids_limit > 0 else None,
+    }
+    if pod_class == BEST_EFFORT:
+        return GroupValues(cpu_shares=MIN_SHARES, **common)  # type: ignore[arg-type]
+    with_cpu, with_memory = _declared(pod)
+    if pod_class == GUARANTEED:
+        with_cpu = with_memory = True
+    return GroupValues(
+        cpu_shares=milli_cpu_to_shares(requests.get(CPU, ZERO).milli),
+        cpu_quota=quota if with_cpu else None,
+        cpu_period=period if with_cpu else None,
+        memory=limits.get(MEMORY, ZERO).value if with_memory else None,
+        **common,  # type: ignore[arg-type]
+    )
+
+
+def _protection(pod_class: str, requests: ResourceList, rules: PodRules) -> dict[str, str]:
+    amount = requests.get(MEMORY, ZERO).value if rules.memory_qos else 0
+    if amount <= 0:
+        return {}
+    soft = rules.tiered_memory and pod_class != GUARANTEED
+    return {MEMORY_LOW if soft else MEMORY_MIN: str(amount)}
+
+
+def _declared(pod: Pod) -> tuple[bool, bool]:
+    """Whether cpu and memory are limited throughout: by `spec.resources`, or by each container,
+    where an init container also counts the limits of the sidecars before it."""
+    cpu = memory = True
+    for container in pod.spec.containers:
+        cpu = cpu and bool(container.limits.get(CPU))
+        memory = memory and bool(container.limits.get(MEMORY))
+    sidecar_cpu = sidecar_memory = False
+    for container in pod.init_containers:
+        has_cpu = sidecar_cpu or bool(container.limits.get(CPU))
+        has_memory = sidecar_memory or bool(container.limits.get(MEMORY))
+        if container.is_sidecar:
+            sidecar_cpu, sidecar_memory = has_cpu, has_memory
+        cpu, memory = cpu and has_cpu, memory and has_memory
+    if pod.spec.resources is not None:
+        pod_level = pod.spec.resources.limits or {}
+        cpu = cpu or bool(pod_level.get(CPU))
+        memory = memory or bool(pod_level.get(MEMORY))
+    return cpu, memory
