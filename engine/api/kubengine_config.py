@@ -49,6 +49,15 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     pass
 
 
+class ServerSection(Struct, forbid_unknown_fields=True):
+    """`read_only_address`: where `readOnlyPort` listens, whatever KubeletConfiguration's `address` says.
+
+    The port has no authentication, so only this field opens it beyond loopback.
+    """
+
+    read_only_address: str = "127.0.0.1"
+
+
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     api_version: str = GROUP_VERSION
     kind: str = "KubengineConfiguration"
@@ -60,3 +69,4 @@ class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     devices: DevicesSection = msgspec.field(default_factory=DevicesSection)
     probes: ProbesSection = msgspec.field(default_factory=ProbesSection)
     cgroups: CgroupsSection = msgspec.field(default_factory=CgroupsSection)
+    server: ServerSection = msgspec.field(default_factory=ServerSection)
