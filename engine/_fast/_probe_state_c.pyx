@@ -1,0 +1,89 @@
+"""The compiled form of a probe worker's rule; `_probe_state_py` states it."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+cdef extern from "probe_state.h" nogil:
+    enum:
+        OUTCOME_ERROR
+    ctypedef struct probe_state:
+        uint64_t container
+        int64_t initial_delay_ms
+        int32_t failure_threshold
+        int32_t success_threshold
+        int32_t run
+        uint8_t type
+        uint8_t last
+        uint8_t published
+        uint8_t on_hold
+        uint8_t never_restarts
+        uint8_t attempt
+    ctypedef struct probe_observation:
+        uint64_t container
+        int64_t started_at_ms
+        uint8_t pod_known
+        uint8_t phase_terminal
+        uint8_t state
+        uint8_t started
+        uint8_t deleted
+    const uint8_t PROBE_INITIAL[3]
+    uint8_t probe_tick(probe_state *, const probe_observation *, int64_t, uint8_t, uint8_t *, int *)
+    uint8_t probe_finish(probe_state *, uint8_t, uint8_t *, int *)
+
+
+cdef class ProbeState:
+    """One probe of one container, as the native loop holds it."""
+
+    cdef probe_state _state
+
+    def __init__(self, int type, *, int failure_threshold=3, int success_threshold=1,
+                 int64_t initial_delay_ms=0, bint never_restarts=False):
+        if not 0 <= type <= 2:
+            raise ValueError(f"probe type {type} is not 0, 1 or 2")
+        self._state.type = <uint8_t>type
+        self._state.failure_threshold = failure_threshold
+        self._state.success_threshold = success_threshold
+        self._state.initial_delay_ms = initial_delay_ms
+        self._state.never_restarts = never_restarts
+
+    def tick(self, seen, int64_t now_ms, int initial=0):
+        cdef probe_observation known
+        cdef uint8_t updates[2]
+        cdef int count = 0
+        known.pod_known = <bint>seen.pod_known
+        known.phase_terminal = <bint>seen.phase_terminal
+        known.container = seen.container
+        known.state = seen.state
+        known.started = <bint>seen.started
+        known.started_at_ms = seen.started_at_ms
+        known.deleted = <bint>seen.deleted
+        cdef uint8_t first = <uint8_t>(initial or PROBE_INITIAL[self._state.type])
+        cdef int action = probe_tick(&self._state, &known, now_ms, first, updates, &count)
+        return action, [updates[i] for i in range(count)]
+
+    def finish(self, int outcome):
+        if not 0 <= outcome <= OUTCOME_ERROR:
+            raise ValueError(f"outcome {outcome} is not one of 0 to {OUTCOME_ERROR}")
+        cdef uint8_t updates[2]
+        cdef int count = 0
+        cdef int verdict = probe_finish(&self._state, <uint8_t>outcome, updates, &count)
+        return verdict, [updates[i] for i in range(count)]
+
+    @property
+    def container(self):
+        return self._state.container
+
+    @property
+    def published(self):
+        return self._state.published
+
+    @property
+    def on_hold(self):
+        return bool(self._state.on_hold)
+
+    @property
+    def last(self):
+        return self._state.last
+
+    @property
+    def run(self):
+        return self._state.run
