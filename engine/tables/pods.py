@@ -1,0 +1,199 @@
+"""PodTable: the pods of one node (or of several), one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from engine.api.errors import Bug, InvalidInput
+from engine.api.pod import Pod
+from engine.tables.amounts import PodEntry, pod_entry
+from engine.tables.columns import LIMITED_RESOURCES, LIVE, ROW, PodColumns, Rows
+from engine.tables.names import EPHEMERAL_STORAGE_ID, ResourceNames
+from engine.tables.rows import RowSpace, grown
+
+
+class PodTable:
+    """Pods by row and by uid. Add, update and remove cost the same however many there are.
+
+    `columns` is replaced when it grows, so take it anew after an `add`; rows keep their numbers.
+    Every method that raises leaves the table as it was.
+    """
+
+    def __init__(self, resources: ResourceNames | None = None, capacity: int = 64) -> None:
+        self.resources = resources if resources is not None else ResourceNames()
+        self.columns = PodColumns.zeros(capacity, len(self.resources))
+        self._rows = RowSpace()
+        self._row_of: dict[str, int] = {}
+        self._uids: list[str] = []
+        self._live: Rows | None = None
+
+    @classmethod
+    def from_pods(cls, pods: Iterable[Pod], resources: ResourceNames | None = None) -> PodTable:
+        """A table whose row order is the order of `pods`. Raises `InvalidInput` as `add` does."""
+        pods = list(pods)
+        table = cls(resources, capacity=max(len(pods), 1))
+        for pod in pods:
+            table.add(pod)
+        return table
+
+    @classmethod
+    def from_columns(cls, columns: PodColumns, resources: ResourceNames, uids: Sequence[str]) -> PodTable:
+        """Takes over filled columns, one row per uid. Raises `InvalidInput` naming the column."""
+        check_columns(columns, len(uids), resources)
+        table = cls(resources, capacity=1)
+        table.columns = columns
+        table._uids = list(uids)
+        table._row_of = {uid: row for row, uid in enumerate(table._uids)}
+        if len(table._row_of) != len(uids):
+            raise InvalidInput("two rows have the same uid", subject="uids")
+        columns.flags |= LIVE
+        table._rows.take_many(len(uids))
+        return table
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._row_of
+
+    def __iter__(self) -> Iterator[str]:
+        """uids in row order."""
+        return (self._uids[row] for row in self.rows().tolist())
+
+    def add(self, pod: Pod, node: int = 0) -> int:
+        """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
+        if pod.uid in self._row_of:
+            raise InvalidInput(f"uid {pod.uid} is in the table already", subject=pod.full_name)
+        entry = pod_entry(pod)
+        self._intern(entry, pod)
+        row = self._rows.take()
+        if row >= self.columns.capacity:
+            self.columns = self.columns.resized(grown(self.columns.capacity, row + 1), self.columns.resources)
+        if row == len(self._uids):
+            self._uids.append(pod.uid)
+        else:
+            self._uids[row] = pod.uid
+        self._row_of[pod.uid] = row
+        self._write(row, entry, node)
+        self._live = None
+        return row
+
+    def update(self, pod: Pod) -> int:
+        """Replace a pod's row in place. Raises `InvalidInput` if the uid is not there."""
+        row = self.row(pod.uid)
+        entry = pod_entry(pod)
+        self._intern(entry, pod)
+        self._write(row, entry, int(self.columns.node[row]))
+        return row
+
+    def remove(self, uid: str) -> int:
+        """Free a pod's row and return it. Raises `InvalidInput` if the uid is not there."""
+        row = self.row(uid)
+        del self._row_of[uid]
+        self._uids[row] = ""
+        for _, array in self.columns.arrays():
+            array[..., row] = 0
+        self.columns.fractions.pop(row, None)
+        self._rows.release(row)
+        self._live = None
+        return row
+
+    def row(self, uid: str) -> int:
+        try:
+            return self._row_of[uid]
+        except KeyError:
+            raise InvalidInput("no pod with this uid in the table", subject=uid or "''") from None
+
+    def uid(self, row: int) -> str:
+        return self._uids[row]
+
+    def handle(self, row: int) -> int:
+        """A number for this row that stops being valid when the row is freed."""
+        return self._rows.handle(row)
+
+    def row_of_handle(self, handle: int) -> int:
+        """Raises `InvalidInput` if the row was freed since."""
+        return self._rows.row(handle)
+
+    @property
+    def end(self) -> int:
+        """One past the last row ever used; live rows are below it."""
+        return self._rows.end
+
+    def rows(self) -> Rows:
+        """int32[len]: live rows in ascending order, the order in which decisions see the pods."""
+        if self._live is None:
+            self._live = np.flatnonzero(self.columns.flags[: self.end] & LIVE).astype(ROW)
+        return self._live
+
+    @property
+    def bytes_per_pod(self) -> float:
+        """Column bytes per live pod, spare capacity included; names come on top."""
+        return self.columns.nbytes / max(len(self), 1)
+
+    def validate(self) -> None:
+        """Check every invariant; for tests. Raises `Bug`."""
+        self._rows.validate()
+        check_columns(self.columns, self.end, self.resources)
+        live = {row for row in range(self.end) if self.columns.flags[row] & LIVE}
+        if live != set(self._row_of.values()) or live & set(self._rows.free):
+            raise Bug("live rows, uids and the free list disagree", subject="PodTable")
+        if any(self._uids[row] != uid for uid, row in self._row_of.items()):
+            raise Bug("a row's uid is not the one it is found by", subject="PodTable")
+        for name, array in self.columns.arrays():
+            if np.any(array[..., list(self._rows.free)]):
+                raise Bug(f"a free row is not zero in {name}", subject="PodTable")
+
+    def _intern(self, entry: PodEntry, pod: Pod) -> None:
+        for name in (*entry.requests, *entry.ranking):
+            try:
+                self.resources.intern(name)
+            except InvalidInput as error:
+                raise InvalidInput(f"{error.subject!r} is {error.message}", subject=pod.full_name) from None
+        if len(self.resources) > self.columns.resources:
+            self.columns = self.columns.resized(self.columns.capacity, len(self.resources))
+
+    def _write(self, row: int, entry: PodEntry, node: int) -> None:
+        columns, ids = self.columns, self.resources.ids
+        columns.node[row] = node
+        columns.qos[row] = entry.qos
+        columns.flags[row] = entry.flags
+        columns.priority[row] = entry.priority
+        columns.creation[row] = entry.creation
+        columns.requests[:, row] = 0
+        columns.ranking[:, row] = 0
+        for name, amount in entry.requests.items():
+            columns.requests[ids[name], row] = amount
+        for name, amount in entry.ranking.items():
+            columns.ranking[ids[name], row] = amount
+        columns.limits[:, row] = entry.limits
+        if any(entry.fraction):
+            columns.fractions[row] = entry.fraction
+        else:
+            columns.fractions.pop(row, None)
+
+
+def check_columns(columns: PodColumns, rows: int, resources: ResourceNames) -> None:
+    """Shapes, dtypes and ranges of columns from outside. Raises `InvalidInput` naming the column."""
+    model = PodColumns.zeros(0, 0)
+    capacity = columns.capacity
+    expected = {"requests": (columns.resources, capacity), "ranking": (columns.resources, capacity)}
+    expected["limits"] = (LIMITED_RESOURCES, capacity)
+    for name, array in columns.arrays():
+        dtype, shape = getattr(model, name).dtype, expected.get(name, (capacity,))
+        if array.dtype != dtype or array.shape != shape:
+            raise InvalidInput(
+                f"expected {dtype}{list(shape)}, got {array.dtype}{list(array.shape)}", subject=name
+            )
+        if not array.flags.c_contiguous:
+            raise InvalidInput("expected a C-contiguous array", subject=name)
+        if name in ("requests", "ranking", "limits") and array.size and array.min() < 0:
+            raise InvalidInput("an amount is negative", subject=name)
+    if capacity < rows:
+        raise InvalidInput(f"{capacity} rows for {rows} pods", subject="columns")
+    if not EPHEMERAL_STORAGE_ID < columns.resources <= len(resources):
+        raise InvalidInput(f"{columns.resources} resources, names for {len(resources)}", subject="requests")
+    if rows and columns.qos[:rows].max() >= 3:
+        raise InvalidInput("a class is not 0, 1 or 2", subject="qos")
