@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
     "completion": "Print the shell completion script for bash, zsh or fish.",
+    "runtime": "Serve the Container Runtime Interface from the embedded runtime.",
     "run": "Run the node agent on a directory of Pod manifests.",
     "status": "Show the pods of a running agent.",
 }

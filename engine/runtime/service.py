@@ -1,0 +1,515 @@
+"""The Container Runtime Interface's rules, over any backend.
+
+Who may be created, started, stopped and removed in which state, what is an error and what is already
+done, names, filters, events. The backend does the work; `Records` remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from importlib import metadata
+from typing import TypeVar
+
+from engine.api.errors import InvalidInput
+from engine.runtime.backend import Backend
+from engine.runtime.failures import Missing, Unsupported, WrongState
+from engine.runtime.records import (
+    CREATED,
+    EXITED,
+    NOT_READY,
+    READY,
+    RUNNING,
+    Container,
+    Records,
+    Sandbox,
+    joined,
+    new_id,
+)
+from engine.wire import cri_v1_pb2 as cri
+
+EVENT_BACKLOG = 10_000
+STREAM_CHUNK = 500
+START_ERROR = 128
+
+T = TypeVar("T")
+
+
+class RuntimeService:
+    """`runtime.v1.RuntimeService` and `runtime.v1.ImageService`, a coroutine per call.
+
+    `sandbox_image` is pinned: it is reported as such and can't be removed.
+    """
+
+    def __init__(self, backend: Backend, *, cgroup_driver: str = "cgroupfs") -> None:
+        self.records = Records()
+        self._backend = backend
+        self._driver = cri.SYSTEMD if cgroup_driver == "systemd" else cri.CGROUPFS
+        self._subscribers: set[asyncio.Queue[bytes | None]] = set()
+        self._version = _version()
+        self._pod_cidr = ""
+
+    async def start(self) -> None:
+        await self._backend.start(self.records, self)
+
+    async def stop(self) -> None:
+        for queue in self._subscribers:
+            _offer(queue, None)
+        await self._backend.stop()
+
+    # The runtime itself
+
+    async def version(self, _request: cri.VersionRequest) -> cri.VersionResponse:
+        return cri.VersionResponse(
+            version="0.1.0",
+            runtime_name=self._backend.name,
+            runtime_version=self._version,
+            runtime_api_version="v1",
+        )
+
+    async def status(self, request: cri.StatusRequest) -> cri.StatusResponse:
+        info = {}
+        if request.verbose:
+            counts = {"sandboxes": len(self.records.sandboxes), "containers": len(self.records.containers)}
+            info["config"] = json.dumps({"backend": self._backend.name, "podCIDR": self._pod_cidr, **counts})
+        return cri.StatusResponse(
+            status=cri.RuntimeStatus(
+                conditions=[
+                    cri.RuntimeCondition(type="RuntimeReady", status=True),
+                    cri.RuntimeCondition(type="NetworkReady", status=True),
+                ]
+            ),
+            info=info,
+            runtime_handlers=[
+                cri.RuntimeHandler(
+                    name="", features=cri.RuntimeHandlerFeatures(recursive_read_only_mounts=True)
+                )
+            ],
+            features=cri.RuntimeFeatures(supplemental_groups_policy=True),
+        )
+
+    async def runtime_config(self, _request: cri.RuntimeConfigRequest) -> cri.RuntimeConfigResponse:
+        return cri.RuntimeConfigResponse(linux=cri.LinuxRuntimeConfiguration(cgroup_driver=self._driver))
+
+    async def update_runtime_config(
+        self, request: cri.UpdateRuntimeConfigRequest
+    ) -> cri.UpdateRuntimeConfigResponse:
+        """Accepted and shown in the status; pods' addresses come from the runtime's own setting."""
+        self._pod_cidr = request.runtime_config.network_config.pod_cidr
+        return cri.UpdateRuntimeConfigResponse()
+
+    # Sandboxes
+
+    async def run_pod_sandbox(self, request: cri.RunPodSandboxRequest) -> cri.RunPodSandboxResponse:
+        config = request.config
+        if not config.metadata.name:
+            raise InvalidInput("expected a name", subject="config.metadata.name")
+        if request.runtime_handler:
+            raise Missing("only the default handler exists", subject=f"handler {request.runtime_handler!r}")
+        sandbox = Sandbox(new_id(), config, time.time_ns(), state=NOT_READY)
+        self.records.reserve(sandbox)
+        try:
+            await self._backend.run_sandbox(sandbox)
+        except BaseException:
+            self.records.release(sandbox)
+            raise
+        sandbox.state = READY
+        self.records.add_sandbox(sandbox)
+        self._tell(sandbox, sandbox.id, cri.CONTAINER_CREATED_EVENT, sandbox.created_at)
+        self._tell(sandbox, sandbox.id, cri.CONTAINER_STARTED_EVENT, time.time_ns())
+        return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
+
+    async def stop_pod_sandbox(self, request: cri.StopPodSandboxRequest) -> cri.StopPodSandboxResponse:
+        with contextlib.suppress(Missing):
+            await self._stop_sandbox(self.records.sandbox(request.pod_sandbox_id))
+        return cri.StopPodSandboxResponse()
+
+    async def remove_pod_sandbox(self, request: cri.RemovePodSandboxRequest) -> cri.RemovePodSandboxResponse:
+        with contextlib.suppress(Missing):
+            sandbox = self.records.sandbox(request.pod_sandbox_id)
+            await self._stop_sandbox(sandbox)
+            for container in list(sandbox.containers.values()):
+                await self._remove_container(container)
+            async with sandbox.lock:
+                if sandbox.id in self.records.sandboxes:
+                    await self._backend.remove_sandbox(sandbox)
+                    self.records.drop_sandbox(sandbox)
+                    self._tell(sandbox, sandbox.id, cri.CONTAINER_DELETED_EVENT, time.time_ns())
+        return cri.RemovePodSandboxResponse()
+
+    async def pod_sandbox_status(self, request: cri.PodSandboxStatusRequest) -> cri.PodSandboxStatusResponse:
+        sandbox = self.records.sandbox(request.pod_sandbox_id)
+        return cri.PodSandboxStatusResponse(
+            status=sandbox.status(),
+            info=self._backend.info(sandbox) if request.verbose else {},
+            containers_statuses=[container.status() for container in sandbox.containers.values()],
+            timestamp=time.time_ns(),
+        )
+
+    async def list_pod_sandbox(self, request: cri.ListPodSandboxRequest) -> bytes:
+        return joined(self.records.select_sandboxes(request.filter))
+
+    async def stream_pod_sandboxes(self, request: cri.StreamPodSandboxesRequest) -> AsyncIterator[bytes]:
+        for chunk in _chunks(self.records.select_sandboxes(request.filter)):
+            yield joined(chunk)
+
+    async def update_pod_sandbox_resources(
+        self, request: cri.UpdatePodSandboxResourcesRequest
+    ) -> cri.UpdatePodSandboxResourcesResponse:
+        """The pod's cgroup is the node agent's; only the request is remembered."""
+        sandbox = self.records.sandbox(request.pod_sandbox_id)
+        sandbox.config.linux.overhead.CopyFrom(request.overhead)
+        sandbox.config.linux.resources.CopyFrom(request.resources)
+        return cri.UpdatePodSandboxResourcesResponse()
+
+    # Containers
+
+    async def create_container(self, request: cri.CreateContainerRequest) -> cri.CreateContainerResponse:
+        sandbox = self.records.sandbox(request.pod_sandbox_id)
+        config = request.config
+        subject = f"container {config.metadata.name!r}"
+        if sandbox.state != READY:
+            raise WrongState("its sandbox is not ready", subject=subject)
+        if not config.metadata.name:
+            raise InvalidInput("expected a name", subject="config.metadata.name")
+        security = config.linux.security_context
+        if security.HasField("run_as_group") and not (
+            security.HasField("run_as_user") or security.run_as_username
+        ):
+            raise InvalidInput("run_as_group needs run_as_user or run_as_username", subject=subject)
+        image = self._backend.images.resolve(config.image.image)
+        if image is None:
+            raise Missing("not here; pull it first", subject=f"image {config.image.image!r}")
+        container = Container(
+            new_id(),
+            sandbox,
+            config,
+            time.time_ns(),
+            image_id=image.id,
+            image_ref=image.repo_digests[0] if image.repo_digests else image.id,
+            image_name=image.repo_tags[0] if image.repo_tags else config.image.image,
+        )
+        self.records.reserve(container)
+        try:
+            await self._backend.create_container(container, image)
+        except BaseException:
+            self.records.release(container)
+            raise
+        self.records.add_container(container)
+        if sandbox.id not in self.records.sandboxes:
+            await self._remove_container(container)
+            raise WrongState("its sandbox was removed meanwhile", subject=subject)
+        self._tell(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
+        return cri.CreateContainerResponse(container_id=container.id)
+
+    async def start_container(self, request: cri.StartContainerRequest) -> cri.StartContainerResponse:
+        container = self.records.container(request.container_id)
+        subject = f"container {container.id}"
+        async with container.lock:
+            if container.state != CREATED or container.id not in self.records.containers:
+                state = cri.ContainerState.Name(container.state)
+                raise WrongState(f"is in state {state}, not CONTAINER_CREATED", subject=subject)
+            if container.sandbox.state != READY:
+                raise WrongState("its sandbox is not ready", subject=subject)
+            try:
+                await self._backend.start_container(container)
+            except Exception as error:
+                self._finish(container, START_ERROR, time.time_ns(), "StartError", str(error))
+                raise
+            if container.state == CREATED:
+                container.state, container.wire = RUNNING, None
+                container.started_at = container.started_at or time.time_ns()
+                self._tell(container.sandbox, container.id, cri.CONTAINER_STARTED_EVENT, container.started_at)
+        return cri.StartContainerResponse()
+
+    async def stop_container(self, request: cri.StopContainerRequest) -> cri.StopContainerResponse:
+        with contextlib.suppress(Missing):
+            container = self.records.container(request.container_id)
+            if container.state == RUNNING:
+                await self._backend.stop_container(container, max(0, request.timeout))
+            elif container.state == CREATED:
+                async with container.lock:
+                    pass  # a start under way ends first
+                if container.state == RUNNING:
+                    await self._backend.stop_container(container, max(0, request.timeout))
+        return cri.StopContainerResponse()
+
+    async def remove_container(self, request: cri.RemoveContainerRequest) -> cri.RemoveContainerResponse:
+        with contextlib.suppress(Missing):
+            await self._remove_container(self.records.container(request.container_id))
+        return cri.RemoveContainerResponse()
+
+    async def container_status(self, request: cri.ContainerStatusRequest) -> cri.ContainerStatusResponse:
+        container = self.records.container(request.container_id)
+        return cri.ContainerStatusResponse(
+            status=container.status(), info=self._backend.info(container) if request.verbose else {}
+        )
+
+    async def list_containers(self, request: cri.ListContainersRequest) -> bytes:
+        return joined(self.records.select_containers(request.filter))
+
+    async def stream_containers(self, request: cri.StreamContainersRequest) -> AsyncIterator[bytes]:
+        for chunk in _chunks(self.records.select_containers(request.filter)):
+            yield joined(chunk)
+
+    async def update_container_resources(
+        self, request: cri.UpdateContainerResourcesRequest
+    ) -> cri.UpdateContainerResourcesResponse:
+        container = self.records.container(request.container_id)
+        async with container.lock:
+            if container.state not in (CREATED, RUNNING):
+                raise WrongState("is neither created nor running", subject=f"container {container.id}")
+            await self._backend.update_resources(container, request.linux)
+        return cri.UpdateContainerResourcesResponse()
+
+    async def reopen_container_log(
+        self, request: cri.ReopenContainerLogRequest
+    ) -> cri.ReopenContainerLogResponse:
+        await self._backend.reopen_log(self._running(request.container_id))
+        return cri.ReopenContainerLogResponse()
+
+    async def exec_sync(self, request: cri.ExecSyncRequest) -> cri.ExecSyncResponse:
+        container = self._running(request.container_id)
+        if not request.cmd:
+            raise InvalidInput("expected a command", subject="cmd")
+        timeout = float(request.timeout) if request.timeout > 0 else None
+        result = await self._backend.exec_sync(container, list(request.cmd), timeout)
+        return cri.ExecSyncResponse(stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code)
+
+    async def exec(self, request: cri.ExecRequest) -> cri.ExecResponse:
+        self._running(request.container_id)
+        raise Unsupported("streaming exec is left out; use ExecSync (crictl exec --sync)", subject="Exec")
+
+    async def attach(self, request: cri.AttachRequest) -> cri.AttachResponse:
+        self._running(request.container_id)
+        raise Unsupported("attaching is left out; read the container's log", subject="Attach")
+
+    async def port_forward(self, request: cri.PortForwardRequest) -> cri.PortForwardResponse:
+        self.records.sandbox(request.pod_sandbox_id)
+        raise Unsupported("port forwarding is left out; pods' addresses are reachable", subject="PortForward")
+
+    # Stats
+
+    async def container_stats(self, request: cri.ContainerStatsRequest) -> cri.ContainerStatsResponse:
+        container = self.records.container(request.container_id)
+        [stats] = await self._backend.container_stats([container])
+        return cri.ContainerStatsResponse(stats=stats)
+
+    async def list_container_stats(
+        self, request: cri.ListContainerStatsRequest
+    ) -> cri.ListContainerStatsResponse:
+        return cri.ListContainerStatsResponse(stats=await self._select_stats(request.filter))
+
+    async def stream_container_stats(
+        self, request: cri.StreamContainerStatsRequest
+    ) -> AsyncIterator[cri.StreamContainerStatsResponse]:
+        for chunk in _chunks(await self._select_stats(request.filter)):
+            yield cri.StreamContainerStatsResponse(container_stats=chunk)
+
+    async def pod_sandbox_stats(self, request: cri.PodSandboxStatsRequest) -> cri.PodSandboxStatsResponse:
+        sandbox = self.records.sandbox(request.pod_sandbox_id)
+        return cri.PodSandboxStatsResponse(stats=await self._sandbox_stats(sandbox))
+
+    async def list_pod_sandbox_stats(
+        self, request: cri.ListPodSandboxStatsRequest
+    ) -> cri.ListPodSandboxStatsResponse:
+        chosen = self._select_for_stats(request.filter)
+        return cri.ListPodSandboxStatsResponse(stats=[await self._sandbox_stats(s) for s in chosen])
+
+    async def stream_pod_sandbox_stats(
+        self, request: cri.StreamPodSandboxStatsRequest
+    ) -> AsyncIterator[cri.StreamPodSandboxStatsResponse]:
+        for chunk in _chunks(self._select_for_stats(request.filter)):
+            yield cri.StreamPodSandboxStatsResponse(
+                pod_sandbox_stats=[await self._sandbox_stats(sandbox) for sandbox in chunk]
+            )
+
+    # Events
+
+    async def get_container_events(self, _request: cri.GetEventsRequest) -> AsyncIterator[bytes]:
+        """Events from now on. A reader who falls 10,000 behind is cut off and must list anew."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(EVENT_BACKLOG)
+        self._subscribers.add(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+            if queue not in self._subscribers:
+                raise WrongState("fell too far behind; list and subscribe again", subject="event stream")
+        finally:
+            self._subscribers.discard(queue)
+
+    # Images
+
+    async def list_images(self, request: cri.ListImagesRequest) -> cri.ListImagesResponse:
+        return cri.ListImagesResponse(images=self._select_images(request.filter))
+
+    async def stream_images(
+        self, request: cri.StreamImagesRequest
+    ) -> AsyncIterator[cri.StreamImagesResponse]:
+        for chunk in _chunks(self._select_images(request.filter)):
+            yield cri.StreamImagesResponse(images=chunk)
+
+    async def image_status(self, request: cri.ImageStatusRequest) -> cri.ImageStatusResponse:
+        image = self._backend.images.resolve(request.image.image)
+        if image is None:
+            return cri.ImageStatusResponse()
+        info = self._backend.images.info(image.id) if request.verbose else {}
+        return cri.ImageStatusResponse(image=image, info=info)
+
+    async def pull_image(self, request: cri.PullImageRequest) -> cri.PullImageResponse:
+        if not request.image.image:
+            raise InvalidInput("expected an image", subject="image.image")
+        image = await self._backend.images.pull(request.image.image)
+        return cri.PullImageResponse(image_ref=image.id)
+
+    async def remove_image(self, request: cri.RemoveImageRequest) -> cri.RemoveImageResponse:
+        if not request.image.image:
+            raise InvalidInput("expected an image", subject="image.image")
+        await self._backend.images.remove(request.image.image)
+        return cri.RemoveImageResponse()
+
+    async def image_fs_info(self, _request: cri.ImageFsInfoRequest) -> cri.ImageFsInfoResponse:
+        mountpoint, used, inodes = await asyncio.to_thread(self._backend.images.usage)
+        usage = cri.FilesystemUsage(
+            timestamp=time.time_ns(),
+            fs_id=cri.FilesystemIdentifier(mountpoint=mountpoint),
+            used_bytes=cri.UInt64Value(value=used),
+            inodes_used=cri.UInt64Value(value=inodes),
+        )
+        return cri.ImageFsInfoResponse(image_filesystems=[usage], container_filesystems=[usage])
+
+    # What the backend tells
+
+    def container_exited(
+        self, container: Container, *, exit_code: int, finished_at: int, reason: str, message: str = ""
+    ) -> None:
+        if container.state != EXITED:
+            self._finish(container, exit_code, finished_at, reason, message)
+
+    def sandbox_died(self, sandbox: Sandbox) -> None:
+        if sandbox.state == READY:
+            sandbox.state, sandbox.wire = NOT_READY, None
+            self._tell(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT, time.time_ns())
+
+    # Steps shared by the calls
+
+    def _finish(
+        self, container: Container, exit_code: int, finished_at: int, reason: str, message: str
+    ) -> None:
+        container.state, container.wire = EXITED, None
+        container.exit_code, container.finished_at = exit_code, finished_at
+        container.reason, container.message, container.pid = reason, message, 0
+        self._tell(container.sandbox, container.id, cri.CONTAINER_STOPPED_EVENT, finished_at)
+
+    async def _stop_sandbox(self, sandbox: Sandbox) -> None:
+        running = [c for c in sandbox.containers.values() if c.state == RUNNING or c.lock.locked()]
+        await asyncio.gather(*(self._kill(container) for container in running))
+        async with sandbox.lock:
+            if sandbox.id not in self.records.sandboxes:
+                return
+            await self._backend.stop_sandbox(sandbox)
+            self.sandbox_died(sandbox)
+
+    async def _kill(self, container: Container) -> None:
+        if container.state == CREATED:
+            async with container.lock:
+                pass
+        if container.state == RUNNING:
+            await self._backend.stop_container(container, 0)
+
+    async def _remove_container(self, container: Container) -> None:
+        await self._kill(container)
+        async with container.lock:
+            if container.id not in self.records.containers:
+                return
+            await self._backend.remove_container(container)
+            self.records.drop_container(container)
+        self._tell(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT, time.time_ns())
+
+    def _running(self, container_id: str) -> Container:
+        container = self.records.container(container_id)
+        if container.state != RUNNING:
+            state = cri.ContainerState.Name(container.state)
+            raise WrongState(
+                f"is in state {state}, not CONTAINER_RUNNING", subject=f"container {container.id}"
+            )
+        return container
+
+    async def _select_stats(self, filter: cri.ContainerStatsFilter) -> list[cri.ContainerStats]:
+        wanted = cri.ContainerFilter(
+            id=filter.id, pod_sandbox_id=filter.pod_sandbox_id, label_selector=filter.label_selector
+        )
+        return await self._backend.container_stats(
+            [c for c in self.records.select_containers(wanted) if c.state == RUNNING]
+        )
+
+    def _select_for_stats(self, filter: cri.PodSandboxStatsFilter) -> list[Sandbox]:
+        wanted = cri.PodSandboxFilter(id=filter.id, label_selector=filter.label_selector)
+        return [s for s in self.records.select_sandboxes(wanted) if s.state == READY]
+
+    async def _sandbox_stats(self, sandbox: Sandbox) -> cri.PodSandboxStats:
+        linux = await self._backend.sandbox_stats(sandbox)
+        running = [c for c in sandbox.containers.values() if c.state == RUNNING]
+        linux.containers.extend(await self._backend.container_stats(running))
+        return cri.PodSandboxStats(
+            attributes=cri.PodSandboxAttributes(
+                id=sandbox.id,
+                metadata=sandbox.config.metadata,
+                labels=sandbox.config.labels,
+                annotations=sandbox.config.annotations,
+            ),
+            linux=linux,
+        )
+
+    def _select_images(self, filter: cri.ImageFilter) -> Sequence[cri.Image]:
+        if not filter.image.image:
+            return self._backend.images.list()
+        image = self._backend.images.resolve(filter.image.image)
+        return [] if image is None else [image]
+
+    def _tell(self, sandbox: Sandbox, subject: str, kind: cri.ContainerEventType, when: int) -> None:
+        if not self._subscribers:
+            return
+        event = cri.ContainerEventResponse(
+            container_id=subject,
+            container_event_type=kind,
+            created_at=when,
+            pod_sandbox_status=sandbox.status(),
+            containers_statuses=[container.status() for container in sandbox.containers.values()],
+        ).SerializeToString()
+        for queue in list(self._subscribers):
+            if not _offer(queue, event):
+                self._subscribers.discard(queue)
+
+
+def _offer(queue: asyncio.Queue[bytes | None], event: bytes | None) -> bool:
+    """Put without waiting; a full queue is emptied and ended instead."""
+    try:
+        queue.put_nowait(event)
+    except asyncio.QueueFull:
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+        return False
+    return True
+
+
+def _chunks(items: Iterable[T]) -> Iterable[list[T]]:
+    chunk: list[T] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == STREAM_CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kubengine")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
