@@ -11,6 +11,8 @@ May touch `engine.api` and `engine._fast`.
     table.columns.requests[CPU_ID, row]         # milli-CPU, as admission sees it
     id = table.resources.intern("example.com/gpu")
 
+    eviction_order(table.columns, table.rows(), "memory", usage, known)    # rows, first to go first
+
     ClusterTables.from_arrays(node_names=…, allocatable=…, pod_limit=…, offsets=…, requests=…)
 """
 
@@ -34,6 +36,7 @@ from engine.tables.columns import (
     PodColumns,
 )
 from engine.tables.devices import FREE, DeviceColumns, DeviceTable
+from engine.tables.eviction import eviction_order
 from engine.tables.images import NEVER, ImageColumns, ImageTable
 from engine.tables.names import CPU_ID, EPHEMERAL_STORAGE_ID, MEMORY_ID, PODS_ID, ResourceNames
 from engine.tables.pods import PodTable
@@ -69,5 +72,6 @@ __all__ = [
     "PodEntry",
     "PodTable",
     "ResourceNames",
+    "eviction_order",
     "pod_entry",
 ]

@@ -1,0 +1,52 @@
+"""Which pods are evicted first; the rule, in plain Python.
+
+Source: kubelet v1.32 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressureFunc, rankPIDPressure).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def order_by_excess(
+    usage: NDArray[np.int64],
+    known: NDArray[np.uint8],
+    request: NDArray[np.int64],
+    fraction: NDArray[np.int32] | None,
+    priority: NDArray[np.int32],
+    above_zero: bool = False,
+) -> NDArray[np.int32]:
+    """Memory and disk: pods without stats first, then those above their request, then lower priority,
+    then the larger excess of usage over request; equal pods keep their order.
+
+    usage, request int64[n] (same unit, not negative); known uint8[n], 0 = no stats; fraction int32[n] or
+    None: by how many billionths `request` was rounded up; priority int32[n]; with `above_zero` (inodes)
+    "above their request" means more than none. Returns int32[n]: positions, first to go first.
+    """
+
+    def key(position: int) -> tuple[bool, bool, int, int]:
+        if not known[position]:
+            return (False, False, int(priority[position]), 0)
+        whole = int(usage[position]) - int(request[position])
+        excess = whole * 10**9 + (int(fraction[position]) if fraction is not None else 0)
+        above = int(usage[position]) if above_zero else excess
+        return (True, above <= 0, int(priority[position]), -excess)
+
+    return np.array(sorted(range(len(usage)), key=key), np.int32)
+
+
+def order_by_count(
+    count: NDArray[np.int64], known: NDArray[np.uint8], priority: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """Process ids: lower priority first, within it pods without stats, then the larger count.
+
+    Arguments and result as in `order_by_excess`.
+    """
+
+    def key(position: int) -> tuple[int, bool, int]:
+        if not known[position]:
+            return (int(priority[position]), False, 0)
+        return (int(priority[position]), True, -int(count[position]))
+
+    return np.array(sorted(range(len(count)), key=key), np.int32)
