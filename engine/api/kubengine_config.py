@@ -6,6 +6,8 @@ another, so that a kubelet can go on reading the first.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from engine.api._base import Struct
@@ -30,11 +32,42 @@ class ContainerGCSection(Struct, forbid_unknown_fields=True):
 
 
 class ImagesSection(Struct, forbid_unknown_fields=True):
-    pass
+    """Image GC beyond the kubelet's.
+
+    `order`: `lru` (the kubelet's), `largest-first`, or `size-aware` (most bytes times days of disuse).
+    `accounting`: `reported` sums image sizes as the kubelet does; `measured` asks the file system after
+    each removal, so that layers shared with other images are not counted as freed.
+    `keep_records` writes when images were first seen and last used to disk, so that a restart doesn't
+    make every image new. `leases` keeps an image whose pod is being started. `protect_sandbox_image`
+    keeps the pause image: `sandbox_image`, or what the runtime says it uses. Inode thresholds are
+    percentages in use; 0 is off. `remove_timeout` bounds one removal.
+    """
+
+    order: str = "lru"
+    accounting: str = "reported"
+    keep_records: bool = False
+    leases: bool = False
+    protect_sandbox_image: bool = False
+    sandbox_image: str = ""
+    inode_high_threshold_percent: int = 0
+    inode_low_threshold_percent: int = 0
+    remove_timeout: Duration = Duration(120)
 
 
 class EvictionSection(Struct, forbid_unknown_fields=True):
-    pass
+    """Eviction beyond the kubelet's.
+
+    `recheck_before_evict` measures again right before a pod is ended and lets it live if no threshold is
+    met any more. `memory_signal`: `working-set` (the kubelet's) or `memavailable`, the kernel's own
+    estimate, which doesn't count page cache that can be reclaimed. `notifications` wakes the manager
+    when the kernel reports memory pressure instead of at the next interval, whatever
+    `kernelMemcgNotification` says. `interval` is the time between two looks.
+    """
+
+    recheck_before_evict: bool = False
+    memory_signal: str = "working-set"
+    notifications: bool = True
+    interval: Duration = Duration(10)
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):
@@ -46,7 +79,15 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):
-    pass
+    """`cpu_weight`: which formula gives cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which
+    asks the OCI runtime's version (`oci_runtime`: its path; by default runc, else crun, on the PATH).
+    `reconcile_sample`: how many pod groups are re-read each minute. `tiered_memory_protection`: with
+    the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones."""
+
+    cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
+    oci_runtime: str = ""
+    reconcile_sample: int = 32
+    tiered_memory_protection: bool = False
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):

@@ -1,7 +1,15 @@
 """Cgroups: what every level of the tree should have, and the drivers that make it so.
 
 Deciding files are pure: `conversion` (kernel units), `names`, `values` (pods), `containers`, `levels`
-(QoS classes), `allocatable` (the node), `resize`, `plan`. Acting files: `mounts` (which hierarchies
-there are), `group` (one cgroup's directories and files), `tree` (making, writing, removing), and the
-façade `manager`. May import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs only.
+(QoS classes), `allocatable` (the node), `settings` (the configuration, resolved), `files` (values as
+v1 or v2 files). Acting files: `mounts` (which hierarchies there are), `group` (one cgroup's directories
+and files), `tree` (making, writing, removing), and the façade `manager`, with `disabled` in its place
+where there are no cgroups. May import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs only.
 """
+
+from engine.cgroups.containers import ContainerResources
+from engine.cgroups.disabled import NoCgroups
+from engine.cgroups.manager import CgroupManager, PodGroup
+from engine.cgroups.values import GroupValues
+
+__all__ = ["CgroupManager", "ContainerResources", "GroupValues", "NoCgroups", "PodGroup"]

@@ -1,0 +1,126 @@
+"""A group's values as files and texts, for cgroup v1 and v2, in the form in which the kernel reads
+them back, so that what was written can be compared with what is there.
+
+The controller of a file is the part of its name before the first dot, in both versions.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from engine.cgroups.conversion import WeightFormula, huge_page_name, shares_to_weight
+from engine.cgroups.values import GroupValues
+
+PAGE: Final = mmap.PAGESIZE
+V1_UNLIMITED: Final = (2**63 - 1) // PAGE * PAGE
+UNLIMITED: Final = {1: "-1", 2: "max"}
+MEMORY_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
+MEMORY_USAGE: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
+CPU_SHARE: Final = {1: "cpu.shares", 2: "cpu.weight"}
+_PAGED = frozenset(
+    ["memory.limit_in_bytes", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max"]
+)
+
+_FRESH: Final = {
+    1: {
+        "cpu.shares": "1024",
+        "cpu.cfs_period_us": "100000",
+        "cpu.cfs_quota_us": "-1",
+        "memory.limit_in_bytes": "-1",
+        "pids.max": "max",
+    },
+    2: {
+        "cpu.weight": "100",
+        "cpu.max": "max 100000",
+        "memory.max": "max",
+        "memory.min": "0",
+        "memory.low": "0",
+        "memory.high": "max",
+        "memory.swap.max": "max",
+        "memory.oom.group": "0",
+        "pids.max": "max",
+        "cpuset.cpus": "",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FileRules:
+    """How values become files: the cgroup version, the weight formula, the node's page sizes."""
+
+    version: Literal[1, 2]
+    formula: WeightFormula = "linear"
+    huge_page_sizes: Sequence[int] = ()
+    controllers: frozenset[str] = frozenset()
+
+    def fresh(self) -> dict[str, str]:
+        """What the kernel puts into a new group's files."""
+        fresh = dict(_FRESH[self.version])
+        for size in self.huge_page_sizes:
+            fresh[self._huge_page_file(size)] = UNLIMITED[self.version]
+        return fresh
+
+    def files(self, values: GroupValues, *, unbounded_huge_pages: bool = False) -> dict[str, str]:
+        """Every file that these values decide, in the order to write them.
+
+        What is not limited is written as unlimited, so that a limit that went away goes away in the
+        kernel too; a CPU share that is not set is left alone. Huge page sizes that are not named get
+        0, as the kubelet does, unless the group is a QoS level. Files of controllers that the machine
+        lacks are left out.
+        """
+        wanted = self._v1(values) if self.version == 1 else self._v2(values)
+        for size in self.huge_page_sizes:
+            limit = values.huge_pages.get(size, 0)
+            text = UNLIMITED[self.version] if unbounded_huge_pages else str(limit)
+            wanted[self._huge_page_file(size)] = text
+        return {name: text for name, text in wanted.items() if name.partition(".")[0] in self.controllers}
+
+    def _v1(self, values: GroupValues) -> dict[str, str]:
+        wanted = {} if values.cpu_shares is None else {"cpu.shares": str(values.cpu_shares)}
+        if values.cpu_period is not None:
+            wanted["cpu.cfs_period_us"] = str(values.cpu_period)
+        wanted["cpu.cfs_quota_us"] = str(values.cpu_quota or -1)
+        wanted["memory.limit_in_bytes"] = self._memory(values)
+        wanted["pids.max"] = self._pids(values)
+        return wanted | ({} if values.cpuset is None else {"cpuset.cpus": values.cpuset})
+
+    def _v2(self, values: GroupValues) -> dict[str, str]:
+        wanted = {}
+        if values.cpu_shares is not None:
+            wanted["cpu.weight"] = str(shares_to_weight(values.cpu_shares, self.formula))
+        quota = values.cpu_quota or -1
+        wanted["cpu.max"] = f"{quota if quota > 0 else 'max'} {values.cpu_period or 100_000}"
+        wanted["memory.max"] = self._memory(values)
+        for name, unset in (("memory.min", "0"), ("memory.low", "0"), ("memory.high", "max")):
+            wanted[name] = kernel_form(name, values.unified.get(name, unset))
+        wanted["pids.max"] = self._pids(values)
+        if values.cpuset is not None:
+            wanted["cpuset.cpus"] = values.cpuset
+        return {name: kernel_form(name, text) for name, text in values.unified.items()} | wanted
+
+    def _memory(self, values: GroupValues) -> str:
+        if values.memory is None:
+            return UNLIMITED[self.version]
+        return kernel_form(MEMORY_LIMIT[self.version], str(max(values.memory, 0)))
+
+    def _pids(self, values: GroupValues) -> str:
+        return "max" if values.pids is None or values.pids < 0 else str(values.pids)
+
+    def _huge_page_file(self, size: int) -> str:
+        return f"hugetlb.{huge_page_name(size)}.{'limit_in_bytes' if self.version == 1 else 'max'}"
+
+
+def kernel_form(name: str, text: str) -> str:
+    """A text as the kernel gives it back: memory in whole pages, rounded down, and v1's largest
+    number as -1."""
+    if name.startswith("hugetlb.") and text.isdigit():
+        return "-1" if int(text) >= V1_UNLIMITED - 2**31 else text
+    if name not in _PAGED or not text.isdigit():
+        return text
+    pages = int(text) // PAGE
+    if name == "memory.limit_in_bytes":
+        return "-1" if pages * PAGE >= V1_UNLIMITED else str(pages * PAGE)
+    return "max" if pages * PAGE >= V1_UNLIMITED else str(pages * PAGE)

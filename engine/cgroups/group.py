@@ -1,0 +1,144 @@
+"""One cgroup: its directory in each hierarchy, and the last known text of each file.
+
+Directories are kept open, within a bound, so that a write is `openat` on a descriptor that cannot be
+mistaken for another group of the same name: when a group was removed or recreated under it, the
+descriptor says so, and what was known about the files is forgotten.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from engine.cgroups.files import kernel_form
+from engine.cgroups.refusals import read_refused, write_refused
+
+_GONE = (errno.ENOENT, errno.ENODEV)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class GroupGone(Exception):  # noqa: N818  (an event, not an error)
+    """The directory was removed, or is no longer the one that was opened."""
+
+
+class Descriptors:
+    """Open directories, the least recently used closed first beyond `limit`.
+
+    The limit defaults to a quarter of the process's soft limit, and is at least 64.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limit = limit if limit is not None else max(64, min(soft // 4, 16_384))
+        self._open: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def get(self, path: str) -> int | None:
+        descriptor = self._open.get(path)
+        if descriptor is not None:
+            self._open.move_to_end(path)
+        return descriptor
+
+    def put(self, path: str, descriptor: int) -> None:
+        self.close(path)
+        self._open[path] = descriptor
+        while len(self._open) > self.limit:
+            os.close(self._open.popitem(last=False)[1])
+
+    def close(self, path: str) -> None:
+        descriptor = self._open.pop(path, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def close_all(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+
+@dataclass(slots=True)
+class Directory:
+    """A group's directory in one hierarchy. `known` holds the last text of each file, as the kernel
+    gives it back; `identity` is the device and inode that it was known for."""
+
+    path: str
+    known: dict[str, str] = field(default_factory=dict)
+    identity: tuple[int, int] | None = None
+
+    def descriptor(self, pool: Descriptors) -> int:
+        descriptor = pool.get(self.path)
+        if descriptor is None:
+            try:
+                descriptor = os.open(self.path, _DIRECTORY)
+            except OSError as error:
+                if error.errno in _GONE:
+                    self.forget(pool)
+                    raise GroupGone(self.path) from None
+                raise read_refused(error, self.path) from error
+            pool.put(self.path, descriptor)
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)
+            if self.identity != identity:
+                if self.identity is not None:
+                    self.known.clear()
+                self.identity = identity
+        return descriptor
+
+    def read(self, name: str, pool: Descriptors) -> str | None:
+        """A file's text now, None if there is no such file in a living group."""
+        try:
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
+            try:
+                text = os.read(descriptor, 4096).decode().strip()
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno in _GONE:
+                self._check_alive(pool)
+                return None
+            raise read_refused(error, f"{self.path}/{name}") from error
+        return kernel_form(name, text)
+
+    def write(self, name: str, text: str, pool: Descriptors) -> None:
+        """Write one file. Raises `Refused` with its path, or `GroupGone`."""
+        try:
+            descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
+            try:
+                os.write(descriptor, text.encode() or b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.known.pop(name, None)
+            if error.errno in _GONE:
+                self._check_alive(pool)
+            raise write_refused(error, f"{self.path}/{name}", text) from error
+        self.known[name] = text
+
+    def current(self, name: str, pool: Descriptors) -> str | None:
+        """The last known text, read once where nothing is known."""
+        text = self.known.get(name)
+        if text is None:
+            text = self.read(name, pool)
+            if text is not None:
+                self.known[name] = text
+        return text
+
+    def forget(self, pool: Descriptors) -> None:
+        self.known.clear()
+        self.identity = None
+        pool.close(self.path)
+
+    def _check_alive(self, pool: Descriptors) -> None:
+        """Raise `GroupGone` unless the path still names the directory that is open."""
+        try:
+            status = os.stat(self.path)  # noqa: PTH116
+        except OSError:
+            self.forget(pool)
+            raise GroupGone(self.path) from None
+        if self.identity != (status.st_dev, status.st_ino):
+            self.forget(pool)
+            raise GroupGone(self.path)

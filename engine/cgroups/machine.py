@@ -1,0 +1,22 @@
+"""What the kernel says about memory that cgroups limit: huge page sizes and swap."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def huge_page_sizes(pools: str = "/sys/kernel/mm/hugepages") -> tuple[int, ...]:
+    """The page sizes in bytes that the kernel has pools for, ascending."""
+    directory = Path(pools)
+    names = [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+    return tuple(sorted(int(name.removeprefix("hugepages-").removesuffix("kB")) * 1024 for name in names))
+
+
+def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
+    """Bytes of swap space, 0 without any."""
+    for line in Path(meminfo).read_text().splitlines():
+        if line.startswith("SwapTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,439 @@
+"""The façade: one node's cgroups, kept as they should be.
+
+The node calls `start` once, `create_pod` before a pod's sandbox, `remove_pod` after its last
+container; every call is synchronous, since a cgroup file takes microseconds. What one pod's coming or
+going changes is known from running sums, so it costs O(1) however many pods there are, and only
+values that differ are written. `reconcile`, once a minute, makes sure of a sample.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.pod import Container, Pod
+from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
+from engine.api.quantity import Quantity
+from engine.cgroups.allocatable import reserved_values
+from engine.cgroups.containers import ContainerResources, container_resources
+from engine.cgroups.conversion import WeightFormula
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE, FileRules
+from engine.cgroups.levels import LEVELS, Contribution, LevelSums, raised_to_usage
+from engine.cgroups.machine import huge_page_sizes, swap_capacity
+from engine.cgroups.mounts import Mounts, find_mounts
+from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
+from engine.cgroups.runtime_formula import detect_formula
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.tree import CgroupTree
+from engine.cgroups.values import GroupValues, pod_values
+from engine.metrics import Registry
+
+REQUIRED = ("cpu", "memory")
+WANTED = ("pids", "cpuset")
+DURATION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """A pod cgroup found on the machine: its class and where it is."""
+
+    uid: str
+    qos_class: str
+    name: CgroupName
+    path: str
+
+
+class CgroupManager:
+    """Cgroups of one node.
+
+    `root` is where the hierarchies are mounted (found if not given). `capacity` has quantities, or
+    integers in milli-CPU for cpu and base units for the rest, `pid` among them if known.
+    """
+
+    enabled = True
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        section: CgroupsSection | None = None,
+        capacity: Mapping[str, Quantity | int],
+        root: str | None = None,
+        registry: Registry | None = None,
+        clock: Callable[[], float] = time.time,
+        mounts: Mounts | None = None,
+    ) -> None:
+        self.section = section or CgroupsSection()
+        self.mounts = mounts or find_mounts(root)
+        version = self.mounts.version
+        controllers = self.mounts.controllers
+        sizes = huge_page_sizes() if "hugetlb" in controllers else ()
+        self.settings = CgroupSettings.resolve(
+            config,
+            capacity,
+            cgroup_v2=version == 2,
+            tiered_memory=self.section.tiered_memory_protection,
+            swap_controller="memory" in controllers and swap_capacity() > 0,
+            swap_capacity=swap_capacity(),
+            huge_page_sizes=huge_page_sizes(),
+        )
+        self.formula: WeightFormula
+        if version == 1:
+            self.formula, self.formula_reason = "linear", "cgroup v1 has shares, not weights"
+        elif self.section.cpu_weight == "auto":
+            self.formula, self.formula_reason = detect_formula(self.section.oci_runtime)
+        else:
+            self.formula, self.formula_reason = self.section.cpu_weight, "configured"
+        files = FileRules(
+            version,
+            self.formula,
+            sizes,
+            controllers & {"cpu", "memory", "pids", "hugetlb", "cpuset", "io"},
+        )
+        slices = None
+        if self.settings.driver == "systemd":
+            from engine.cgroups.systemd import SystemdSlices
+
+            slices = SystemdSlices.connect()
+        self.tree = CgroupTree(self.mounts, files, driver=self.settings.driver, slices=slices)
+        self.sums = LevelSums()
+        self.lacking: tuple[str, ...] = ()
+        self.refusals: dict[str, str] = {}
+        self._clock = clock
+        self._pods: dict[str, CgroupName] = {}
+        self._levels: dict[str, GroupValues] = {}
+        self._lowered: dict[str, int] = {}
+        self._sample = 0
+        registry = registry or Registry()
+        self._durations = registry.histogram(
+            "kubelet_cgroup_manager_duration_seconds",
+            "Duration of cgroup manager operations, in seconds.",
+            ("operation_type",),
+            DURATION_BUCKETS,
+        )
+        registry.gauge("kubelet_cgroup_version", "The cgroup version of this host.").set(version)
+        self._drift = registry.counter(
+            "kubengine_cgroup_drift_total", "Cgroup files that were changed behind the agent's back."
+        )
+        registry.collected(
+            "counter",
+            "kubengine_cgroup_writes_total",
+            "Cgroup files written.",
+            (),
+            lambda: [((), float(self.tree.writes))],
+        )
+
+    def start(self) -> None:
+        """Make the root of all pods and the QoS levels and give them their values.
+
+        Raises `Refused` with the path for a missing cpu or memory controller, a read-only mount, a
+        refused value, or reservations larger than the node.
+        """
+        over = self.settings.node.over_reserved()
+        if over:
+            raise Refused(
+                f"more {', '.join(over)} is reserved than the node has; lower kubeReserved, "
+                "systemReserved or evictionHard",
+                subject="node allocatable",
+            )
+        self._check_controllers()
+        for level in LEVELS:
+            with self._timed("create"):
+                self.tree.make(level_name(self.settings.root, level))
+        self._write_levels()
+        for reserved in self.settings.reserved_groups:
+            self._enforce(reserved.name, reserved.kind, reserved.resources, reserved.compressible_only)
+
+    def stop(self) -> None:
+        """Close descriptors. Groups stay, as the pods in them go on running."""
+        self.tree.close()
+
+    def create_pod(self, pod: Pod) -> str:
+        """Make the pod's cgroup (or adopt it) and give it its values; returns the CRI cgroup parent.
+
+        The levels follow at once. Raises `Refused` with the path; calling again repairs what can be.
+        """
+        name = self._pod_name(pod)
+        self._pods[pod.uid] = name
+        self.sums.put(pod.uid, Contribution.of(pod))
+        self._write_levels()
+        with self._timed("create"):
+            self.tree.write(name, self.pod_files(pod))
+        return self.cgroup_parent(pod)
+
+    def cgroup_parent(self, pod: Pod) -> str:
+        """What the runtime is given as the sandbox's `cgroup_parent`: a path, or a slice's name."""
+        path = to_path(self._pod_name(pod), self.settings.driver)
+        return path.rpartition("/")[2] if self.settings.driver == "systemd" else path
+
+    def pod_files(self, pod: Pod) -> dict[str, str]:
+        """File → text that the pod's cgroup should have."""
+        return self.tree.rules.files(pod_values(pod, self.settings.pods))
+
+    def write_pod(self, pod: Pod, values: GroupValues) -> int:
+        """Give an existing pod cgroup these values (a step of a resize); the count of files written."""
+        with self._timed("update"):
+            return self.tree.write(self._pod_name(pod), self.tree.rules.files(values))
+
+    def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
+        """What the runtime is told for one container."""
+        return container_resources(pod, container, self.settings.containers)
+
+    def finish_pod(self, uid: str) -> None:
+        """The pod has ended: its requests no longer count for its level. Its group stays until
+        `remove_pod`."""
+        self.sums.drop(uid)
+        self._write_levels()
+
+    def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
+        """Remove the pod's cgroup from every hierarchy, with all groups below it.
+
+        Processes left in it are killed first (`kill`). It is tried again for `wait` seconds, then
+        `Refused` (EBUSY) is raised; call again later. A pod without a group is fine.
+        """
+        self.sums.drop(uid)
+        name = self._pods.get(uid)
+        names = [name] if name is not None else [g.name for g in self.pod_groups() if g.uid == uid]
+        for found in names:
+            with self._timed("destroy"):
+                self.tree.remove(found, kill=kill, wait=wait)
+        self._pods.pop(uid, None)
+        self.refusals.pop(uid, None)
+        self._write_levels()
+
+    def existing_pods(self) -> dict[str, PodGroup]:
+        """Pod cgroups on the machine, whoever made them, by uid: for cleaning up at start."""
+        return {group.uid: group for group in self.pod_groups()}
+
+    def pod_groups(self) -> list[PodGroup]:
+        """Like `existing_pods`; a uid is there twice if it has a group under two levels."""
+        root, driver = self.settings.root, self.settings.driver
+        found: list[PodGroup] = []
+        for level in LEVELS:
+            parent = level_name(root, level)
+            for child in self.tree.children(parent):
+                path = f"{to_path(parent, driver).rstrip('/')}/{child}"
+                uid = pod_uid(root, path, driver)
+                if uid is not None:
+                    found.append(PodGroup(uid, level, pod_name(root, level, uid), path))
+        return found
+
+    def update_qos(self, active_pods: Sequence[Pod]) -> int:
+        """Set the sums from all active pods anew, and write what differs; the count of files."""
+        self.sums = LevelSums()
+        for pod in active_pods:
+            self.sums.put(pod.uid, Contribution.of(pod))
+        return self._write_levels()
+
+    def reconcile(self, pods: Iterable[Pod] = ()) -> int:
+        """Once a minute: retry refused values, write what is not as it should be, and re-read a
+        sample of the groups, the root and levels always. Returns the number of files put right.
+
+        Refusals are kept in `refusals` and not raised. `pods`, if given, become the active pods.
+        """
+        before = self.tree.writes
+        pods = list(pods)
+        if pods:
+            self.sums = LevelSums()
+            for pod in pods:
+                self.sums.put(pod.uid, Contribution.of(pod))
+        for name in (level_name(self.settings.root, level) for level in LEVELS):
+            self._drift.inc(by=len(self.tree.verify(name)))
+        self._write_levels()
+        uids = list(self._pods)
+        sample = {uids[(self._sample + i) % len(uids)] for i in range(self.section.reconcile_sample) if uids}
+        self._sample += self.section.reconcile_sample
+        for uid in uids:
+            self._restore(uid, self._pods[uid], sampled=uid in sample)
+        return self.tree.writes - before
+
+    def _restore(self, uid: str, name: CgroupName, *, sampled: bool) -> None:
+        group = self.tree.group(name)
+        if sampled:
+            self._drift.inc(by=len(self.tree.verify(name)))
+        elif group.made and uid not in self.refusals:
+            return
+        try:
+            self.tree.write(name, group.wanted)
+            self.refusals.pop(uid, None)
+        except Refused as error:
+            self.refusals[uid] = str(error)
+
+    def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
+        """Remove the root of all pods with everything below it: the end of a development node."""
+        self.tree.remove(self.settings.root, kill=kill, wait=wait)
+        self._pods.clear()
+        for depth in range(len(self.settings.root) - 1, 0, -1):
+            try:
+                self.tree.remove(self.settings.root[:depth])
+            except Refused:
+                break
+
+    def level_values(self) -> dict[str, GroupValues]:
+        """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
+        levels = self.sums.values(self.settings.levels)
+        root = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
+        levels[GUARANTEED] = replace(root, unified=levels[GUARANTEED].unified)
+        return levels
+
+    def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
+        """Every group with each file's wanted and actual text, root first."""
+        root, driver = self.settings.root, self.settings.driver
+        rows: list[dict[str, Any]] = []
+        for level in LEVELS:
+            rows.append(self._row(level_name(root, level), level))
+        for uid, name in self._pods.items():
+            contribution = self.sums.pods.get(uid)
+            row = self._row(name, contribution.qos_class if contribution else "", uid)
+            if containers:
+                row["containers"] = [
+                    {"path": f"{row['path']}/{child}", "files": self._actual((*name, child))}
+                    for child in self.tree.children(name)
+                    if driver == "cgroupfs"
+                ]
+            rows.append(row)
+        return rows
+
+    def _row(self, name: CgroupName, level: str, uid: str = "") -> dict[str, Any]:
+        group = self.tree.group(name)
+        files = {
+            file: {"wanted": text, "actual": self.tree.read(name, file)}
+            for file, text in group.wanted.items()
+        }
+        return {"path": group.path, "qosClass": level, "uid": uid, "files": files}
+
+    def _actual(self, name: CgroupName) -> dict[str, str | None]:
+        files = ("cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes")
+        if self.mounts.version == 2:
+            files = ("cpu.weight", "cpu.max", "memory.max")
+        group = self.tree.group(name)
+        actual = {file: self.tree.read(name, file) for file in files}
+        self.tree.forget(group.name)
+        return actual
+
+    def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
+        """For `kubengine cgroups` and the status page: the node's settings and every group."""
+        rows = self.snapshot()
+        return {
+            "enabled": True,
+            "version": self.mounts.version,
+            "driver": self.settings.driver,
+            "root": to_path(self.settings.root, self.settings.driver),
+            "hierarchies": [h.path for h in self.mounts.hierarchies],
+            "lacking": list(self.lacking),
+            "cpuWeightFormula": self.formula,
+            "cpuWeightReason": self.formula_reason,
+            "allocatable": {n: str(q) for n, q in self.settings.node.allocatable().items()},
+            "reservation": {n: str(q) for n, q in self.settings.node.reservation().items()},
+            "writes": self.tree.writes,
+            "remade": self.tree.remade,
+            "refusals": dict(self.refusals),
+            "groups": [row for row in rows if not uid or row["uid"] == uid],
+        }
+
+    def _pod_name(self, pod: Pod) -> CgroupName:
+        return pod_name(self.settings.root, qos_class(pod), pod.uid)
+
+    def _check_controllers(self) -> None:
+        offered = self.mounts.controllers
+        for hierarchy in self.mounts.hierarchies:
+            if hierarchy.read_only:
+                raise Refused(
+                    "the cgroup file system is mounted read-only; remount it read-write",
+                    subject=hierarchy.path,
+                    errno=errno.EROFS,
+                )
+        missing = [controller for controller in REQUIRED if controller not in offered]
+        if missing:
+            where = self.mounts.hierarchies[0].path if self.mounts.version == 2 else "/proc/cgroups"
+            raise Refused(
+                f"the {' and '.join(missing)} controller is missing; enable it on the kernel command "
+                "line, or run without cgroups (cgroupsPerQOS: false)",
+                subject=where,
+                errno=errno.ENOENT,
+            )
+        self.lacking = tuple(controller for controller in WANTED if controller not in offered)
+
+    def _write_levels(self) -> int:
+        """Write what differs at the root and the levels; limits below usage wait at the usage."""
+        levels = self.level_values()
+        if levels == self._levels and not self._lowered:
+            return 0
+        wanted = self._above_usage(levels)
+        before = self.tree.writes
+        with self._timed("update"):
+            try:
+                self._put_levels(wanted)
+            except Refused as error:
+                if error.errno not in (errno.EBUSY, errno.EINVAL):
+                    raise
+                self._put_levels(raised_to_usage(levels, self._usage(LEVELS)))
+        self._levels = levels
+        return self.tree.writes - before
+
+    def _put_levels(self, levels: Mapping[str, GroupValues]) -> None:
+        for level in (GUARANTEED, BURSTABLE, BEST_EFFORT):
+            files = self.tree.rules.files(levels[level], unbounded_huge_pages=level != GUARANTEED)
+            self.tree.write(level_name(self.settings.root, level), files)
+
+    def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
+        """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
+        usage, rounded up to a page, and comes down as the usage does."""
+        file = MEMORY_LIMIT[self.mounts.version]
+        lowered: dict[str, int] = {}
+        changing: list[str] = []
+        for level, values in levels.items():
+            if values.memory is None:
+                continue
+            group = self.tree.group(level_name(self.settings.root, level))
+            known = group.directory(file).known.get(file)
+            if known != self.tree.rules.files(values)[file] or level in self._lowered:
+                changing.append(level)
+        for level, usage in self._usage(changing).items():
+            limit = levels[level].memory
+            if limit is not None and usage > limit:
+                lowered[level] = limit
+                levels = levels | {level: replace(levels[level], memory=-(-usage // PAGE) * PAGE)}
+        self._lowered = lowered
+        return levels
+
+    def _usage(self, levels: Iterable[str]) -> dict[str, int]:
+        usage: dict[str, int] = {}
+        for level in levels:
+            text = self.tree.read(level_name(self.settings.root, level), MEMORY_USAGE[self.mounts.version])
+            usage[level] = int(text) if text and text.isdigit() else 0
+        return usage
+
+    def _enforce(
+        self, name: CgroupName, kind: str, resources: Mapping[str, Quantity], compressible_only: bool
+    ) -> None:
+        """Write a reservation to a group that somebody else made, as the kubelet does."""
+        path = to_path(name, self.settings.driver)
+        if not self.tree.exists(name):
+            raise Refused(f"{kind} is enforced, but its cgroup does not exist", subject=path)
+        values = reserved_values(resources, compressible_only=compressible_only)
+        assert values is not None
+        given = {
+            "cpu.shares": values.cpu_shares,
+            "cpu.weight": values.cpu_shares,
+            "memory.limit_in_bytes": values.memory,
+            "memory.max": values.memory,
+            "pids.max": values.pids,
+        }
+        files = self.tree.rules.files(values)
+        self.tree.write(name, {file: text for file, text in files.items() if given.get(file) is not None})
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._durations.observe(time.perf_counter() - started, operation)

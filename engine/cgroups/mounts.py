@@ -1,0 +1,99 @@
+"""Which cgroup hierarchies this machine has: v1, v2 or both side by side (hybrid).
+
+A hybrid machine counts as v1, since its controllers are there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.api.errors import Unavailable
+from engine.cgroups.refusals import read_refused
+
+DEFAULT_ROOT = "/sys/fs/cgroup"
+MOUNTINFO = "/proc/self/mountinfo"
+V1_CONTROLLERS = frozenset(
+    [
+        *("cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "blkio"),
+        *("devices", "freezer", "net_cls", "net_prio", "perf_event", "rdma", "misc"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted tree and its controllers. A v1 `name=…` tree and a hybrid's v2 tree have none."""
+
+    path: str
+    controllers: frozenset[str]
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mounts:
+    """The hierarchies to work on. `bare` is a hybrid's v2 mount: groups there are only removed."""
+
+    version: Literal[1, 2]
+    hierarchies: tuple[Hierarchy, ...]
+    bare: str | None = None
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        return frozenset().union(*(h.controllers for h in self.hierarchies))
+
+    def holding(self, controller: str) -> Hierarchy | None:
+        return next((h for h in self.hierarchies if controller in h.controllers), None)
+
+
+def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
+    """The hierarchies mounted at or below `root`; without one, below /sys/fs/cgroup or, failing
+    that, anywhere. Raises `Unavailable` where there are none."""
+    try:
+        lines = Path(mountinfo).read_text().splitlines()
+    except OSError as error:
+        raise read_refused(error, mountinfo) from error
+    mounts = [mount for line in lines if (mount := _parse(line)) is not None]
+    base = (root or DEFAULT_ROOT).rstrip("/")
+    below = [m for m in mounts if m[1] == base or m[1].startswith(base + "/")]
+    chosen = below if below or root is not None else mounts
+    if not chosen:
+        raise Unavailable("no cgroup hierarchy is mounted here", subject=base)
+    return _choose(chosen)
+
+
+def _choose(mounts: list[tuple[str, str, set[str]]]) -> Mounts:
+    legacy: dict[frozenset[str], Hierarchy] = {}
+    unified: Hierarchy | None = None
+    for kind, path, options in mounts:
+        read_only = "ro" in options
+        if kind == "cgroup2":
+            unified = unified or Hierarchy(path, frozenset(_controllers(path)), read_only)
+        else:
+            named = frozenset(option for option in options if option.startswith("name="))
+            controllers = frozenset(options & V1_CONTROLLERS)
+            legacy.setdefault(controllers or named, Hierarchy(path, controllers, read_only))
+    if any(h.controllers for h in legacy.values()):
+        return Mounts(1, tuple(legacy.values()), bare=unified.path if unified else None)
+    if unified is None:
+        raise Unavailable("only named cgroup hierarchies, without controllers", subject=mounts[0][1])
+    return Mounts(2, (unified,))
+
+
+def _parse(line: str) -> tuple[str, str, set[str]] | None:
+    """Kind, mount point and options of a cgroup mount's mountinfo line."""
+    before, separator, after = line.partition(" - ")
+    fields, rest = before.split(), after.split()
+    if not separator or len(fields) < 6 or len(rest) < 3 or rest[0] not in ("cgroup", "cgroup2"):
+        return None
+    path = fields[4].encode().decode("unicode_escape")
+    return rest[0], path, {*fields[5].split(","), *rest[2].split(",")}
+
+
+def _controllers(path: str) -> list[str]:
+    try:
+        return Path(path, "cgroup.controllers").read_text().split()
+    except OSError as error:
+        raise read_refused(error, os.path.join(path, "cgroup.controllers")) from error  # noqa: PTH118

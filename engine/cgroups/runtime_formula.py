@@ -1,0 +1,46 @@
+"""Which `cpu.weight` formula the container runtime uses, so that pods and containers agree.
+
+runc from 1.3.2 and crun from 1.23 use the logarithmic formula, older ones the linear one; the kubelet
+followed in 1.36 (kubernetes/kubernetes#131216).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+from engine.cgroups.conversion import WeightFormula
+
+_SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
+_VERSION = re.compile(r"\b(runc|crun) version v?(\d+)\.(\d+)(?:\.(\d+))?")
+_DEADLINE = 5.0
+
+
+def formula_of(version_text: str) -> WeightFormula | None:
+    """The formula of what `runc --version` or `crun --version` prints; None for another runtime."""
+    match = _VERSION.search(version_text)
+    if match is None:
+        return None
+    version = (int(match[2]), int(match[3]), int(match[4] or 0))
+    return "logarithmic" if version >= _SINCE[match[1]] else "linear"
+
+
+def detect_formula(oci_runtime: str = "") -> tuple[WeightFormula, str]:
+    """The formula of the OCI runtime at this path (by default runc, else crun, on the PATH), and how
+    it was found out. Linear where there is none."""
+    candidates = [oci_runtime] if oci_runtime else ["runc", "crun"]
+    for candidate in candidates:
+        path = shutil.which(candidate)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=_DEADLINE, check=False
+            ).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        formula = formula_of(answer)
+        if formula is not None:
+            return formula, f"{path}: {answer.splitlines()[0]}"
+    return "linear", "no OCI runtime found"

@@ -1,0 +1,193 @@
+"""What the configuration says about cgroups, resolved once into values that decide."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.resources import CPU, MEMORY
+from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, parse_resources
+from engine.cgroups.containers import ContainerRules
+from engine.cgroups.levels import LevelRules
+from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_cgroupfs
+from engine.cgroups.values import PodRules
+
+DEFAULT_EVICTION_HARD = {
+    "memory.available": "100Mi",
+    "nodefs.available": "10%",
+    "nodefs.inodesFree": "5%",
+    "imagefs.available": "15%",
+    "imagefs.inodesFree": "5%",
+}
+PODS = "pods"
+RESERVED_KINDS = ("system-reserved", "kube-reserved")
+COMPRESSIBLE = "-compressible"
+_ENFORCEABLE = {"none", PODS, *RESERVED_KINDS, *(kind + COMPRESSIBLE for kind in RESERVED_KINDS)}
+_PERCENT = re.compile(r"([0-9]{1,3})%")
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedGroup:
+    """A group for the system's or Kubernetes' own daemons whose reservation is enforced."""
+
+    kind: str
+    name: CgroupName
+    resources: Mapping[str, Quantity]
+    compressible_only: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupSettings:
+    """Everything that deciding files need to know of the configuration and the node."""
+
+    root: CgroupName
+    driver: Driver
+    node: NodeAllocatable
+    enforce_pods: bool
+    reserved_groups: tuple[ReservedGroup, ...]
+    pods: PodRules
+    containers: ContainerRules
+    levels: LevelRules
+
+    @classmethod
+    def resolve(
+        cls,
+        config: KubeletConfiguration,
+        capacity: Mapping[str, Quantity | int],
+        *,
+        cgroup_v2: bool,
+        tiered_memory: bool = False,
+        swap_controller: bool = False,
+        swap_capacity: int = 0,
+        huge_page_sizes: tuple[int, ...] = (),
+    ) -> CgroupSettings:
+        """Raises `InvalidInput` naming the field.
+
+        `capacity` holds quantities, or integers in milli-CPU for cpu and base units for the rest.
+        """
+        if config.cgroup_driver not in ("cgroupfs", "systemd"):
+            raise InvalidInput(
+                f"expected cgroupfs or systemd, got {config.cgroup_driver!r}", subject="cgroupDriver"
+            )
+        node = NodeAllocatable(
+            {name: _quantity(name, amount) for name, amount in capacity.items()},
+            parse_resources(config.kube_reserved, "kubeReserved"),
+            parse_resources(config.system_reserved, "systemReserved"),
+            hard_thresholds(config),
+        )
+        memory_qos = config.gate("MemoryQoS", False) and cgroup_v2
+        custom_period = config.gate("CustomCPUCFSQuotaPeriod", False)
+        period = round(float(config.cpu_cfs_quota_period) * 1e6)
+        if not 1000 <= period <= 1_000_000:
+            raise InvalidInput("expected between 1ms and 1s", subject="cpuCFSQuotaPeriod")
+        oom_kill = config.single_process_oom_kill
+        memory = node.capacity.get(MEMORY)
+        allocatable_memory = node.allocatable().get(MEMORY)
+        tiered = memory_qos and tiered_memory
+        return cls(
+            root=node_allocatable_root(config.cgroup_root, config.cgroups_per_qos),
+            driver=config.cgroup_driver,  # type: ignore[arg-type]
+            node=node,
+            enforce_pods=PODS in config.enforce_node_allocatable,
+            reserved_groups=_reserved_groups(config, node),
+            pods=PodRules(
+                enforce_cpu_limits=config.cpu_cfs_quota,
+                cpu_period_us=period,
+                custom_cpu_period=custom_period,
+                memory_qos=memory_qos,
+                tiered_memory=tiered,
+                pids_limit=config.pod_pids_limit,
+            ),
+            containers=ContainerRules(
+                memory_capacity=memory.value if memory else 0,
+                allocatable_memory=allocatable_memory.value if allocatable_memory else 0,
+                enforce_cpu_limits=config.cpu_cfs_quota,
+                cpu_period_us=period,
+                custom_cpu_period=custom_period,
+                memory_qos=memory_qos,
+                tiered_memory=tiered,
+                throttling_factor=config.memory_throttling_factor,
+                page_size=mmap.PAGESIZE,
+                cgroup_v2=cgroup_v2,
+                swap_controller=swap_controller,
+                swap_capacity=swap_capacity,
+                swap_behavior=config.memory_swap.swap_behavior if config.memory_swap else "",
+                single_process_oom_kill=(not cgroup_v2) if oom_kill is None else oom_kill,
+                huge_page_sizes=huge_page_sizes,
+            ),
+            levels=LevelRules(
+                allocatable_memory=allocatable_memory.value if allocatable_memory else None,
+                reserved_percent=_reserved_percent(config),
+                memory_qos=memory_qos,
+                tiered_memory=tiered,
+            ),
+        )
+
+
+def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
+    """The hard eviction thresholds; a partial list replaces the defaults unless they are merged."""
+    chosen = config.eviction_hard
+    if chosen is None:
+        chosen = DEFAULT_EVICTION_HARD
+    elif config.merge_default_eviction_settings:
+        chosen = DEFAULT_EVICTION_HARD | chosen
+    thresholds = []
+    for signal, text in chosen.items():
+        if text in ("0%", "100%"):
+            continue
+        try:
+            thresholds.append(HardThreshold.parse(signal, text))
+        except InvalidInput as error:
+            raise InvalidInput(error.message, subject=f"evictionHard.{signal}") from None
+    return tuple(thresholds)
+
+
+def _quantity(name: str, amount: Quantity | int) -> Quantity:
+    if isinstance(amount, Quantity):
+        return amount
+    return Quantity.from_milli(amount) if name == CPU else Quantity.from_value(amount, BINARY_SI)
+
+
+def _reserved_percent(config: KubeletConfiguration) -> int | None:
+    """`qosReserved.memory`, behind the gate QOSReserved in the kubelet; setting it is enough here."""
+    reserved = config.qos_reserved or {}
+    unknown = sorted(reserved.keys() - {MEMORY})
+    if unknown:
+        raise InvalidInput("only memory can be reserved", subject=f"qosReserved.{unknown[0]}")
+    if MEMORY not in reserved:
+        return None
+    match = _PERCENT.fullmatch(reserved[MEMORY])
+    if match is None or int(match[1]) > 100:
+        raise InvalidInput(f"expected 0% to 100%, got {reserved[MEMORY]!r}", subject=f"qosReserved.{MEMORY}")
+    return int(match[1])
+
+
+def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tuple[ReservedGroup, ...]:
+    keys = config.enforce_node_allocatable
+    unknown = sorted(set(keys) - _ENFORCEABLE)
+    if unknown:
+        raise InvalidInput(f"{unknown[0]!r} is unknown", subject="enforceNodeAllocatable")
+    if "none" in keys and len(keys) > 1:
+        raise InvalidInput("'none' excludes the others", subject="enforceNodeAllocatable")
+    if PODS in keys and not config.cgroups_per_qos:
+        raise InvalidInput("'pods' needs cgroupsPerQOS", subject="enforceNodeAllocatable")
+    settings = {
+        "system-reserved": ("systemReserved", config.system_reserved_cgroup, node.system_reserved),
+        "kube-reserved": ("kubeReserved", config.kube_reserved_cgroup, node.kube_reserved),
+    }
+    groups: list[ReservedGroup] = []
+    for kind, (field, path, resources) in settings.items():
+        whole, compressible = kind in keys, kind + COMPRESSIBLE in keys
+        if whole and compressible:
+            raise InvalidInput(f"{kind} is named in both forms", subject="enforceNodeAllocatable")
+        if not whole and not compressible:
+            continue
+        if not path:
+            raise InvalidInput(f"expected a cgroup, since {kind} is enforced", subject=f"{field}Cgroup")
+        groups.append(ReservedGroup(kind, parse_cgroupfs(path), resources or {}, compressible))
+    return tuple(groups)

@@ -1,0 +1,164 @@
+"""Slices over D-Bus, where systemd is init and owns the cgroup tree.
+
+systemd keeps its own idea of every slice's values and writes them again when it reloads, so each value
+goes to it as a property as well as into the file. Source: `org.freedesktop.systemd1(5)`,
+`systemd.resource-control(5)`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from jeepney import DBusAddress, DBusErrorResponse, MatchRule, message_bus, new_method_call
+from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection
+
+from engine.api.errors import Refused, Unavailable
+from engine.cgroups.names import CgroupName, systemd_unit
+
+RUNNING = "/run/systemd/system"
+SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
+TIMEOUT = 10.0
+INFINITY = 2**64 - 1
+MANAGER = DBusAddress(
+    "/org/freedesktop/systemd1", "org.freedesktop.systemd1", "org.freedesktop.systemd1.Manager"
+)
+_NUMBERS = {
+    "cpu.shares": "CPUShares",
+    "cpu.weight": "CPUWeight",
+    "memory.limit_in_bytes": "MemoryLimit",
+    "memory.max": "MemoryMax",
+    "memory.high": "MemoryHigh",
+    "memory.low": "MemoryLow",
+    "memory.min": "MemoryMin",
+    "pids.max": "TasksMax",
+}
+_EXISTS = "org.freedesktop.systemd1.UnitExists"
+_NO_SUCH_UNIT = "org.freedesktop.systemd1.NoSuchUnit"
+
+Property = tuple[str, tuple[str, Any]]
+
+
+def unit_properties(files: Mapping[str, str]) -> list[Property]:
+    """The unit properties that say the same as these cgroup files."""
+    properties: list[Property] = []
+    for file, text in files.items():
+        if file in _NUMBERS:
+            number = int(text) if text.isdigit() else INFINITY
+            properties.append((_NUMBERS[file], ("t", number)))
+    quota, period = files.get("cpu.cfs_quota_us"), files.get("cpu.cfs_period_us", "100000")
+    if "cpu.max" in files:
+        quota, _, period = files["cpu.max"].partition(" ")
+    if quota is not None:
+        per_second = int(quota) * 1_000_000 // int(period) if quota.isdigit() else INFINITY
+        properties.append(("CPUQuotaPerSecUSec", ("t", per_second)))
+        properties.append(("CPUQuotaPeriodUSec", ("t", int(period))))
+    return properties
+
+
+class SystemdSlices:
+    """Transient slices of one systemd, over one bus connection; every call has a deadline."""
+
+    def __init__(self, connection: DBusConnection, address: str, *, timeout: float = TIMEOUT) -> None:
+        self._connection = connection
+        self._address = address
+        self._timeout = timeout
+        removed = MatchRule(
+            type="signal",
+            interface=MANAGER.interface,
+            member="JobRemoved",
+            path=MANAGER.object_path,
+        )
+        Proxy(message_bus, connection, timeout=timeout).AddMatch(removed)
+        self._removed = removed
+        self._call("Subscribe")
+
+    @classmethod
+    def connect(cls, address: str | None = None, *, running: str = RUNNING) -> SystemdSlices:
+        """Raises `Refused` where systemd is not init, `Unavailable` where its bus does not answer."""
+        if not os.path.isdir(running):  # noqa: PTH112
+            raise Refused(
+                "cgroupDriver systemd needs systemd as init, which does not run here; "
+                "use cgroupDriver: cgroupfs",
+                subject=running,
+            )
+        address = address or os.environ.get("DBUS_SYSTEM_BUS_ADDRESS") or SYSTEM_BUS
+        try:
+            return cls(open_dbus_connection(address, auth_timeout=TIMEOUT), address)
+        except (OSError, ValueError, KeyError) as error:
+            raise Unavailable(f"the system bus does not answer: {error}", subject=address) from error
+
+    def start(self, name: CgroupName) -> None:
+        """Start a transient slice, with accounting on; one that exists is fine."""
+        unit, parent = systemd_unit(name)
+        properties: list[Property] = [
+            ("Description", ("s", f"kubengine slice {unit}")),
+            ("DefaultDependencies", ("b", False)),
+            *((f"{kind}Accounting", ("b", True)) for kind in ("CPU", "Memory", "Tasks", "IO")),
+        ]
+        if parent != "-.slice":
+            properties.append(("Wants", ("as", [parent])))
+        arguments = (unit, "replace", properties, [])
+        self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", arguments, ignore=_EXISTS)
+
+    def set(self, name: CgroupName, files: Mapping[str, str]) -> None:
+        """Tell systemd the values that are being written, until the next boot."""
+        properties = unit_properties(files)
+        if properties:
+            unit, _ = systemd_unit(name)
+            self._call("SetUnitProperties", "sba(sv)", (unit, True, properties), unit=unit)
+
+    def stop(self, name: CgroupName) -> None:
+        """Stop a slice and everything in it; one that is not there is fine."""
+        unit, _ = systemd_unit(name)
+        self._job(unit, "StopUnit", "ss", (unit, "replace"), ignore=_NO_SUCH_UNIT)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _job(self, unit: str, method: str, signature: str, arguments: tuple[Any, ...], ignore: str) -> None:
+        """Call a method that gives a job, and wait for the job's end."""
+        with self._connection.filter(self._removed, bufsize=1024) as ended:
+            try:
+                (job,) = self._call(method, signature, arguments, unit=unit, ignore=ignore) or (None,)
+                while job is not None:
+                    message = self._connection.recv_until_filtered(ended, timeout=self._timeout)
+                    _, path, _, result = message.body
+                    if path == job:
+                        if result != "done":
+                            raise Refused(f"systemd ended the job as {result!r}", subject=unit)
+                        break
+            except TimeoutError:
+                raise Unavailable(
+                    f"systemd did not finish {method} in {self._timeout:g} s", subject=unit
+                ) from None
+
+    def _call(
+        self,
+        method: str,
+        signature: str | None = None,
+        arguments: tuple[Any, ...] = (),
+        *,
+        unit: str = "",
+        ignore: str = "",
+    ) -> tuple[Any, ...] | None:
+        message = new_method_call(MANAGER, method, signature, arguments)
+        try:
+            reply = self._connection.send_and_get_reply(message, timeout=self._timeout)
+        except TimeoutError:
+            raise Unavailable(
+                f"systemd did not answer {method} in {self._timeout:g} s", subject=unit or self._address
+            ) from None
+        except OSError as error:
+            with suppress(OSError):
+                self._connection.close()
+            raise Unavailable(f"the bus connection broke: {error}", subject=self._address) from error
+        if reply.header.message_type.name == "error":
+            error = DBusErrorResponse(reply)
+            if error.name == ignore:
+                return None
+            detail = error.data[0] if error.data else error.name
+            raise Refused(f"systemd refuses {method}: {detail}", subject=unit or self._address)
+        return tuple(reply.body)

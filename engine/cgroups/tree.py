@@ -1,0 +1,427 @@
+"""The tree of groups in every hierarchy: made, written where values differ, read, removed.
+
+`write` survives groups that were deleted or recreated behind our back: they are made again and get
+all their values. A machine may lack a controller; its files are then left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from engine.api.errors import Refused
+from engine.cgroups.files import FileRules
+from engine.cgroups.group import Descriptors, Directory, GroupGone
+from engine.cgroups.mounts import Hierarchy, Mounts
+from engine.cgroups.names import CgroupName, Driver, to_path
+from engine.cgroups.refusals import enable_refused, make_refused, read_refused, remove_refused
+from engine.cgroups.slices import Slices
+
+DELEGATED = ("cpuset", "cpu", "io", "memory", "pids", "hugetlb")
+_PERIOD = "cpu.cfs_period_us"
+_RETRY_DELAY = 0.005
+
+
+@dataclass(slots=True)
+class Group:
+    """One cgroup in all hierarchies, and what it should have (file → text)."""
+
+    name: CgroupName
+    path: str
+    directories: dict[str, Directory]
+    wanted: dict[str, str] = field(default_factory=dict)
+    made: bool = False
+
+    def directory(self, file: str) -> Directory:
+        """Where a file is: v2 has one directory, v1 one per controller."""
+        found = self.directories.get("") or self.directories.get(file.partition(".")[0])
+        if found is None:
+            raise Refused("no mounted hierarchy has this controller", subject=f"{self.path}/{file}")
+        return found
+
+    def known(self) -> dict[str, str]:
+        """The last known text of every file that should have one."""
+        return {
+            file: text for file in self.wanted if (text := self.directory(file).known.get(file)) is not None
+        }
+
+
+class CgroupTree:
+    """All groups that we made or adopted, by name. `writes` counts files written since the start."""
+
+    def __init__(
+        self,
+        mounts: Mounts,
+        rules: FileRules,
+        *,
+        driver: Driver = "cgroupfs",
+        slices: Slices | None = None,
+        max_descriptors: int | None = None,
+    ) -> None:
+        self.mounts = mounts
+        self.rules = rules
+        self.driver: Driver = driver
+        self.slices = slices
+        self.descriptors = Descriptors(max_descriptors)
+        self.groups: dict[CgroupName, Group] = {}
+        self.writes = 0
+        self.remade = 0
+        self._children: dict[CgroupName, set[CgroupName]] = {}
+        self._enabled: set[str] = set()
+        self._cpuset: dict[str, tuple[str, str]] = {}
+
+    def group(self, name: CgroupName) -> Group:
+        """The record of a group, made or not."""
+        group = self.groups.get(name)
+        if group is None:
+            path = to_path(name, self.driver)
+            directories: dict[str, Directory] = {}
+            for hierarchy in self.mounts.hierarchies:
+                directory = Directory(_below(hierarchy, path))
+                keys = hierarchy.controllers if self.mounts.version == 1 else ("",)
+                directories |= dict.fromkeys(keys, directory)
+            group = self.groups[name] = Group(name, path, directories)
+            self._children.setdefault(name[:-1], set()).add(name)
+        return group
+
+    def exists(self, name: CgroupName) -> bool:
+        """Whether the group is there in every hierarchy."""
+        path = to_path(name, self.driver)
+        return all(os.path.isdir(_below(h, path)) for h in self.mounts.hierarchies)  # noqa: PTH112
+
+    def make(self, name: CgroupName) -> Group:
+        """Make a group and its ancestors where they are missing; adopt what is there.
+
+        Raises `Refused` with the path.
+        """
+        group = self.group(name)
+        if group.made:
+            return group
+        try:
+            self._make_all(name)
+        except Refused as error:
+            if error.errno != errno.ENOENT:
+                raise
+            self._doubt(name)
+            self._make_all(name)
+        return group
+
+    def _make_all(self, name: CgroupName) -> None:
+        for depth in range(1, len(name) + 1):
+            group = self.group(name[:depth])
+            if not group.made:
+                self._make(group)
+
+    def _make(self, group: Group) -> None:
+        if self.slices is not None:
+            self.slices.start(group.name)
+        for hierarchy in self.mounts.hierarchies:
+            path = _below(hierarchy, group.path)
+            fresh = _mkdir(path)
+            for directory in group.directories.values():
+                if directory.path == path:
+                    directory.forget(self.descriptors)
+                    directory.known = self.rules.fresh() if fresh else {}
+            if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
+                self._inherit_cpuset(hierarchy, path)
+        if self.mounts.version == 2:
+            self._enable(group.name)
+        group.made = True
+
+    def write(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
+        """Give a group its values; only those that differ from the last known are written.
+
+        Returns the number of files written. Raises `Refused` with the path; the remaining files
+        have been tried then, and the next call tries again.
+        """
+        group = self.make(name)
+        group.wanted.update(wanted)
+        try:
+            return self._write(group, wanted)
+        except GroupGone:
+            self.remade += 1
+            self._doubt(name)
+            self.make(name)
+            return self._write(group, group.wanted)
+
+    def _write(self, group: Group, wanted: Mapping[str, str]) -> int:
+        before = self.writes
+        refusal: Refused | None = None
+        queue = list(wanted.items())
+        if self.slices is not None:
+            self._tell_systemd(group, wanted)
+        for position, (file, text) in enumerate(queue):
+            directory = group.directory(file)
+            if directory.current(file, self.descriptors) == text:
+                continue
+            try:
+                directory.write(file, text, self.descriptors)
+                self.writes += 1
+            except Refused as error:
+                if file == _PERIOD and error.errno == errno.EINVAL and (file, text) not in queue[:position]:
+                    queue.append((file, text))
+                else:
+                    refusal = refusal or error
+                    if error.errno == errno.ENOENT:
+                        self._doubt(group.name)
+        if refusal is not None:
+            raise refusal
+        return self.writes - before
+
+    def _tell_systemd(self, group: Group, wanted: Mapping[str, str]) -> None:
+        differs = any(
+            group.directory(file).current(file, self.descriptors) != text for file, text in wanted.items()
+        )
+        if differs and self.slices is not None:
+            self.slices.set(group.name, wanted)
+
+    def read(self, name: CgroupName, file: str) -> str | None:
+        """What a file holds now; None if the group or the file is not there."""
+        group = self.group(name)
+        try:
+            return group.directory(file).read(file, self.descriptors)
+        except GroupGone:
+            return None
+
+    def verify(self, name: CgroupName) -> dict[str, tuple[str, str | None]]:
+        """Files that hold something else than they should: file → (wanted, actual). What was read is
+        remembered, so that the next write puts it right. A missing group differs in every file."""
+        group = self.groups.get(name)
+        if group is None:
+            return {}
+        differing: dict[str, tuple[str, str | None]] = {}
+        for file, text in group.wanted.items():
+            directory = group.directory(file)
+            try:
+                actual = directory.read(file, self.descriptors)
+            except GroupGone:
+                group.made = False
+                return {file: (text, None) for file, text in group.wanted.items()}
+            if actual is None:
+                directory.known.pop(file, None)
+            else:
+                directory.known[file] = actual
+            if actual != text:
+                differing[file] = (text, actual)
+        return differing
+
+    def children(self, name: CgroupName) -> dict[str, list[str]]:
+        """Directory names right below a group → paths, over all hierarchies."""
+        path = to_path(name, self.driver)
+        found: dict[str, list[str]] = {}
+        for root in self._roots():
+            for child in _subdirectories(root + path):
+                found.setdefault(child, []).append(f"{(root + path).rstrip('/')}/{child}")
+        return found
+
+    def processes(self, name: CgroupName) -> set[int]:
+        """Pids in a group and all groups below it."""
+        pids: set[int] = set()
+        for root in self._roots():
+            for path in _walk(root + to_path(name, self.driver)):
+                pids.update(_pids(path))
+        return pids
+
+    def kill(self, name: CgroupName) -> int:
+        """SIGKILL to every process in the group and below; returns how many got it."""
+        pids = self.processes(name) - {os.getpid()}
+        killed = 0
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                continue
+        return killed
+
+    def remove(self, name: CgroupName, *, kill: bool = False, wait: float = 0.0) -> None:
+        """Remove a group and all groups below it from every hierarchy; a missing one is fine.
+
+        With `kill`, processes left in it are killed first. While the group is busy it is tried again
+        for `wait` seconds. Raises `Refused` (EBUSY) with the path if processes are left.
+        """
+        deadline = time.monotonic() + wait
+        path = to_path(name, self.driver)
+        for below in self._descendants(name):
+            for directory in self.groups[below].directories.values():
+                directory.forget(self.descriptors)
+                self._enabled.discard(directory.path)
+                self._cpuset.pop(directory.path, None)
+        if self.slices is not None:
+            self.slices.stop(name)
+        while True:
+            busy: Refused | None = None
+            for root in self._roots():
+                try:
+                    _rmdir(root + path)
+                except OSError as error:
+                    busy = remove_refused(error, error.filename or root + path)
+                    if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+                        raise busy from error
+            if busy is None:
+                break
+            if time.monotonic() >= deadline and not kill:
+                raise busy
+            if kill:
+                self.kill(name)
+            if time.monotonic() >= deadline:
+                kill = False
+            time.sleep(_RETRY_DELAY)
+        self.forget(name)
+
+    def forget(self, name: CgroupName) -> None:
+        """Drop our record of a group that is not ours to keep; the group stays."""
+        for below in self._descendants(name):
+            for directory in self.groups.pop(below).directories.values():
+                directory.forget(self.descriptors)
+            self._children.pop(below, None)
+        self._children.get(name[:-1], set()).discard(name)
+
+    def close(self) -> None:
+        """Close what is open; the groups stay."""
+        self.descriptors.close_all()
+        if self.slices is not None:
+            self.slices.close()
+
+    def _roots(self) -> list[str]:
+        roots = [h.path for h in self.mounts.hierarchies]
+        return [*roots, self.mounts.bare] if self.mounts.bare else roots
+
+    def _descendants(self, name: CgroupName) -> list[CgroupName]:
+        """A group that we know and all that we know below it."""
+        found = [name] if name in self.groups else []
+        for child in self._children.get(name, ()):
+            found += self._descendants(child)
+        return found
+
+    def _doubt(self, name: CgroupName) -> None:
+        """Nothing is certain any more of a group, of its ancestors and of the groups below it: the
+        next write makes sure of each of them."""
+        ancestors = [name[:depth] for depth in range(1, len(name))]
+        for doubtful in [*ancestors, *self._descendants(name)]:
+            group = self.groups.get(doubtful)
+            if group is None:
+                continue
+            group.made = False
+            for directory in group.directories.values():
+                directory.forget(self.descriptors)
+                self._enabled.discard(directory.path)
+                self._cpuset.pop(directory.path, None)
+        self._enabled.discard(self.mounts.hierarchies[0].path)
+
+    def _enable(self, name: CgroupName) -> None:
+        """Pass the controllers on, from the root down to and including the group."""
+        root = self.mounts.hierarchies[0]
+        for depth in range(len(name) + 1):
+            path = _below(root, to_path(name[:depth], self.driver)) if depth else root.path
+            if path in self._enabled:
+                continue
+            control = f"{path}/cgroup.subtree_control"
+            offered = _text(f"{path}/cgroup.controllers").split()
+            missing = set(offered) & set(DELEGATED) - set(_text(control).split())
+            lost = [c for c in self.rules.controllers if c in DELEGATED and c not in offered]
+            if lost:
+                raise Refused(
+                    f"the {', '.join(sorted(lost))} controller is not offered here; "
+                    "it is disabled in a parent's cgroup.subtree_control",
+                    subject=path,
+                    errno=errno.ENOENT,
+                )
+            for controller in sorted(missing):
+                try:
+                    _put(control, f"+{controller}")
+                except OSError as error:
+                    raise enable_refused(error, control, controller) from error
+            self._enabled.add(path)
+
+    def _inherit_cpuset(self, hierarchy: Hierarchy, path: str) -> None:
+        """A new v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
+        parent = path.rpartition("/")[0] or hierarchy.path
+        inherited = self._cpuset.get(parent)
+        if inherited is None:
+            inherited = self._cpuset[parent] = (
+                _text(f"{parent}/cpuset.cpus"),
+                _text(f"{parent}/cpuset.mems"),
+            )
+        for file, text in zip(("cpuset.cpus", "cpuset.mems"), inherited, strict=True):
+            if text and not _text(f"{path}/{file}"):
+                try:
+                    _put(f"{path}/{file}", text)
+                except OSError as error:
+                    raise make_refused(error, f"{path}/{file}") from error
+
+
+def _below(hierarchy: Hierarchy, path: str) -> str:
+    return hierarchy.path + path.rstrip("/")
+
+
+def _mkdir(path: str) -> bool:
+    try:
+        os.mkdir(path, 0o755)  # noqa: PTH102
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise make_refused(error, path) from error
+    return True
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return (file.read() or b"").decode().strip()
+    except OSError as error:
+        raise read_refused(error, path) from error
+
+
+def _put(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def _subdirectories(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise read_refused(error, path) from error
+
+
+def _walk(path: str) -> Iterator[str]:
+    """A group and all below it, deepest first."""
+    for child in _subdirectories(path):
+        yield from _walk(f"{path}/{child}")
+    yield path
+
+
+def _pids(path: str) -> list[int]:
+    try:
+        return [int(pid) for pid in _text(f"{path}/cgroup.procs").split()]
+    except Refused as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP):
+            return []
+        raise
+
+
+def _rmdir(path: str) -> None:
+    try:
+        os.rmdir(path)  # noqa: PTH106
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        children = _subdirectories(path)
+        if not children:
+            raise
+        for child in children:
+            _rmdir(f"{path}/{child}")
+        os.rmdir(path)  # noqa: PTH106
