@@ -1,0 +1,179 @@
+"""The compiled form of image GC's order and cut; `_image_order_py` states the rule.
+
+Order and cut is a quicksort that works from the left and stops as soon as the sum of sizes reaches the
+target: what lies right of the cut is never put in order.
+"""
+
+cimport numpy as cnp
+from cpython.dict cimport PyDict_GetItem
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free, malloc
+
+import numpy as np
+
+cnp.import_array()
+
+cdef enum:
+    SMALL = 24  # rows below which shifting beats partitioning
+
+cdef int64_t LARGEST = 0x7fffffffffffffff
+
+
+cdef struct entry:
+    double primary
+    double secondary
+    int64_t size
+    int64_t row
+
+
+cdef inline bint before(const entry *a, const entry *b) noexcept nogil:
+    if a.primary != b.primary:
+        return a.primary < b.primary
+    if a.secondary != b.secondary:
+        return a.secondary < b.secondary
+    return a.row < b.row
+
+
+cdef inline void swap(entry *a, entry *b) noexcept nogil:
+    cdef entry kept = a[0]
+    a[0] = b[0]
+    b[0] = kept
+
+
+cdef void insertion_sort(entry *items, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t i, j
+    cdef entry item
+    for i in range(1, count):
+        item = items[i]
+        j = i
+        while j > 0 and before(&item, &items[j - 1]):
+            items[j] = items[j - 1]
+            j -= 1
+        items[j] = item
+
+
+cdef Py_ssize_t partition(entry *items, Py_ssize_t count) noexcept nogil:
+    """Everything before the returned position sorts before everything from it on."""
+    cdef Py_ssize_t middle = count // 2, i = 0, j = count - 1
+    cdef entry pivot
+    if before(&items[middle], &items[0]):
+        swap(&items[middle], &items[0])
+    if before(&items[count - 1], &items[middle]):
+        swap(&items[count - 1], &items[middle])
+        if before(&items[middle], &items[0]):
+            swap(&items[middle], &items[0])
+    pivot = items[middle]
+    while True:
+        while before(&items[i], &pivot):
+            i += 1
+        while before(&pivot, &items[j]):
+            j -= 1
+        if i >= j:
+            return j + 1
+        swap(&items[i], &items[j])
+        i += 1
+        j -= 1
+
+
+cdef void heap_sort(entry *items, Py_ssize_t count) noexcept nogil:
+    cdef Py_ssize_t start = count // 2, end = count, root, child
+    cdef entry item
+    while end > 1:
+        if start > 0:
+            start -= 1
+            item = items[start]
+        else:
+            end -= 1
+            item = items[end]
+            items[end] = items[0]
+        root = start
+        child = 2 * root + 1
+        while child < end:
+            if child + 1 < end and before(&items[child], &items[child + 1]):
+                child += 1
+            if not before(&item, &items[child]):
+                break
+            items[root] = items[child]
+            root = child
+            child = 2 * root + 1
+        items[root] = item
+
+
+cdef Py_ssize_t take(entry *items, Py_ssize_t count, int64_t target, int64_t *freed, int depth) noexcept nogil:
+    """Orders `items` from the left until the sizes reach `target`; how many it took."""
+    cdef Py_ssize_t taken, cut
+    if count <= SMALL or depth == 0:
+        if depth == 0:
+            heap_sort(items, count)
+        else:
+            insertion_sort(items, count)
+        for taken in range(count):
+            if items[taken].size > LARGEST - freed[0]:
+                freed[0] = LARGEST
+            else:
+                freed[0] += items[taken].size
+            if freed[0] >= target:
+                return taken + 1
+        return count
+    cut = partition(items, count)
+    taken = take(items, cut, target, freed, depth - 1)
+    if freed[0] >= target and taken > 0:
+        return taken
+    return taken + take(items + cut, count - cut, target, freed, depth - 1)
+
+
+def order_and_cut(const double[::1] primary, const double[::1] secondary, const int64_t[::1] size,
+                  const uint8_t[::1] eligible, target):
+    cdef Py_ssize_t rows = eligible.shape[0], i, count = 0, taken
+    if primary.shape[0] < rows or secondary.shape[0] < rows or size.shape[0] < rows:
+        raise ValueError("primary, secondary and size must be as long as eligible")
+    cdef int64_t wanted = min(target, LARGEST) if target > 0 else 0
+    cdef int64_t freed = 0
+    cdef entry *items = <entry *>malloc((rows + 1) * sizeof(entry))
+    if items == NULL:
+        raise MemoryError
+    cdef int depth = 8
+    try:
+        with nogil:
+            for i in range(rows):
+                if eligible[i]:
+                    items[count].primary = primary[i]
+                    items[count].secondary = secondary[i]
+                    items[count].size = size[i]
+                    items[count].row = i
+                    count += 1
+            i = count
+            while i:
+                depth += 2
+                i >>= 1
+            taken = take(items, count, wanted, &freed, depth) if count else 0
+        chosen = np.empty(taken, np.int64)
+        if taken:
+            fill(chosen, items)
+        return chosen, freed
+    finally:
+        free(items)
+
+
+cdef void fill(int64_t[::1] chosen, const entry *items) noexcept:
+    cdef Py_ssize_t i
+    for i in range(chosen.shape[0]):
+        chosen[i] = items[i].row
+
+
+def mark(dict index not None, list names not None, uint8_t[::1] marks):
+    cdef Py_ssize_t position, row, limit = marks.shape[0]
+    cdef PyObject *found
+    unknown = []
+    for position in range(PyList_GET_SIZE(names)):
+        found = PyDict_GetItem(index, <object>PyList_GET_ITEM(names, position))
+        if found == NULL:
+            unknown.append(position)
+        else:
+            row = <object>found
+            if row < 0 or row >= limit:
+                raise IndexError(f"row {row} of {limit}")
+            marks[row] = 1
+    return unknown

@@ -1,0 +1,1 @@
+"""Eviction under pressure: signals, thresholds, the sequence of decisions, and the manager that acts."""

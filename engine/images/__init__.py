@@ -1,0 +1,13 @@
+"""Image garbage collection: policy and selection (pure), one run, and the manager that acts.
+
+`policy` says when and how much, `selection` which rows of an `ImageTable` and in which order, `collection`
+is one run over the records, `manager` lists, measures and removes through the runtime. May touch
+`engine.api`, `tables`, `_fast`, `metrics` and `runtime.client`; of the disk only statvfs and its own
+records file.
+"""
+
+from engine.images.policy import ImageGCPolicy
+from engine.images.records import ImageRecords, SeenImage
+from engine.images.report import ImageGCReport, ImageVerdict
+
+__all__ = ["ImageGCPolicy", "ImageGCReport", "ImageRecords", "ImageVerdict", "SeenImage"]

@@ -1,0 +1,95 @@
+"""When image GC runs and how much it has to free: thresholds in, bytes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import ImagesSection
+
+LRU: Final = "lru"
+LARGEST_FIRST: Final = "largest-first"
+SIZE_AWARE: Final = "size-aware"
+ORDERS: Final = (LRU, LARGEST_FIRST, SIZE_AWARE)
+
+REPORTED: Final = "reported"
+MEASURED: Final = "measured"
+ACCOUNTINGS: Final = (REPORTED, MEASURED)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGCPolicy:
+    """Thresholds in percent of the image file system in use, ages in seconds, `max_age` 0 = off.
+
+    Raises `InvalidInput` with the kubelet's words for thresholds that make no sense.
+    """
+
+    high_threshold_percent: int = 85
+    low_threshold_percent: int = 80
+    min_age: float = 120.0
+    max_age: float = 0.0
+    order: str = LRU
+    accounting: str = REPORTED
+    inode_high_percent: int = 0
+    inode_low_percent: int = 0
+
+    def __post_init__(self) -> None:
+        high, low = self.high_threshold_percent, self.low_threshold_percent
+        if not 0 <= high <= 100:
+            raise InvalidInput(f"invalid HighThresholdPercent {high}, must be in range [0-100]")
+        if not 0 <= low <= 100:
+            raise InvalidInput(f"invalid LowThresholdPercent {low}, must be in range [0-100]")
+        if low > high:
+            raise InvalidInput(
+                f"LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}"
+            )
+        if self.order not in ORDERS:
+            raise InvalidInput(f"{self.order!r} is none of {', '.join(ORDERS)}", subject="images.order")
+        if self.accounting not in ACCOUNTINGS:
+            raise InvalidInput(
+                f"{self.accounting!r} is none of {', '.join(ACCOUNTINGS)}", subject="images.accounting"
+            )
+        if not 0 <= self.inode_low_percent <= self.inode_high_percent <= 100:
+            raise InvalidInput(
+                f"expected 0 <= low <= high <= 100, got low {self.inode_low_percent} and high "
+                f"{self.inode_high_percent}",
+                subject="images.inodeLowThresholdPercent",
+            )
+
+    @classmethod
+    def from_config(cls, config: KubeletConfiguration, section: ImagesSection | None = None) -> ImageGCPolicy:
+        section = section or ImagesSection()
+        return cls(
+            config.image_gc_high_threshold_percent,
+            config.image_gc_low_threshold_percent,
+            float(config.image_minimum_gc_age),
+            float(config.image_maximum_gc_age),
+            section.order,
+            section.accounting,
+            section.inode_high_threshold_percent,
+            section.inode_low_threshold_percent,
+        )
+
+    @property
+    def off(self) -> bool:
+        """The periodic run does nothing; eviction still deletes unused images."""
+        return self.high_threshold_percent == 100 and self.max_age == 0 and self.inode_high_percent == 0
+
+    def bytes_to_free(self, capacity: int, available: int) -> int | None:
+        """None below the high threshold; otherwise what brings usage down to the low one, which can be
+        zero or less. `capacity` must not be 0; more available than capacity counts as all available."""
+        available = min(available, capacity)
+        if 100 - available * 100 // capacity < self.high_threshold_percent:
+            return None
+        return capacity * (100 - self.low_threshold_percent) // 100 - available
+
+    def inodes_to_free(self, inodes: int, free: int) -> int | None:
+        """The same for inodes; None while that trigger is off or the file system counts none."""
+        if not self.inode_high_percent or inodes <= 0:
+            return None
+        free = min(free, inodes)
+        if 100 - free * 100 // inodes < self.inode_high_percent:
+            return None
+        return inodes * (100 - self.inode_low_percent) // 100 - free

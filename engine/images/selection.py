@@ -1,0 +1,73 @@
+"""Which images may go, in which order, and why the others stay. Pure: columns in, rows out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.image_order import order_and_cut
+from engine.images.policy import LARGEST_FIRST, LRU, ImageGCPolicy
+from engine.tables import NEVER, ImageColumns
+
+EVERYTHING: Final = 2**63 - 1
+"""The target of a clean-up that takes all it may."""
+
+DAY = 86400.0
+
+
+def unused(columns: ImageColumns) -> NDArray[np.bool_]:
+    """Live rows that are neither in use nor pinned."""
+    rows: NDArray[np.bool_] = columns.live & ~columns.in_use & ~columns.pinned
+    return rows
+
+
+def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) -> NDArray[np.bool_]:
+    """Rows unused for longer than the maximum age; none until the agent has run for longer than that.
+    An image that was never seen in use is infinitely old. The minimum age plays no part."""
+    if policy.max_age == 0 or now - began <= policy.max_age:
+        return np.zeros(len(columns.live), np.bool_)
+    return unused(columns) & ((columns.last_used == NEVER) | (now - columns.last_used > policy.max_age))
+
+
+def spare(columns: ImageColumns, policy: ImageGCPolicy, now: float) -> NDArray[np.bool_]:
+    """Rows that may go for space: unused, last used before `now`, and known for the minimum age."""
+    return unused(columns) & (columns.last_used < now) & (now - columns.first_detected >= policy.min_age)
+
+
+def order(
+    columns: ImageColumns,
+    eligible: NDArray[np.bool_],
+    policy: ImageGCPolicy,
+    now: float,
+    target: int = EVERYTHING,
+) -> NDArray[np.int64]:
+    """Eligible rows in the policy's order, cut when their sizes reach `target` bytes.
+
+    `lru`: last used, then first detected. `largest-first`: size, then the same. `size-aware`: most bytes
+    times days of disuse, an image that was never used counting from its detection.
+    """
+    secondary = columns.first_detected
+    if policy.order == LRU:
+        primary = columns.last_used
+    elif policy.order == LARGEST_FIRST:
+        primary, secondary = -columns.size.astype(np.float64), columns.last_used
+    else:
+        since = np.maximum(columns.last_used, columns.first_detected)
+        primary, secondary = -columns.size * (np.maximum(now - since, 1.0) / DAY), columns.last_used
+    return order_and_cut(primary, secondary, columns.size, eligible, target)[0]
+
+
+def why_kept(columns: ImageColumns, row: int, policy: ImageGCPolicy, now: float) -> str:
+    """The rule that keeps an image from going for space, or an empty string."""
+    if columns.in_use[row]:
+        return "in use by a container"
+    if columns.pinned[row]:
+        return "pinned in the runtime"
+    if columns.last_used[row] >= now:
+        return "last used in the future: the clock was set back"
+    age = now - float(columns.first_detected[row])
+    if age < policy.min_age:
+        return f"seen {max(age, 0):.0f} s ago, the minimum age is {policy.min_age:.0f} s"
+    return ""
