@@ -1,0 +1,47 @@
+"""The compiled reader of gRPC health answers; `_probe_grpc_py` states its rule."""
+
+from libc.stdint cimport int32_t, uint8_t, uint16_t
+
+cdef extern from "probe_grpc.h" nogil:
+    ctypedef struct grpc_answer:
+        int32_t detail
+        uint16_t reply_len
+        uint8_t verdict
+        uint8_t reply[256]
+    void grpc_reset(grpc_answer *)
+    uint8_t grpc_feed(grpc_answer *, const uint8_t *, size_t)
+    uint8_t grpc_eof(grpc_answer *)
+
+
+cdef class GrpcAnswer:
+    """Reads one answer piece by piece. `feed` and `eof` return the verdict so far."""
+
+    cdef grpc_answer _answer
+
+    def __cinit__(self):
+        grpc_reset(&self._answer)
+
+    def feed(self, const uint8_t[::1] data not None):
+        if data.shape[0] == 0:
+            return self._answer.verdict
+        return grpc_feed(&self._answer, &data[0], data.shape[0])
+
+    def eof(self):
+        return grpc_eof(&self._answer)
+
+    def result(self):
+        return self._answer.verdict, self._answer.detail
+
+    def reply(self):
+        """What the server waits for; asked once."""
+        cdef bytes waiting = (<char *>self._answer.reply)[:self._answer.reply_len]
+        self._answer.reply_len = 0
+        return waiting
+
+
+def parse(bytes data):
+    """Read everything that a server sent, as the twin does."""
+    reader = GrpcAnswer()
+    reader.feed(data)
+    reader.eof()
+    return reader.result()

@@ -1,0 +1,296 @@
+"""How a probe reads the answer to a grpc.health.v1 Check over cleartext HTTP/2, for reading.
+
+Works on everything that the server sent before it closed; the compiled form takes it in pieces, stops at
+the first verdict and must come to the same one. Only what a health answer needs of RFC 9113 and
+RFC 7541 is understood; anything out of order is a protocol error.
+"""
+
+from __future__ import annotations
+
+MORE, ANSWERED, STATUS, HTTP, PROTOCOL, CLOSED = range(6)
+INTERNAL = 13
+FRAME_LIMIT = 16384
+FRAMES_LIMIT = 4096
+MESSAGE_LIMIT = 256
+TABLE_SIZE = 4096
+DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
+ACK, END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
+
+# Code lengths of the symbols 0 to 255 and end-of-string, A for 5 bits to Z for 30 (RFC 7541, appendix B).
+_HUFFMAN_LENGTHS = (
+    "ISXXXXXXXTZXXZXXXXXXXXZXXXXXXXXXBFFHIBDGFFDGDBBBAAABBBBBBBCDKBHF"
+    "IBCCCCCCCCCCCCCCCCCCCCCCDCDIOIJBKABABABBBACCBBBABCBAABCCCCCKGJIX"
+    "PRPPRRRSRSSSSSTSTTRSTSSSSQRSRSSTRQPRRSSQSRRTQRSSQQRQSRSSPRRRSRRS"
+    "VVPORSRUVVVWWVTUOQVWWVWTQQVVXWWWPTPQRQQSRRUUTTVSVWVVWWWWWXWWWWWV"
+    "Z"
+)
+# RFC 7541, appendix A.
+_STATIC_NAMES = [":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status", ":status", ":status", ":status", ":status", ":status", ":status", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "accept", "access-", "control-allow-origin", "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding", "content-language", "content-length", "content-location", "content-range", "content-type", "cookie", "date", "etag", "expect", "expires", "from", "host", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "last-modified", "link", "location", "max-forwards", "proxy-authenticate", "proxy-authorization", "range", "referer", "refresh", "retry-after", "server", "set-cookie", "strict-transport-security", "transfer-encoding", "user-agent", "vary", "via", "www-authenticate"]
+_STATIC_STATUSES = {8: b"200", 9: b"204", 10: b"206", 11: b"304", 12: b"400", 13: b"404", 14: b"500"}
+
+
+def _codes() -> dict[tuple[int, int], int]:
+    """Symbol by (length, code): canonical, so counted up in the order of length and symbol."""
+    lengths = [ord(letter) - ord("A") + 5 for letter in _HUFFMAN_LENGTHS]
+    codes = {}
+    code = length = 0
+    for symbol in sorted(range(257), key=lambda s: (lengths[s], s)):
+        code <<= lengths[symbol] - length
+        length = lengths[symbol]
+        codes[length, code] = symbol
+        code += 1
+    return codes
+
+
+_HUFFMAN = _codes()
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Verdict(Exception):
+    def __init__(self, verdict: int, detail: int = 0) -> None:
+        self.answer = verdict, detail
+
+
+class Answer:
+    """What is known of the call so far."""
+
+    def __init__(self) -> None:
+        self.status = -1
+        self.grpc_status = -1
+        self.message = b""
+        self.table: list[tuple[bytes, bytes]] = []
+        self.table_max = TABLE_SIZE
+
+
+def parse(data: bytes) -> tuple[int, int]:
+    """The verdict and its detail: serving status, gRPC status, HTTP status or HTTP/2 error code."""
+    try:
+        _frames(Answer(), data)
+    except _Verdict as verdict:
+        return verdict.answer
+    except _Refused:
+        return PROTOCOL, 0
+    return CLOSED, 0
+
+
+def _frames(answer: Answer, data: bytes) -> None:
+    block: bytearray | None = None
+    ends = False
+    at = count = 0
+    while len(data) - at >= 9:
+        length = int.from_bytes(data[at : at + 3], "big")
+        type, flags = data[at + 3], data[at + 4]
+        stream = int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF
+        count += 1
+        _check(answer, type, flags, stream, length, count, block is not None)
+        payload = data[at + 9 : at + 9 + length]
+        whole = len(payload) == length
+        at += 9 + length
+        if type in (HEADERS, DATA):
+            payload = _unpadded(payload, length, flags, type)
+        if type == HEADERS:
+            block, ends = bytearray(), bool(flags & END_STREAM)
+        if type in (HEADERS, CONTINUATION):
+            assert block is not None
+            block += payload
+            # What cannot be right is refused before its end is seen.
+            done = whole and bool(flags & END_HEADERS)
+            _block(answer, bytes(block), done)
+            if done:
+                block = None
+                if ends:
+                    _conclude(answer)
+        elif type == DATA:
+            _message(answer, payload)
+            if whole and flags & END_STREAM:
+                _conclude(answer)
+        elif type == RST and whole:
+            raise _Verdict(CLOSED, int.from_bytes(payload, "big") & 0x7FFFFFFF)
+        elif type == GOAWAY and whole and (code := int.from_bytes(payload[4:8], "big") & 0x7FFFFFFF):
+            raise _Verdict(CLOSED, code)
+
+
+def _check(
+    answer: Answer, type: int, flags: int, stream: int, length: int, count: int, in_block: bool
+) -> None:
+    right = {
+        HEADERS: stream == 1,
+        DATA: stream == 1 and answer.status >= 0,
+        RST: length == 4 and stream == 1,
+        PING: length == 8 and stream == 0,
+        GOAWAY: length >= 8 and stream == 0,
+        SETTINGS: length % 6 == 0 and stream == 0 and not (flags & ACK and length),
+    }.get(type, True)
+    if not right or length > FRAME_LIMIT or count > FRAMES_LIMIT:
+        raise _Refused
+    if in_block != (type == CONTINUATION) or (in_block and stream != 1):
+        raise _Refused
+    if count == 1 and (type != SETTINGS or flags & ACK):
+        raise _Refused
+
+
+def _unpadded(payload: bytes, length: int, flags: int, type: int) -> bytes:
+    skip = (1 if flags & PADDED else 0) + (5 if type == HEADERS and flags & PRIORITY else 0)
+    if skip > length:
+        raise _Refused
+    padding = payload[0] if flags & PADDED and payload else 0
+    if padding > length - skip:
+        raise _Refused
+    return payload[skip : length - padding]
+
+
+def _block(answer: Answer, block: bytes, done: bool) -> None:
+    """Decode a header block that may not be whole yet; only a whole one changes the table."""
+    table, table_max = list(answer.table), answer.table_max
+    try:
+        _fields(answer, block)
+    except IndexError:
+        if done:
+            raise _Refused from None
+        answer.table, answer.table_max = table, table_max
+
+
+def _fields(answer: Answer, block: bytes) -> None:
+    at = 0
+    resizable = True
+    while at < len(block):
+        first = block[at]
+        if first & 0xE0 == 0x20:
+            if not resizable:
+                raise _Refused
+            answer.table_max, at = _integer(block, at, 5)
+            if answer.table_max > TABLE_SIZE:
+                raise _Refused
+            _evict(answer)
+            continue
+        resizable = False
+        if first & 0x80:
+            index, at = _integer(block, at, 7)
+            name, value = _entry(answer, index)
+        else:
+            index, at = _integer(block, at, 6 if first & 0x40 else 4)
+            name = _entry(answer, index)[0] if index else b""
+            if not index:
+                name, at = _string(block, at)
+            value, at = _string(block, at)
+            if first & 0x40:
+                answer.table.insert(0, (name, value))
+                _evict(answer)
+        number = int(value) if value.isdigit() and len(value) <= 6 else -1
+        if name == b":status":
+            answer.status = max(number, 0)
+        elif name == b"grpc-status":
+            answer.grpc_status = number if number >= 0 else 2
+
+
+def _entry(answer: Answer, index: int) -> tuple[bytes, bytes]:
+    if index == 0 or index - 62 >= len(answer.table):
+        raise _Refused
+    if index >= 62:
+        return answer.table[index - 62]
+    return _STATIC_NAMES[index - 1].encode(), _STATIC_STATUSES.get(index, b"")
+
+
+def _evict(answer: Answer) -> None:
+    while sum(len(n) + len(v) + 32 for n, v in answer.table) > answer.table_max:
+        answer.table.pop()
+
+
+def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
+    mask = (1 << bits) - 1
+    value = block[at] & mask
+    at += 1
+    if value < mask:
+        return value, at
+    for shift in (0, 7, 14, 21):
+        value += (block[at] & 0x7F) << shift
+        at += 1
+        if value > 1 << 24:
+            raise _Refused
+        if not block[at - 1] & 0x80:
+            return value, at
+    block[at]
+    raise _Refused
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    huffman = block[at] & 0x80
+    length, at = _integer(block, at, 7)
+    raw = block[at : at + length]
+    whole = len(raw) == length
+    text = _unhuffman(raw, whole) if huffman else raw
+    if not whole:
+        raise IndexError
+    return text, at + length
+
+
+def _unhuffman(raw: bytes, whole: bool) -> bytes:
+    out = bytearray()
+    code = length = 0
+    for bit in (byte >> shift & 1 for byte in raw for shift in range(7, -1, -1)):
+        code, length = code << 1 | bit, length + 1
+        symbol = _HUFFMAN.get((length, code))
+        if symbol == 256 or length > 30:
+            raise _Refused
+        if symbol is not None:
+            out.append(symbol)
+            code = length = 0
+    if whole and (length > 7 or code != (1 << length) - 1):
+        raise _Refused
+    return bytes(out)
+
+
+def _message(answer: Answer, data: bytes) -> None:
+    answer.message += data
+    size = int.from_bytes(answer.message[1:5], "big")
+    if len(answer.message) >= 5:
+        if size > MESSAGE_LIMIT:
+            raise _Refused
+        if len(answer.message) > size + 5:
+            raise _Verdict(STATUS, INTERNAL)
+
+
+def _conclude(answer: Answer) -> None:
+    if answer.grpc_status > 0:
+        raise _Verdict(STATUS, answer.grpc_status)
+    if answer.status != 200:
+        raise _Verdict(HTTP, max(answer.status, 0))
+    message = answer.message
+    whole = len(message) >= 5 and len(message) == 5 + int.from_bytes(message[1:5], "big")
+    serving = _serving(message[5:]) if whole and message[0] == 0 else None
+    if answer.grpc_status < 0 or serving is None:
+        raise _Verdict(STATUS, INTERNAL)
+    raise _Verdict(ANSWERED, serving)
+
+
+def _serving(message: bytes) -> int | None:
+    """Field 1 of a HealthCheckResponse, or None where the bytes are no message."""
+    serving = at = 0
+    try:
+        while at < len(message):
+            key, at = _varint(message, at)
+            value = 0
+            if key & 7 in (0, 2):
+                value, at = _varint(message, at)
+            skipped = {0: 0, 1: 8, 2: value, 5: 4}.get(key & 7)
+            if key >> 3 == 0 or skipped is None or skipped > len(message) - at:
+                return None
+            at += skipped
+            if key & 7 == 0 and key >> 3 == 1:
+                serving = value & 0x7FFFFFFF
+    except IndexError:
+        return None
+    return serving
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (message[at] & 0x7F) << shift
+        at += 1
+        if not message[at - 1] & 0x80:
+            return value & (1 << 64) - 1, at
+    raise IndexError

@@ -1,0 +1,315 @@
+/* An HTTP/1.x response as a probe reads it: bytes in, verdict out; no socket, no allocation, the same
+ * few hundred bytes however large the response.  Leniency is that of Go's net/http, which the kubelet
+ * uses: bare LF ends a line, folded headers are joined, up to five interim responses are skipped.
+ * _http_response_py.py states the rule for a whole response. */
+#ifndef KUBENGINE_HTTP_RESPONSE_H
+#define KUBENGINE_HTTP_RESPONSE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HTTP_BODY_ENOUGH 10240
+#define HTTP_HEADER_LIMIT (10u << 20)
+#define HTTP_CHUNK_LINE_LIMIT 4096
+#define HTTP_INTERIM_LIMIT 5
+#define HTTP_VALUE_SIZE 2048
+#define HTTP_EXCERPT_SIZE 512
+
+enum http_verdict {
+    HTTP_MORE = 0,       /* feed on */
+    HTTP_HEADERS = 1,    /* the header block ended: status, location are known; feed the rest for the body */
+    HTTP_DONE = 2,       /* the body ended, or enough of it was read */
+    HTTP_MALFORMED = 3,  /* not a response: the probe failed */
+    HTTP_BROKEN = 4      /* the body broke off: the attempt errored */
+};
+
+enum http_phase {
+    AT_VERSION, AT_STATUS_GAP, AT_STATUS, AT_REASON, AT_LINE, AT_LINE_CR, AT_NAME, AT_GAP, AT_VALUE,
+    AT_VALUE_CR, AT_LENGTH, AT_UNTIL_EOF, AT_CHUNK_SIZE, AT_CHUNK_REST, AT_CHUNK_DATA, AT_CHUNK_END,
+    AT_CHUNK_END_LF, AT_TRAILER, AT_TRAILER_LINE, AT_END
+};
+
+enum http_header { HEADER_OTHER, HEADER_LENGTH, HEADER_ENCODING, HEADER_LOCATION };
+
+typedef struct {
+    uint64_t remaining;       /* of a counted body or the current chunk */
+    uint64_t length;          /* Content-Length */
+    uint32_t header_bytes;
+    uint32_t body_bytes;
+    uint32_t line_bytes;
+    uint16_t status;
+    uint16_t value_len;
+    uint16_t location_len;
+    uint16_t excerpt_len;
+    uint8_t phase;
+    uint8_t verdict;
+    uint8_t header;           /* enum http_header of the line being read */
+    uint8_t name_len;
+    uint8_t index;
+    uint8_t interim;
+    uint8_t minor_zero;       /* HTTP/1.0 or older knows no transfer encodings */
+    uint8_t has_length, has_location, chunked, encodings, digits;
+    uint8_t first_line;
+    char name[20];
+    char value[HTTP_VALUE_SIZE];
+    char location[HTTP_VALUE_SIZE];
+    char excerpt[HTTP_EXCERPT_SIZE];
+} http_response;
+
+static inline void http_reset(http_response *r) {
+    memset(r, 0, offsetof(http_response, name));
+    r->phase = AT_VERSION;
+    r->first_line = 1;
+}
+
+static inline int http_is_digit(uint8_t c) { return c >= '0' && c <= '9'; }
+
+static inline int http_is_token(uint8_t c) {
+    if (http_is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z')) return 1;
+    return c != 0 && strchr("!#$%&'*+-.^_`|~", c) != NULL;
+}
+
+static inline int http_name_is(const http_response *r, const char *name) {
+    size_t n = strlen(name);
+    return r->name_len == n && memcmp(r->name, name, n) == 0;
+}
+
+/* The header line in name/value is complete.  0 = refuse the response. */
+static inline int http_end_header(http_response *r) {
+    uint64_t length = 0;
+    uint16_t i, n = r->value_len;
+    uint8_t header = r->header;
+    r->header = HEADER_OTHER;
+    while (n > 0 && (r->value[n - 1] == ' ' || r->value[n - 1] == '\t')) n--;
+    switch (header) {
+    case HEADER_LENGTH:
+        if (n == 0 || n > 18) return 0;
+        for (i = 0; i < n; i++) {
+            if (!http_is_digit((uint8_t)r->value[i])) return 0;
+            length = length * 10 + (uint64_t)(r->value[i] - '0');
+        }
+        if (r->has_length && r->length != length) return 0;
+        r->has_length = 1;
+        r->length = length;
+        return 1;
+    case HEADER_ENCODING:
+        if (r->minor_zero) return 1;
+        if (++r->encodings > 1 || n != 7) return 0;
+        for (i = 0; i < n; i++)
+            if ((r->value[i] | 0x20) != "chunked"[i]) return 0;
+        r->chunked = 1;
+        return 1;
+    case HEADER_LOCATION:
+        if (r->has_location) return 1;
+        r->has_location = n > 0;
+        r->location_len = n;
+        memcpy(r->location, r->value, n);
+        return 1;
+    default:
+        return 1;
+    }
+}
+
+static inline uint8_t http_end_headers(http_response *r) {
+    if (!http_end_header(r)) return HTTP_MALFORMED;
+    if (r->status >= 100 && r->status < 200 && r->status != 101) {
+        uint8_t interim = r->interim + 1;
+        uint32_t bytes = r->header_bytes;
+        if (interim > HTTP_INTERIM_LIMIT) return HTTP_MALFORMED;
+        http_reset(r);
+        r->interim = interim;
+        r->header_bytes = bytes;
+        return HTTP_MORE;
+    }
+    if (r->status == 204 || r->status == 304 || r->status == 101) r->phase = AT_END;
+    else if (r->chunked) { r->phase = AT_CHUNK_SIZE; r->remaining = 0; r->digits = 0; r->line_bytes = 0; }
+    else if (r->has_length) { r->remaining = r->length; r->phase = r->length ? AT_LENGTH : AT_END; }
+    else r->phase = AT_UNTIL_EOF;
+    return HTTP_HEADERS;
+}
+
+static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
+    if (++r->header_bytes > HTTP_HEADER_LIMIT) return HTTP_MALFORMED;
+    switch (r->phase) {
+    case AT_VERSION: {
+        static const char shape[] = "HTTP/0.0 ";
+        uint8_t want = (uint8_t)shape[r->index];
+        if (want == '0' ? !http_is_digit(c) : c != want) return HTTP_MALFORMED;
+        if (r->index == 5) r->digits = c;
+        if (r->index == 7) r->minor_zero = r->digits < '1' || (r->digits == '1' && c == '0');
+        if (++r->index == 9) { r->phase = AT_STATUS_GAP; r->digits = 0; }
+        return HTTP_MORE;
+    }
+    case AT_STATUS_GAP:
+        if (c == ' ') return HTTP_MORE;
+        r->phase = AT_STATUS;
+        /* fall through */
+    case AT_STATUS:
+        if (http_is_digit(c) && r->digits < 3) {
+            r->status = (uint16_t)(r->status * 10 + (c - '0'));
+            r->digits++;
+            return HTTP_MORE;
+        }
+        if (r->digits != 3 || (c != ' ' && c != '\r' && c != '\n')) return HTTP_MALFORMED;
+        r->phase = c == '\n' ? AT_LINE : AT_REASON;
+        if (c == '\r') r->line_bytes = 1;
+        return HTTP_MORE;
+    case AT_REASON:
+        if (r->line_bytes && c != '\n') return HTTP_MALFORMED;
+        if (c == '\n') { r->phase = AT_LINE; r->line_bytes = 0; }
+        return HTTP_MORE;
+    case AT_LINE:
+        if ((c == ' ' || c == '\t')) {
+            if (r->first_line) return HTTP_MALFORMED;
+            if (r->header != HEADER_OTHER && r->value_len > 0) {
+                while (r->value_len > 0 && (r->value[r->value_len - 1] == ' ' || r->value[r->value_len - 1] == '\t'))
+                    r->value_len--;
+                if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
+                r->value[r->value_len++] = ' ';
+            }
+            r->phase = AT_GAP;
+            return HTTP_MORE;
+        }
+        if (c == '\r') { r->phase = AT_LINE_CR; return HTTP_MORE; }
+        if (c == '\n') return http_end_headers(r);
+        if (!http_end_header(r)) return HTTP_MALFORMED;
+        r->first_line = 0;
+        r->name_len = 0;
+        r->value_len = 0;
+        r->phase = AT_NAME;
+        /* fall through */
+    case AT_NAME:
+        if (c == ':') {
+            if (r->name_len == 0) return HTTP_MALFORMED;
+            r->header = http_name_is(r, "content-length") ? HEADER_LENGTH
+                : http_name_is(r, "transfer-encoding") ? HEADER_ENCODING
+                : http_name_is(r, "location") ? HEADER_LOCATION : HEADER_OTHER;
+            r->phase = AT_GAP;
+            return HTTP_MORE;
+        }
+        if (!http_is_token(c) && c != ' ') return HTTP_MALFORMED;
+        if (r->name_len < sizeof r->name)
+            r->name[r->name_len++] = (char)(c >= 'A' && c <= 'Z' ? c | 0x20 : c);
+        return HTTP_MORE;
+    case AT_LINE_CR:
+        return c == '\n' ? http_end_headers(r) : HTTP_MALFORMED;
+    case AT_GAP:
+        if (c == ' ' || c == '\t') return HTTP_MORE;
+        r->phase = AT_VALUE;
+        /* fall through */
+    case AT_VALUE:
+        if (c == '\n') { r->phase = AT_LINE; return HTTP_MORE; }
+        if (c == '\r') { r->phase = AT_VALUE_CR; return HTTP_MORE; }
+        if ((c < 0x20 && c != '\t') || c == 0x7f) return HTTP_MALFORMED;
+        if (r->header == HEADER_OTHER) return HTTP_MORE;
+        if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
+        r->value[r->value_len++] = (char)c;
+        return HTTP_MORE;
+    case AT_VALUE_CR:
+        if (c != '\n') return HTTP_MALFORMED;
+        r->phase = AT_LINE;
+        return HTTP_MORE;
+    default:
+        return HTTP_MALFORMED;
+    }
+}
+
+static inline int http_hex(uint8_t c) {
+    if (http_is_digit(c)) return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* One byte of chunk framing. */
+static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
+    int digit;
+    if (++r->line_bytes > HTTP_CHUNK_LINE_LIMIT) return HTTP_BROKEN;
+    switch (r->phase) {
+    case AT_CHUNK_SIZE:
+        digit = http_hex(c);
+        if (digit >= 0) {
+            if (++r->digits > 15) return HTTP_BROKEN;
+            r->remaining = r->remaining << 4 | (uint64_t)digit;
+            return HTTP_MORE;
+        }
+        if (r->digits == 0 || (c != '\r' && c != '\n' && c != ';' && c != ' ' && c != '\t')) return HTTP_BROKEN;
+        r->index = c != ';';                   /* blanks may only trail */
+        r->phase = AT_CHUNK_REST;
+        /* fall through */
+    case AT_CHUNK_REST:
+        if (r->index && c != ' ' && c != '\t' && c != '\r' && c != '\n') return HTTP_BROKEN;
+        if (c != '\n') return HTTP_MORE;
+        r->line_bytes = 0;
+        r->phase = r->remaining ? AT_CHUNK_DATA : AT_TRAILER;
+        return HTTP_MORE;
+    case AT_CHUNK_END:
+        if (c == '\r') { r->phase = AT_CHUNK_END_LF; return HTTP_MORE; }
+        /* fall through */
+    case AT_CHUNK_END_LF:
+        if (c != '\n') return HTTP_BROKEN;
+        r->phase = AT_CHUNK_SIZE;
+        r->digits = 0;
+        r->line_bytes = 0;
+        return HTTP_MORE;
+    case AT_TRAILER:
+        if (c == '\n') { r->phase = AT_END; return HTTP_DONE; }
+        if (c != '\r') r->phase = AT_TRAILER_LINE;
+        return HTTP_MORE;
+    default: /* AT_TRAILER_LINE */
+        if (c == '\n') r->phase = AT_TRAILER;
+        return HTTP_MORE;
+    }
+}
+
+/* Body bytes that are data: count them, keep the first few, say whether it is enough. */
+static inline uint8_t http_body(http_response *r, const uint8_t *data, size_t n) {
+    size_t room = HTTP_EXCERPT_SIZE - r->excerpt_len;
+    if (room > n) room = n;
+    memcpy(r->excerpt + r->excerpt_len, data, room);
+    r->excerpt_len = (uint16_t)(r->excerpt_len + room);
+    r->body_bytes += (uint32_t)(n > HTTP_BODY_ENOUGH ? HTTP_BODY_ENOUGH : n);
+    return r->body_bytes >= HTTP_BODY_ENOUGH ? HTTP_DONE : HTTP_MORE;
+}
+
+/* Take up to n bytes.  Returns the verdict and, in *used, how many were read; after HTTP_HEADERS the
+ * rest of the input is body and may be fed again. */
+static inline uint8_t http_feed(http_response *r, const uint8_t *data, size_t n, size_t *used) {
+    size_t at = 0;
+    uint8_t verdict = HTTP_MORE;
+    if (r->verdict >= HTTP_DONE) { *used = 0; return r->verdict; }
+    if (r->phase == AT_END) verdict = HTTP_DONE;
+    while (verdict == HTTP_MORE && at < n) {
+        if (r->phase < AT_LENGTH) {
+            verdict = http_header_byte(r, data[at++]);
+        } else if (r->phase == AT_LENGTH || r->phase == AT_CHUNK_DATA) {
+            size_t take = n - at;
+            if (take > r->remaining) take = (size_t)r->remaining;
+            verdict = http_body(r, data + at, take);
+            at += take;
+            r->remaining -= take;
+            if (r->remaining == 0 && verdict == HTTP_MORE) {
+                if (r->phase == AT_LENGTH) { r->phase = AT_END; verdict = HTTP_DONE; }
+                else { r->phase = AT_CHUNK_END; r->line_bytes = 0; }
+            }
+        } else if (r->phase == AT_UNTIL_EOF) {
+            verdict = http_body(r, data + at, n - at);
+            at = n;
+        } else {
+            verdict = http_chunk_byte(r, data[at++]);
+        }
+    }
+    r->verdict = verdict;
+    *used = at;
+    return verdict;
+}
+
+/* The peer closed (or reset) the connection. */
+static inline uint8_t http_eof(http_response *r, int reset) {
+    if (r->verdict >= HTTP_DONE) return r->verdict;
+    if (r->phase == AT_END || (r->phase == AT_UNTIL_EOF && !reset)) r->verdict = HTTP_DONE;
+    else r->verdict = r->phase < AT_LENGTH ? HTTP_MALFORMED : HTTP_BROKEN;
+    return r->verdict;
+}
+
+#endif

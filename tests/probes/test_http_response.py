@@ -1,0 +1,93 @@
+"""The response reader: what is right, what is refused, and compiled form against twin on anything."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from engine._fast import _http_response_c as compiled
+from engine._fast import _http_response_py as twin
+from engine._fast._http_response_py import BROKEN, DONE, MALFORMED
+
+FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
+PIECES = [
+    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 302 \n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n", b"HTTP/2.0  500 x\n",
+    b"Content-Length: 3\r\n", b"Content-length:\t03 \n", b"Content-Length: 4\r\n", b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: Chunked\n", b"Transfer-Encoding: gzip\r\n",
+    b"Location: /x\r\n", b"Location: http://h/y\n", b" folded\r\n", b"\tmore\n", b"Location:\r\n", b"X-A: \x00\r\n", b"Bad Name : v\r\n",
+    b": v\r\n", b"no colon\r\n", b"\r\n", b"\n", b"\r", b"abc", b"3\r\n", b"3;ext=1\r\n", b"0\r\n", b"fffffffffffffff\n", b"3 \r\n",
+    b"0\r\n\r\n", b"T: v\r\n", b"x" * 11000, b"2800\r\n", b"HTTP/", b" ", b"\x00",
+]  # fmt: skip
+stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).map(b"".join)
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("data", "verdict", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", DONE, 200),
+        (b"HTTP/1.1 200 OK\r\n\r\nuntil the end", DONE, 200),
+        (b"HTTP/1.1 200 OK\nContent-Length: 2\n\nok and more", DONE, 200),
+        (b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 404 Not Found\r\n\r\n", DONE, 404),
+        (b"HTTP/1.1 103 E\r\n\r\n" * 6 + b"HTTP/1.1 200 OK\r\n\r\n", MALFORMED, 0),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 102_400 + b"\r\n\r\n", DONE, 200),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"z" * 1_000_000, DONE, 200),
+        (b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n", MALFORMED, 0),
+        (b"\x00" * 400, MALFORMED, 0),
+        (b"SSH-2.0-OpenSSH\r\n", MALFORMED, 0),
+        (b"HTTP/1.1 2000 OK\r\n\r\n", MALFORMED, 0),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab", BROKEN, 0),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", MALFORMED, 0),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", BROKEN, 0),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", DONE, 200),
+        (b"HTTP/1.1 200 OK\r\n", MALFORMED, 0),
+        (b"", MALFORMED, 0),
+    ],
+)
+def test_verdicts(form, data, verdict, status):
+    assert form.parse(data)[:2] == (verdict, status)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(stream, st.booleans())
+@example(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n 4\r\n\r\nabc", False)
+def test_compiled_agrees_with_twin(data, reset):
+    assert compiled.parse(data, reset=reset) == twin.parse(data, reset=reset)
+
+
+@settings(max_examples=300, deadline=None)
+@given(stream, st.integers(1, 7))
+def test_cutting_the_input_changes_nothing(data, size):
+    reader = compiled.HttpResponse()
+    for at in range(0, len(data), size):
+        reader.feed(data[at : at + size])
+    reader.eof()
+    assert reader.result() == compiled.parse(data)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(
+    st.text("ht/:.?#@[]%a15 \x00", max_size=14)
+    | st.lists(st.sampled_from(["http:", "https:", "//", "h", "/", "..", ".", "a", "?q", "#f", ":80", ":x", "u@"])).map("".join),
+    st.sampled_from(["/", "/p/q?r=/s", "/p/"]),
+)  # fmt: skip
+def test_redirects_agree(value, base):
+    assert compiled.resolve(value, "h", base) == twin.resolve(value, "h", base)
+
+
+@FORMS
+def test_redirects(form):
+    for value, expected in {
+        "/login": (twin.SAME_HOST, 0, "/login"),
+        "http://10.0.0.1:8080/x?y": (twin.SAME_HOST, 8080, "/x?y"),
+        "http://10.0.0.1": (twin.SAME_HOST, 80, "/"),
+        "http://10.0.0.10/": (twin.FOREIGN, 0, ""),
+        "http://0.0.0.0/": (twin.FOREIGN, 0, ""),
+        "//10.0.0.1/z": (twin.SAME_HOST, 80, "/z"),
+        "https://10.0.0.1/": (twin.TLS, 0, ""),
+        "../c": (twin.SAME_HOST, 0, "/c"),
+        "http://10.0.0.1:99999/": (twin.BAD, 0, ""),
+        "mailto:root": (twin.FOREIGN, 0, ""),
+    }.items():
+        assert form.resolve(value, "10.0.0.1", "/a/b") == expected, value
