@@ -20,8 +20,8 @@ class ContainerStateRunning(Struct):
     started_at: datetime | None = None
 
 
-class ContainerStateTerminated(Struct, omit_defaults=False):
-    exit_code: int = 0
+class ContainerStateTerminated(Struct):
+    exit_code: int
     signal: int | None = None
     reason: str = ""
     message: str = ""
@@ -45,14 +45,16 @@ class ResourceAmounts(Struct):
     limits: dict[str, Quantity] | None = None
 
 
-class ContainerStatus(Struct, omit_defaults=False):
-    name: str = ""
+class ContainerStatus(Struct):
+    """Fields without a default are always written, as the kubelet does."""
+
+    name: str
+    ready: bool
+    restart_count: int
+    image: str
+    image_id: str
     state: ContainerState = msgspec.field(default_factory=ContainerState)
     last_state: ContainerState = msgspec.field(default_factory=ContainerState)
-    ready: bool = False
-    restart_count: int = 0
-    image: str = ""
-    image_id: str = ""
     container_id: str = ""
     started: bool | None = None
     allocated_resources: dict[str, Quantity] | None = None

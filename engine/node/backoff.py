@@ -1,0 +1,46 @@
+"""Exponential back-off per key, as the kubelet spaces container restarts and image pulls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Entry:
+    delay: float
+    last: float
+
+
+class Backoff:
+    """`first` seconds doubling up to `most`; forgotten after `2 * most` without an attempt."""
+
+    def __init__(self, first: float = 10.0, most: float = 300.0) -> None:
+        self._first = min(first, most)
+        self._most = most
+        self._entries: dict[str, _Entry] = {}
+
+    def remaining(self, key: str, since: float, now: float) -> float:
+        """Seconds to wait before the next attempt after a failure at `since`; 0 to go ahead."""
+        entry = self._entries.get(key)
+        if entry is None or since - entry.last > 2 * self._most:
+            return 0.0
+        return max(0.0, since + entry.delay - now)
+
+    def delay(self, key: str) -> float:
+        """The delay in force, for messages."""
+        entry = self._entries.get(key)
+        return entry.delay if entry is not None else 0.0
+
+    def attempt(self, key: str, since: float, now: float) -> None:
+        """Count an attempt after a failure at `since`."""
+        entry = self._entries.get(key)
+        if entry is None or since - entry.last > 2 * self._most:
+            self._entries[key] = _Entry(self._first, now)
+        else:
+            entry.delay = min(2 * entry.delay, self._most)
+            entry.last = now
+
+    def forget(self, prefix: str) -> None:
+        """Drop every key that starts with `prefix`."""
+        for key in [key for key in self._entries if key.startswith(prefix)]:
+            del self._entries[key]

@@ -1,0 +1,94 @@
+"""What this machine has: capacity, addresses and the facts of `nodeInfo`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+
+from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
+
+PIDS = "pid"
+
+
+def capacity(root: Path, max_pods: int) -> dict[str, Quantity]:
+    """cpu, memory, ephemeral-storage (of the file system that holds `root`), hugepages and pods."""
+    disk = os.statvfs(existing_parent(root))
+    amounts = {
+        CPU: Quantity.from_value(os.cpu_count() or 1),
+        MEMORY: Quantity.from_value(memory_total(), BINARY_SI),
+        EPHEMERAL_STORAGE: Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI),
+        PODS: Quantity.from_value(max_pods),
+    }
+    pools = Path("/sys/kernel/mm/hugepages")
+    for pool in sorted(pools.glob("hugepages-*kB")) if pools.is_dir() else ():
+        size = int(pool.name.removeprefix("hugepages-").removesuffix("kB")) * 1024
+        pages = int((pool / "nr_hugepages").read_text())
+        name = f"hugepages-{Quantity.from_value(size, BINARY_SI)}"
+        amounts[name] = Quantity.from_value(pages * size, BINARY_SI)
+    return amounts
+
+
+def existing_parent(path: Path) -> Path:
+    """The path, or its nearest parent that exists."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def memory_total() -> int:
+    """Bytes of memory, from /proc/meminfo."""
+    with Path("/proc/meminfo").open() as lines:
+        for line in lines:
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def max_pids() -> int:
+    """How many processes the kernel allows: the smaller of pid_max and threads-max."""
+    files = (Path("/proc/sys/kernel/pid_max"), Path("/proc/sys/kernel/threads-max"))
+    return min(int(file.read_text()) for file in files)
+
+
+def host_ip() -> str:
+    """The address that the default route would send from; loopback without one. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def node_labels(name: str) -> dict[str, str]:
+    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    return {
+        "kubernetes.io/hostname": name,
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": arch,
+        "beta.kubernetes.io/os": "linux",
+        "beta.kubernetes.io/arch": arch,
+    }
+
+
+def node_info(runtime: str) -> dict[str, str]:
+    machine_id = Path("/etc/machine-id")
+    return {
+        "machineID": machine_id.read_text().strip() if machine_id.exists() else "",
+        "bootID": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "kernelVersion": platform.release(),
+        "osImage": _os_name(),
+        "containerRuntimeVersion": runtime,
+        "operatingSystem": "linux",
+        "architecture": node_labels("")["kubernetes.io/arch"],
+    }
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
+    except OSError:
+        return "Linux"

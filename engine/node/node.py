@@ -1,0 +1,295 @@
+"""The façade: one node, its rooms put together."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.events import WARNING, EventRecorder
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.meta import ObjectMeta
+from engine.api.node import Node as NodeObject
+from engine.api.node import NodeAddress, NodeSpec, NodeStatus
+from engine.api.pod import Container, Pod, PodSpec
+from engine.api.quantity import Quantity
+from engine.cgroups import CgroupManager, NoCgroups
+from engine.metrics import Registry
+from engine.node import machine
+from engine.node.actions import Health
+from engine.node.backoff import Backoff
+from engine.node.image_pull import ImagePuller
+from engine.node.pods import NodePods
+from engine.node.runtime_state import ContainerRecord
+from engine.node.runtime_watch import RuntimeWatch
+from engine.node.services import DeviceGrant, Services
+from engine.node.sources import ManifestDirectory
+from engine.node.volumes import PodVolumes
+from engine.runtime.client import RuntimeClient
+
+log = logging.getLogger("kubengine.node")
+
+RUNTIME_WAIT_SECONDS = 30.0
+STARTS_AT_ONCE = 16
+RECONCILE_SECONDS = 60.0
+
+
+class Node:
+    """A node agent: pods from a manifest directory, run by a CRI runtime.
+
+    `start` raises what stops a node from working: `Unavailable` without a runtime, `Refused` when the
+    cgroup tree can't be made or another agent holds the root directory. `stop` leaves pods running;
+    `remove_all_pods` before it ends them.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        kubengine_config: KubengineConfiguration | None = None,
+        runtime_endpoint: str,
+        root: Path,
+        name: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.kubengine_config = kubengine_config or KubengineConfiguration()
+        self.name = name or socket.gethostname().lower()
+        self.root = root
+        self.registry = Registry()
+        self.recorder = EventRecorder(clock)
+        self.rooms: dict[str, object] = {}
+        self._clock = clock
+        self._endpoint = runtime_endpoint
+        self._lock: int | None = None
+        self._services: Services | None = None
+        self._pods: NodePods | None = None
+        self._source: ManifestDirectory | None = None
+        self._reconciler: asyncio.Task[None] | None = None
+
+    # Life
+
+    async def start(self) -> None:
+        self._take_root()
+        capacity = machine.capacity(self.root, self.config.max_pods)
+        runtime = RuntimeClient(
+            self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
+        )
+        runtime_name = await self._wait_for_runtime(runtime)
+        cgroups = self._make_cgroups(capacity)
+        cgroups.start()
+        watch = RuntimeWatch(
+            runtime, on_change=self._runtime_changed, clock=self._clock, registry=self.registry
+        )
+        self._services = services = Services(
+            config=self.config,
+            node_name=self.name,
+            host_ip=machine.host_ip(),
+            root=self.root,
+            clock=self._clock,
+            runtime=runtime,
+            runtime_name=runtime_name,
+            watch=watch,
+            volumes=PodVolumes(self.root),
+            cgroups=cgroups,
+            images=ImagePuller(runtime, self.config, self.recorder, self._clock),
+            recorder=self.recorder,
+            backoff=self._restart_backoff(),
+            starting=asyncio.Semaphore(STARTS_AT_ONCE),
+            allocatable=self.allocatable,
+            health=self._health,
+            ready=self._ready,
+            devices=self._device_grant,
+            pod_changed=self._pod_changed,
+        )
+        self._pods = NodePods(
+            services,
+            admit=self._admit,
+            accepted=self._accepted,
+            released=self._released,
+            resized=self._resized,
+        )
+        self.rooms["cgroups"] = cgroups
+        self._capacity = capacity
+        await watch.start()
+        await self._pods.start()
+        await self._start_source()
+        self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
+
+    async def stop(self) -> None:
+        """Leaves pods as they are."""
+        if self._source is not None:
+            await self._source.stop()
+        if self._reconciler is not None:
+            self._reconciler.cancel()
+            await asyncio.gather(self._reconciler, return_exceptions=True)
+        if self._pods is not None:
+            await self._pods.stop()
+        if self._services is not None:
+            await self._services.watch.stop()
+            self._services.cgroups.stop()
+            await self._services.runtime.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def remove_all_pods(self) -> None:
+        """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
+        if self._source is not None:
+            await self._source.stop()
+            self._source = None
+        if self._pods is not None and self._services is not None:
+            await self._pods.remove_all()
+            self._services.cgroups.remove_all(kill=True, wait=2.0)
+
+    def _take_root(self) -> None:
+        """One agent per root directory."""
+        try:
+            self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._lock = os.open(self.root / "kubengine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            text = error.strerror or str(error)
+            raise Refused(text, subject=error.filename or str(self.root), errno=error.errno) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Refused("another agent is running on this directory", subject=str(self.root)) from None
+
+    async def _wait_for_runtime(self, runtime: RuntimeClient) -> str:
+        """The runtime's name, once it answers."""
+        deadline = self._clock() + RUNTIME_WAIT_SECONDS
+        said = False
+        while True:
+            try:
+                return (await runtime.version()).runtime_name
+            except Unavailable as error:
+                if self._clock() > deadline:
+                    raise
+                if not said:
+                    log.warning("%s; waiting for it up to %g s", error, RUNTIME_WAIT_SECONDS)
+                said = True
+                await asyncio.sleep(0.2)
+
+    def _make_cgroups(self, capacity: Mapping[str, Quantity]) -> CgroupManager | NoCgroups:
+        section = self.kubengine_config.cgroups
+        if not self.config.cgroups_per_qos:
+            return NoCgroups(config=self.config, section=section, capacity=capacity)
+        amounts: dict[str, Quantity | int] = {**capacity, machine.PIDS: machine.max_pids()}
+        return CgroupManager(config=self.config, section=section, capacity=amounts, registry=self.registry)
+
+    def _restart_backoff(self) -> Backoff:
+        settings = self.config.crash_loop_back_off
+        if settings is not None and settings.max_container_restart_period is not None:
+            return Backoff(most=float(settings.max_container_restart_period))
+        return Backoff()
+
+    async def _start_source(self) -> None:
+        assert self._pods is not None
+        if not self.config.static_pod_path:
+            self._pods.set_desired([])
+            return
+        self._source = ManifestDirectory(
+            Path(self.config.static_pod_path),
+            node_name=self.name,
+            period=self.config.file_check_frequency,
+            clock=self._clock,
+            on_change=self._pods.set_desired,
+            on_fault=self._manifest_fault,
+        )
+        await self._source.start()
+        await self._source.ready.wait()
+
+    def _manifest_fault(self, error: InvalidInput) -> None:
+        self.recorder.node(WARNING, "FailedManifest", str(error))
+
+    async def _reconcile_cgroups(self) -> None:
+        while True:
+            await asyncio.sleep(RECONCILE_SECONDS)
+            assert self._services is not None
+            self._services.cgroups.reconcile()
+
+    # What workers ask
+
+    def allocatable(self) -> Mapping[str, Quantity]:
+        assert self._services is not None
+        return self._capacity
+
+    def _runtime_changed(self, uid: str) -> None:
+        if self._pods is not None:
+            self._pods.runtime_changed(uid)
+
+    def _pod_changed(self, uid: str) -> None:
+        pass
+
+    def _health(self, record: ContainerRecord) -> Health:
+        return Health()
+
+    def _ready(self, record: ContainerRecord) -> bool:
+        return record.running
+
+    async def _device_grant(self, pod: Pod, container: Container) -> DeviceGrant | None:
+        return None
+
+    async def _admit(self, pod: Pod) -> None:
+        return None
+
+    def _accepted(self, pod: Pod) -> None:
+        pass
+
+    def _released(self, pod: Pod) -> None:
+        pass
+
+    def _resized(self, old: Pod, new: Pod) -> bool:
+        return False
+
+    # What the server shows
+
+    def node_object(self) -> NodeObject:
+        services = self._services
+        assert services is not None
+        return NodeObject(
+            metadata=ObjectMeta(
+                name=self.name,
+                labels={**machine.node_labels(self.name), **(self.kubengine_config.node_labels or {})},
+            ),
+            spec=NodeSpec(taints=self.config.register_with_taints),
+            status=NodeStatus(
+                capacity=dict(self._capacity),
+                allocatable=dict(self.allocatable()),
+                addresses=[
+                    NodeAddress(type="InternalIP", address=services.host_ip),
+                    NodeAddress(type="Hostname", address=self.name),
+                ],
+                node_info=dict(machine.node_info(services.runtime_name)),
+            ),
+        )
+
+    def pods(self) -> list[Pod]:
+        return self._pods.all() if self._pods is not None else []
+
+    async def running_pods(self) -> list[Pod]:
+        assert self._services is not None
+        return [
+            Pod(
+                metadata=ObjectMeta(name=record.name, namespace=record.namespace, uid=record.uid),
+                spec=PodSpec(
+                    containers=[Container(name=c.name, image=c.image) for c in record.containers if c.running]
+                ),
+            )
+            for record in self._services.watch.pods.values()
+            if record.running
+        ]
+
+    def healthz(self) -> list[tuple[str, str | None]]:
+        assert self._services is not None
+        return [("ping", None), ("runtime", self._services.watch.health() or None)]
+
+    async def stats_summary(self) -> object:
+        return {"node": {"nodeName": self.name}, "pods": []}

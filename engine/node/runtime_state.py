@@ -1,0 +1,195 @@
+"""What the runtime holds for a pod, in small values of our own, and how kubelets label it.
+
+Pure: built from CRI messages, compared and merged; nothing here calls the runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.wire import cri_v1_pb2 as cri
+
+POD_NAME = "io.kubernetes.pod.name"
+POD_NAMESPACE = "io.kubernetes.pod.namespace"
+POD_UID = "io.kubernetes.pod.uid"
+CONTAINER_NAME = "io.kubernetes.container.name"
+
+HASH = "io.kubernetes.container.hash"
+RESTART_COUNT = "io.kubernetes.container.restartCount"
+MESSAGE_PATH = "io.kubernetes.container.terminationMessagePath"
+MESSAGE_POLICY = "io.kubernetes.container.terminationMessagePolicy"
+PRE_STOP = "io.kubernetes.container.preStopHandler"
+PORTS = "io.kubernetes.container.ports"
+POD_GRACE = "io.kubernetes.pod.terminationGracePeriod"
+
+CREATED = cri.CONTAINER_CREATED
+RUNNING = cri.CONTAINER_RUNNING
+EXITED = cri.CONTAINER_EXITED
+UNKNOWN = cri.CONTAINER_UNKNOWN
+
+NANO = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRecord:
+    """One container of the runtime. Times are Unix seconds, 0 where they have not come."""
+
+    id: str
+    name: str
+    sandbox_id: str
+    state: int
+    attempt: int
+    created_at: float
+    started_at: float = 0.0
+    finished_at: float = 0.0
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+    image: str = ""
+    image_id: str = ""
+    hash: str = ""
+    log_path: str = ""
+    message_path: str = ""
+    grace_seconds: int | None = None
+    resources: tuple[int, int, int, int] | None = None
+    """cpu shares, cpu quota, cpu period and memory limit, where the runtime tells them."""
+
+    @property
+    def running(self) -> bool:
+        return self.state == RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRecord:
+    """One pod sandbox. `ips` holds its addresses, empty on the host's network."""
+
+    id: str
+    ready: bool
+    attempt: int
+    created_at: float
+    ips: tuple[str, ...] = ()
+    host_network: bool = False
+
+
+@dataclass(slots=True)
+class PodRecord:
+    """All that the runtime holds of one pod; both lists are newest first."""
+
+    uid: str
+    name: str
+    namespace: str
+    sandboxes: list[SandboxRecord] = field(default_factory=list)
+    containers: list[ContainerRecord] = field(default_factory=list)
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def sandbox(self) -> SandboxRecord | None:
+        """The newest sandbox."""
+        return self.sandboxes[0] if self.sandboxes else None
+
+    def container(self, name: str) -> ContainerRecord | None:
+        """The newest container of that name."""
+        return next((c for c in self.containers if c.name == name), None)
+
+    def previous(self, name: str) -> ContainerRecord | None:
+        """The container of that name before the newest."""
+        found = [c for c in self.containers if c.name == name]
+        return found[1] if len(found) > 1 else None
+
+    @property
+    def running(self) -> list[ContainerRecord]:
+        return [c for c in self.containers if c.state in (RUNNING, UNKNOWN)]
+
+    @property
+    def empty(self) -> bool:
+        return not self.sandboxes and not self.containers
+
+    def put_container(self, record: ContainerRecord) -> bool:
+        """Insert or replace; a state never goes back. Returns whether anything changed."""
+        for index, known in enumerate(self.containers):
+            if known.id == record.id:
+                if known == record or (known.state == EXITED and record.state in (CREATED, RUNNING)):
+                    return False
+                self.containers[index] = record
+                return True
+        self.containers.append(record)
+        self.containers.sort(key=lambda c: (c.created_at, c.attempt), reverse=True)
+        return True
+
+    def put_sandbox(self, record: SandboxRecord) -> bool:
+        """Insert or replace; a stopped sandbox never gets ready again."""
+        for index, known in enumerate(self.sandboxes):
+            if known.id == record.id:
+                if known == record or (record.ready and not known.ready):
+                    return False
+                self.sandboxes[index] = record
+                return True
+        self.sandboxes.append(record)
+        self.sandboxes.sort(key=lambda s: s.created_at, reverse=True)
+        return True
+
+    def drop(self, ids: set[str]) -> bool:
+        """Forget what the runtime no longer has."""
+        before = len(self.sandboxes) + len(self.containers)
+        self.sandboxes = [s for s in self.sandboxes if s.id not in ids]
+        self.containers = [c for c in self.containers if c.id not in ids]
+        return len(self.sandboxes) + len(self.containers) != before
+
+
+def pod_of(labels: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """(uid, name, namespace) that a kubelet's labels give, None for containers of others."""
+    uid = labels.get(POD_UID)
+    return (uid, labels.get(POD_NAME, ""), labels.get(POD_NAMESPACE, "")) if uid else None
+
+
+def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerRecord:
+    """From the runtime's full status."""
+    annotations = status.annotations
+    grace = annotations.get(POD_GRACE, "")
+    linux = status.resources.linux if status.HasField("resources") else None
+    return ContainerRecord(
+        id=status.id,
+        name=status.labels.get(CONTAINER_NAME, status.metadata.name),
+        sandbox_id=sandbox_id,
+        state=status.state,
+        attempt=_number(annotations.get(RESTART_COUNT, ""), status.metadata.attempt),
+        created_at=status.created_at * NANO,
+        started_at=status.started_at * NANO,
+        finished_at=status.finished_at * NANO,
+        exit_code=status.exit_code,
+        reason=status.reason,
+        message=status.message,
+        image=status.image.user_specified_image or status.image.image,
+        image_id=status.image_ref,
+        hash=annotations.get(HASH, ""),
+        log_path=status.log_path,
+        message_path=next(
+            (m.host_path for m in status.mounts if m.container_path == annotations.get(MESSAGE_PATH)), ""
+        ),
+        grace_seconds=int(grace) if grace.isdigit() else None,
+        resources=(linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes)
+        if linux is not None
+        else None,
+    )
+
+
+def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
+    """From the runtime's full status."""
+    network = status.network
+    ips = [network.ip, *(extra.ip for extra in network.additional_ips)] if network.ip else []
+    return SandboxRecord(
+        id=status.id,
+        ready=status.state == cri.SANDBOX_READY,
+        attempt=status.metadata.attempt,
+        created_at=status.created_at * NANO,
+        ips=tuple(ips),
+        host_network=status.linux.namespaces.options.network == cri.NODE,
+    )
+
+
+def _number(text: str, default: int) -> int:
+    return int(text) if text.isdigit() else default

@@ -1,0 +1,259 @@
+"""Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
+
+With a stream a relist runs every 300 s; without one, every second. A relist compares ids and states
+and asks for the full status only of pods in which something differs, so a quiet node costs two lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from engine.api.errors import Refused
+from engine.metrics import Registry
+from engine.node.runtime_state import (
+    PodRecord,
+    container_record,
+    pod_of,
+    sandbox_record,
+)
+from engine.runtime.client import NotFound, RuntimeClient, Unimplemented
+from engine.wire import cri_v1_pb2 as cri
+
+log = logging.getLogger("kubengine.runtime")
+
+RELIST_SECONDS = 1.0
+RELIST_WITH_EVENTS_SECONDS = 300.0
+UNHEALTHY_AFTER_SECONDS = 180.0
+RETRY_SECONDS = 1.0
+STREAM_SETTLED_SECONDS = 1.0
+
+OnChange = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What two lists say about one pod."""
+
+    sandboxes: list[cri.PodSandbox] = field(default_factory=list)
+    containers: list[cri.Container] = field(default_factory=list)
+
+    def states(self) -> dict[str, int]:
+        states = {sandbox.id: int(sandbox.state == cri.SANDBOX_READY) for sandbox in self.sandboxes}
+        states.update({container.id: container.state for container in self.containers})
+        return states
+
+    def identity(self) -> tuple[str, str, str] | None:
+        if self.sandboxes:
+            return pod_of(self.sandboxes[0].labels)
+        return pod_of(self.containers[0].labels) if self.containers else None
+
+
+class RuntimeWatch:
+    """All pods of the runtime by uid, and a call of `on_change(uid)` whenever one changed."""
+
+    def __init__(
+        self,
+        runtime: RuntimeClient,
+        *,
+        on_change: OnChange,
+        clock: Callable[[], float],
+        registry: Registry,
+        relist_seconds: float = RELIST_SECONDS,
+    ) -> None:
+        self._runtime = runtime
+        self._on_change = on_change
+        self._clock = clock
+        self._relist_seconds = relist_seconds
+        self._streaming = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wake = asyncio.Event()
+        self._seconds = registry.histogram(
+            "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
+        )
+        self.pods: dict[str, PodRecord] = {}
+        self.last_relist = 0.0
+        self.last_error = ""
+
+    async def start(self) -> None:
+        """Reads the runtime once. Raises what the runtime says if it can't be read."""
+        await self.relist()
+        self._tasks = [
+            asyncio.create_task(self._follow_events(), name="runtime events"),
+            asyncio.create_task(self._keep_relisting(), name="runtime relist"),
+        ]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def health(self) -> str:
+        """Empty, or why the picture is too old to trust."""
+        age = self._clock() - self.last_relist
+        limit = UNHEALTHY_AFTER_SECONDS
+        if self._streaming:
+            limit += RELIST_WITH_EVENTS_SECONDS
+        return f"the runtime was last read {age:.0f} s ago: {self.last_error}" if age > limit else ""
+
+    def pod(self, uid: str) -> PodRecord:
+        """The record of a pod, empty if the runtime holds nothing of it."""
+        return self.pods.get(uid) or PodRecord(uid, "", "")
+
+    async def relist(self) -> None:
+        began = self._clock()
+        sandboxes = await self._runtime.list_pod_sandboxes()
+        containers = await self._runtime.list_containers()
+        found: dict[str, _Listed] = {}
+        for sandbox in sandboxes:
+            found.setdefault(_uid(sandbox.labels), _Listed()).sandboxes.append(sandbox)
+        for container in containers:
+            found.setdefault(_uid(container.labels), _Listed()).containers.append(container)
+        found.pop("", None)
+        for uid in found.keys() | self.pods.keys():
+            listed = found.get(uid) or _Listed()
+            if listed.states() != _states(self.pod(uid)):
+                await self._reread(uid, listed)
+        self.last_relist = self._clock()
+        self.last_error = ""
+        self._seconds.observe(self.last_relist - began)
+
+    async def _reread(self, uid: str, listed: _Listed) -> None:
+        """Brings one pod's record in line with the lists just read."""
+        identity = listed.identity()
+        if identity is None:
+            record = self.pods.pop(uid, None)
+            if record is not None:
+                record.drop(set(_states(record)))
+                self._on_change(uid)
+            return
+        record = self.pods.setdefault(uid, PodRecord(*identity))
+        states = _states(record)
+        record.drop(states.keys() - listed.states().keys())
+        for sandbox in listed.sandboxes:
+            if states.get(sandbox.id) != int(sandbox.state == cri.SANDBOX_READY):
+                await self.refresh_sandbox(uid, sandbox.id, notify=False)
+        for container in listed.containers:
+            if states.get(container.id) != container.state:
+                await self.refresh_container(uid, container.id, container.pod_sandbox_id, notify=False)
+        self._on_change(uid)
+
+    async def reread_pod(self, uid: str) -> PodRecord:
+        """Asks the runtime about one pod only, for a pod whose picture is in doubt."""
+        selector = {"io.kubernetes.pod.uid": uid}
+        sandboxes = await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(label_selector=selector))
+        containers = await self._runtime.list_containers(cri.ContainerFilter(label_selector=selector))
+        await self._reread(uid, _Listed(sandboxes, containers))
+        return self.pod(uid)
+
+    async def refresh_container(
+        self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
+    ) -> None:
+        """Reads one container's status after something was done to it."""
+        try:
+            answer = await self._runtime.container_status(container_id)
+        except NotFound:
+            self._forget(uid, container_id)
+            return
+        self._put(answer.status, sandbox_id, notify=notify)
+
+    async def refresh_sandbox(self, uid: str, sandbox_id: str, *, notify: bool = True) -> None:
+        """Reads one sandbox's status after something was done to it."""
+        try:
+            answer = await self._runtime.pod_sandbox_status(sandbox_id)
+        except NotFound:
+            self._forget(uid, sandbox_id)
+            return
+        record = self._record(answer.status.labels)
+        if record is not None and record.put_sandbox(sandbox_record(answer.status)) and notify:
+            self._on_change(record.uid)
+
+    def forget(self, uid: str, ids: Iterable[str]) -> None:
+        """Removed by ourselves: no need to ask."""
+        for removed in ids:
+            self._forget(uid, removed)
+
+    def _forget(self, uid: str, removed: str) -> None:
+        record = self.pods.get(uid)
+        if record is not None and record.drop({removed}):
+            if record.empty:
+                del self.pods[uid]
+            self._on_change(uid)
+
+    def _record(self, labels: Mapping[str, str]) -> PodRecord | None:
+        identity = pod_of(labels)
+        return self.pods.setdefault(identity[0], PodRecord(*identity)) if identity is not None else None
+
+    def _put(self, status: cri.ContainerStatus, sandbox_id: str, *, notify: bool) -> None:
+        record = self._record(status.labels)
+        if record is not None and record.put_container(container_record(status, sandbox_id)) and notify:
+            self._on_change(record.uid)
+
+    async def _follow_events(self) -> None:
+        while True:
+            settled = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
+            try:
+                async for event in self._runtime.events():
+                    self._apply(event)
+                raise Refused("the event stream ended", subject=self._runtime.endpoint)
+            except Unimplemented:
+                log.info("the runtime has no event stream; relisting every %g s", self._relist_seconds)
+                return
+            except Refused as error:
+                if self._streaming:
+                    log.warning("%s", error)
+            finally:
+                settled.cancel()
+                self._streaming = False
+            self._wake.set()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _stream_is_up(self) -> None:
+        """The stream has stood for a moment; one relist catches what came before it."""
+        self._streaming = True
+        self._wake.set()
+
+    def _apply(self, event: cri.ContainerEventResponse) -> None:
+        sandbox = event.pod_sandbox_status
+        record = self._record(sandbox.labels)
+        if record is None:
+            return
+        changed = False
+        if event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+            changed = record.drop({event.container_id})
+        elif sandbox.id:
+            changed = record.put_sandbox(sandbox_record(sandbox))
+        for status in event.containers_statuses:
+            changed |= record.put_container(container_record(status, sandbox.id))
+        if record.empty:
+            self.pods.pop(record.uid, None)
+        if changed:
+            self._on_change(record.uid)
+
+    async def _keep_relisting(self) -> None:
+        while True:
+            period = RELIST_WITH_EVENTS_SECONDS if self._streaming else self._relist_seconds
+            try:
+                await asyncio.wait_for(self._wake.wait(), period)
+                self._wake.clear()
+            except TimeoutError:
+                pass
+            try:
+                await self.relist()
+            except Refused as error:
+                if not self.last_error:
+                    log.error("%s", error)
+                self.last_error = str(error)
+
+
+def _uid(labels: Mapping[str, str]) -> str:
+    identity = pod_of(labels)
+    return identity[0] if identity is not None else ""
+
+
+def _states(record: PodRecord) -> dict[str, int]:
+    states = {sandbox.id: int(sandbox.ready) for sandbox in record.sandboxes}
+    states.update({container.id: container.state for container in record.containers})
+    return states

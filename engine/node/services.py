@@ -1,0 +1,58 @@
+"""What pod workers share: the node's configuration, its rooms and its picture of the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.events import EventRecorder
+from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.cgroups import CgroupManager, NoCgroups
+from engine.node.actions import Health
+from engine.node.backoff import Backoff
+from engine.node.image_pull import ImagePuller
+from engine.node.runtime_state import ContainerRecord
+from engine.node.runtime_watch import RuntimeWatch
+from engine.node.volumes import PodVolumes
+from engine.runtime.client import RuntimeClient
+from engine.wire import cri_v1_pb2 as cri
+
+
+@dataclass(slots=True)
+class DeviceGrant:
+    """What the device plugins add to one container."""
+
+    environment: Mapping[str, str]
+    mounts: list[cri.Mount]
+    devices: list[cri.Device]
+    annotations: Mapping[str, str]
+    cdi_devices: list[cri.CDIDevice]
+
+
+@dataclass(slots=True)
+class Services:
+    """One per node. Callables stand for rooms that a worker asks one question of."""
+
+    config: KubeletConfiguration
+    node_name: str
+    host_ip: str
+    root: Path
+    clock: Callable[[], float]
+    runtime: RuntimeClient
+    runtime_name: str
+    watch: RuntimeWatch
+    volumes: PodVolumes
+    cgroups: CgroupManager | NoCgroups
+    images: ImagePuller
+    recorder: EventRecorder
+    backoff: Backoff
+    starting: asyncio.Semaphore
+    allocatable: Callable[[], Mapping[str, Quantity]]
+    health: Callable[[ContainerRecord], Health]
+    ready: Callable[[ContainerRecord], bool]
+    devices: Callable[[Pod, Container], Awaitable[DeviceGrant | None]]
+    pod_changed: Callable[[str], None]

@@ -1,0 +1,170 @@
+"""Where pods come from: a directory of manifests, watched and re-read.
+
+A file that cannot be read as pods keeps the pods that it held when it last could, and its fault is
+reported once per content; other files are not affected. An API server would be another source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.api.documents import parse_pods, read_text
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Pod
+from engine.node.inotify import Watch
+from engine.node.static_pods import static_pod
+
+log = logging.getLogger("kubengine.sources")
+
+Stamp = tuple[int, int, int]
+SETTLE_SECONDS = 0.02
+
+
+@dataclass(slots=True)
+class _File:
+    stamp: Stamp
+    pods: list[Pod] = field(default_factory=list)
+
+
+class ManifestDirectory:
+    """The static pods of one directory (or one file).
+
+    `on_change(pods)` gets the whole desired list after every change; `on_fault(error)` what could not
+    be used. `ready` is set after the first complete reading.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        node_name: str,
+        period: float,
+        clock: Callable[[], float],
+        on_change: Callable[[list[Pod]], None],
+        on_fault: Callable[[InvalidInput], None],
+    ) -> None:
+        self._path = path
+        self._node_name = node_name
+        self._period = period
+        self._clock = clock
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._files: dict[Path, _File] = {}
+        self._reported: set[str] = set()
+        self._dirty = asyncio.Event()
+        self._watch: Watch | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.ready = asyncio.Event()
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=f"manifests {self._path}")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.close()
+
+    async def _run(self) -> None:
+        while True:
+            self._ensure_watch()
+            self._dirty.clear()
+            if self._read() or not self.ready.is_set():
+                self._on_change(self._desired())
+            self.ready.set()
+            try:
+                await asyncio.wait_for(self._dirty.wait(), self._period)
+                await asyncio.sleep(SETTLE_SECONDS)
+            except TimeoutError:
+                pass
+
+    def _ensure_watch(self) -> None:
+        directory = self._path if self._path.is_dir() else self._path.parent
+        if self._watch is not None or not directory.is_dir():
+            return
+        try:
+            self._watch = Watch(lambda *_: self._dirty.set())
+            self._watch.add(directory)
+        except Refused as error:
+            log.warning("%s; manifests are re-read every %g s only", error, self._period)
+
+    def _read(self) -> bool:
+        """Re-reads what changed; whether the pods did."""
+        found = self._stamps()
+        if found is None:
+            return False
+        changed = False
+        for path in list(self._files):
+            if path not in found:
+                del self._files[path]
+                changed = True
+        for path, stamp in found.items():
+            known = self._files.get(path)
+            if known is None or known.stamp != stamp:
+                changed |= self._read_file(path, stamp)
+        return changed
+
+    def _stamps(self) -> dict[Path, Stamp] | None:
+        """Size, time and inode of every manifest; None (pods stay) when the directory can't be read."""
+        try:
+            paths = sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]
+            if not self._path.exists():
+                return {}
+        except OSError as error:
+            self._report(InvalidInput(error.strerror or str(error), subject=str(self._path)))
+            return None
+        stamps: dict[Path, Stamp] = {}
+        for path in paths:
+            try:
+                info = path.stat()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._report(InvalidInput(error.strerror or str(error), subject=str(path)))
+                continue
+            if not path.name.startswith(".") and path.is_file():
+                stamps[path] = (info.st_size, info.st_mtime_ns, info.st_ino)
+        return stamps
+
+    def _read_file(self, path: Path, stamp: Stamp) -> bool:
+        file = self._files.setdefault(path, _File(stamp))
+        file.stamp = stamp
+        try:
+            manifests, warnings = parse_pods(read_text(path), str(path))
+            pods = [self._pod(manifest, path, index) for index, manifest in enumerate(manifests)]
+        except InvalidInput as error:
+            self._report(error)
+            return False
+        for warning in warnings:
+            log.warning("%s", warning)
+        file.pods = pods
+        return True
+
+    def _pod(self, manifest: Pod, path: Path, index: int) -> Pod:
+        origin = str(path) if index == 0 else f"{path}[{index}]"
+        return static_pod(manifest, node_name=self._node_name, origin=origin, seen_at=self._clock())
+
+    def _desired(self) -> list[Pod]:
+        """All pods; the first file (by name) keeps a pod name or uid, the others' pods are refused."""
+        owners: dict[str, Path] = {}
+        pods: list[Pod] = []
+        for path, file in sorted(self._files.items()):
+            for pod in file.pods:
+                owner = owners.get(pod.full_name) or owners.get(pod.uid)
+                if owner is None:
+                    owners[pod.full_name] = owners[pod.uid] = path
+                    pods.append(pod)
+                else:
+                    text = f"metadata.name: pod {pod.full_name} is already defined in {owner}"
+                    self._report(InvalidInput(text, subject=str(path)))
+        return pods
+
+    def _report(self, error: InvalidInput) -> None:
+        if str(error) not in self._reported:
+            self._reported = {*list(self._reported)[-999:], str(error)}
+            self._on_fault(error)

@@ -1,0 +1,255 @@
+"""Starts what a pod needs: its sandbox, then one container at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.pod import Container, Pod
+from engine.cgroups.containers import ContainerResources
+from engine.node import cri_config
+from engine.node.dns import pod_dns
+from engine.node.environment import container_environment
+from engine.node.hooks import run_hook
+from engine.node.image_pull import PresentImage, StartRefused
+from engine.node.runtime_state import CREATED, ContainerRecord, PodRecord
+from engine.node.services import DeviceGrant, Services
+from engine.node.status import Waiting
+from engine.node.volumes import hosts_file, mount_path, termination_message_file
+from engine.runtime.client import NotFound
+from engine.wire import cri_v1_pb2 as cri
+
+CONTAINER_LOGS = Path("/var/log/containers")
+MAX_HOSTNAME = 63
+
+
+def hostname(pod: Pod, node_name: str) -> str:
+    if pod.spec.host_network:
+        return node_name
+    return (pod.spec.hostname or pod.metadata.name)[:MAX_HOSTNAME].rstrip("-.")
+
+
+def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: str) -> cri.PodSandboxConfig:
+    """The sandbox's configuration; also given with every container of it."""
+    return cri_config.sandbox_config(
+        pod,
+        attempt=attempt,
+        config=services.config,
+        cgroup_parent=cgroup_parent,
+        dns=pod_dns(pod, services.config),
+        hostname=hostname(pod, services.node_name),
+    )
+
+
+async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig) -> None:
+    """Runs the sandbox and reads it back. Raises what the runtime says."""
+    Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        sandbox_id = await services.runtime.run_pod_sandbox(config)
+    except Refused as error:
+        text = f"Failed to create pod sandbox: {error.message}"
+        services.recorder.pod(pod, WARNING, "FailedCreatePodSandBox", text)
+        raise
+    await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
+
+
+async def start_container(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    volumes: Mapping[str, Path],
+    sandbox: cri.PodSandboxConfig,
+) -> None:
+    """Creates and starts one container and runs its postStart hook.
+
+    Raises `StartRefused` with what the status should say.
+    """
+    record = services.watch.pod(pod.uid)
+    attempt = await _next_attempt(pod, container, services, record)
+    image = await services.images.ensure(pod, container)
+    try:
+        grant = await services.devices(pod, container)
+        config = _config(pod, container, services, volumes, record, attempt, image, grant)
+    except (InvalidInput, Refused, OSError) as error:
+        raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
+    assert record.sandbox is not None
+    try:
+        container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
+    except Refused as error:
+        raise _refuse(pod, container, services, "CreateContainerError", error.message) from error
+    services.recorder.pod(
+        pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
+    )
+    try:
+        await services.runtime.start_container(container_id)
+    except Refused as error:
+        await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+        raise _refuse(pod, container, services, "RunContainerError", error.message) from error
+    services.recorder.pod(
+        pod, NORMAL, "Started", f"Started container {container.name}", container=container.name
+    )
+    _link_log(pod, container, container_id, config, sandbox)
+    await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+    await _post_start(pod, container, services, container_id, record)
+
+
+async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int:
+    """One more than the newest; a container that was created and never started is taken away first."""
+    newest = record.container(container.name)
+    if newest is None:
+        return 0
+    if newest.state != CREATED:
+        return newest.attempt + 1
+    with contextlib.suppress(NotFound):
+        await services.runtime.remove_container(newest.id)
+    services.watch.forget(pod.uid, [newest.id])
+    return newest.attempt
+
+
+def _config(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    volumes: Mapping[str, Path],
+    record: PodRecord,
+    attempt: int,
+    image: PresentImage,
+    grant: DeviceGrant | None,
+) -> cri.ContainerConfig:
+    _check_non_root(pod, container, image)
+    assert record.sandbox is not None
+    ips = record.sandbox.ips or ((services.host_ip,) if pod.spec.host_network else ())
+    environment = container_environment(
+        pod, container, pod_ips=ips, host_ip=services.host_ip, allocatable=services.allocatable()
+    )
+    if grant is not None:
+        environment = {**environment, **grant.environment}
+    inputs = cri_config.ContainerInputs(
+        attempt=attempt,
+        image=image.reference,
+        image_uid=image.uid,
+        image_username=image.username,
+        environment=environment,
+        mounts=[
+            *_mounts(pod, container, services, volumes, environment, ips, attempt),
+            *(grant.mounts if grant is not None else ()),
+        ],
+        resources=cri_resources(services.cgroups.container_resources(pod, container)),
+        devices=grant.devices if grant is not None else (),
+        cdi_devices=grant.cdi_devices if grant is not None else (),
+        annotations=grant.annotations if grant is not None else {},
+    )
+    return cri_config.container_config(pod, container, inputs, services.config)
+
+
+def cri_resources(values: ContainerResources | None) -> cri.LinuxContainerResources | None:
+    """The cgroup room's values as the runtime takes them; huge pages as (size, limit) pairs."""
+    if values is None:
+        return None
+    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+    limits = fields.pop("hugepage_limits")
+    return cri.LinuxContainerResources(
+        **fields,
+        hugepage_limits=[cri.HugepageLimit(page_size=size, limit=limit) for size, limit in limits.items()],
+    )
+
+
+def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None:
+    context = cri_config.effective_security(pod, container)
+    if not context.run_as_non_root:
+        return
+    user = context.run_as_user if context.run_as_user is not None else image.uid
+    if user == 0 or (user is None and image.username in ("", "root")):
+        raise InvalidInput("runAsNonRoot is set but the container would run as root", subject=container.name)
+    if user is None:
+        text = f"runAsNonRoot is set and the image's user {image.username!r} has no number to check"
+        raise InvalidInput(text, subject=container.name)
+
+
+def _mounts(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    volumes: Mapping[str, Path],
+    environment: Mapping[str, str],
+    ips: tuple[str, ...],
+    attempt: int,
+) -> list[cri.Mount]:
+    mounts = []
+    paths = set()
+    for volume_mount in container.volume_mounts or []:
+        host_path = mount_path(volume_mount, volumes[volume_mount.name], environment, pod.uid)
+        paths.add(os.path.normpath(volume_mount.mount_path))
+        mounts.append(
+            cri_config.mount(
+                volume_mount.mount_path,
+                host_path,
+                read_only=volume_mount.read_only,
+                propagation=volume_mount.mount_propagation,
+            )
+        )
+    directory = services.volumes.pod_directory(pod.uid)
+    if "/etc/hosts" not in paths:
+        file = hosts_file(directory, pod, ips, hostname(pod, services.node_name))
+        mounts.append(cri_config.mount("/etc/hosts", file))
+    if container.termination_message_path:
+        file = termination_message_file(directory, container, attempt)
+        mounts.append(cri_config.mount(container.termination_message_path, file))
+    return mounts
+
+
+def _link_log(
+    pod: Pod,
+    container: Container,
+    container_id: str,
+    config: cri.ContainerConfig,
+    sandbox: cri.PodSandboxConfig,
+) -> None:
+    """`/var/log/containers/<pod>_<namespace>_<container>-<id>.log`, for log shippers; best effort."""
+    meta = pod.metadata
+    link = CONTAINER_LOGS / f"{meta.name}_{meta.namespace}_{container.name}-{container_id}.log"
+    with contextlib.suppress(OSError):
+        CONTAINER_LOGS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        link.symlink_to(Path(sandbox.log_directory) / config.log_path)
+
+
+def remove_log_links(pod_name: str, namespace: str, container: ContainerRecord) -> None:
+    link = CONTAINER_LOGS / f"{pod_name}_{namespace}_{container.name}-{container.id}.log"
+    with contextlib.suppress(OSError):
+        link.unlink(missing_ok=True)
+
+
+async def _post_start(
+    pod: Pod, container: Container, services: Services, container_id: str, record: PodRecord
+) -> None:
+    handler = container.lifecycle.post_start if container.lifecycle is not None else None
+    if handler is None:
+        return
+    ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.host_ip
+    try:
+        await run_hook(
+            services.runtime,
+            pod,
+            container,
+            container_id,
+            handler,
+            pod_ip=ip,
+            timeout=services.config.runtime_request_timeout,
+        )
+    except (Refused, TimeoutError) as error:
+        text = f"PostStartHook failed: {error}"
+        services.recorder.pod(pod, WARNING, "FailedPostStartHook", text, container=container.name)
+        grace = pod.spec.termination_grace_period_seconds or 0
+        with contextlib.suppress(Refused):
+            await services.runtime.stop_container(container_id, grace)
+        raise StartRefused(Waiting("PostStartHookError", str(error))) from error
+
+
+def _refuse(pod: Pod, container: Container, services: Services, reason: str, text: str) -> StartRefused:
+    services.recorder.pod(pod, WARNING, "Failed", f"Error: {text}", container=container.name)
+    return StartRefused(Waiting(reason, text))

@@ -1,0 +1,57 @@
+"""From manifests to the node's pods: names, uids and annotations as a kubelet gives static pods.
+
+Pure. A pod without a uid gets one from its file and content, so a changed manifest is a new pod; amounts
+of cpu and memory that keep the QoS class are left out of it, so that they can be resized in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from copy import deepcopy
+from datetime import UTC, datetime
+
+import msgspec
+
+from engine.api._base import to_builtins
+from engine.api.defaults import apply_defaults
+from engine.api.pod import Pod, Toleration
+from engine.api.qos import HASH_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, compute_qos_class
+from engine.api.resources import CPU, MEMORY
+from engine.api.validation import check_pod
+
+SOURCE_FILE = "file"
+
+
+def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float) -> Pod:
+    """The pod that a manifest stands for on this node. `origin` is its file, and position in it.
+
+    Raises `InvalidInput` naming the origin and every wrong field.
+    """
+    pod = deepcopy(manifest)
+    apply_defaults(pod)
+    check_pod(pod, origin)
+    meta = pod.metadata
+    meta.uid = meta.uid or _uid(pod, node_name, origin)
+    meta.name = f"{meta.name}-{node_name.lower()}"
+    meta.annotations = {
+        **(meta.annotations or {}),
+        HASH_ANNOTATION: meta.uid,
+        SEEN_ANNOTATION: datetime.fromtimestamp(seen_at, UTC).isoformat().replace("+00:00", "Z"),
+        SOURCE_ANNOTATION: SOURCE_FILE,
+    }
+    pod.spec.node_name = node_name
+    tolerations = pod.spec.tolerations or []
+    pod.spec.tolerations = [*tolerations, Toleration(operator="Exists", effect="NoExecute")]
+    pod.status.phase = "Pending"
+    return pod
+
+
+def _uid(pod: Pod, node_name: str, origin: str) -> str:
+    content = to_builtins(pod.spec)
+    for container in (*content.get("containers", ()), *content.get("initContainers", ())):
+        for amounts in container.get("resources", {}).values():
+            for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
+                amounts.pop(name, None)
+    parts = [node_name, origin, to_builtins(pod.metadata), content, compute_qos_class(pod)]
+    digest = hashlib.md5(msgspec.json.encode(parts, order="deterministic"), usedforsecurity=False)
+    return digest.hexdigest()

@@ -1,0 +1,352 @@
+"""One pod's life: an asyncio task that sleeps until something about its pod changes.
+
+It asks `actions.next_actions` what to do, does it, and asks again. Ending is separate: `end` (the node
+fails the pod: rejected, evicted, past its deadline) and `remove` (its manifest has gone) interrupt
+whatever is going on; the containers stop with their grace, and a removed pod leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.lifecycle import PodEnd
+from engine.api.pod import Container, Pod
+from engine.node.actions import PodActions, next_actions
+from engine.node.cri_config import container_hash
+from engine.node.image_pull import StartRefused
+from engine.node.runtime_state import EXITED, ContainerRecord
+from engine.node.services import Services
+from engine.node.starting import sandbox_config, start_container, start_sandbox
+from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
+from engine.node.stopping import grace_seconds, remove_dead_containers, remove_pod, stop_container, stop_pod
+from engine.node.termination_message import termination_message
+from engine.wire import cri_v1_pb2 as cri
+
+log = logging.getLogger("kubengine.pods")
+
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 10.0
+
+
+class PodWorker:
+    """`pod.status` is kept current; `stopped` is set when nothing of the pod runs any more."""
+
+    def __init__(self, pod: Pod, services: Services, *, after: PodWorker | None = None) -> None:
+        self.pod = pod
+        self.ended: PodEnd | None = None
+        self.finished = False
+        self.stopped = asyncio.Event()
+        self.gone = asyncio.Event()
+        self._services = services
+        self._after = after
+        self._wake = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._removed = asyncio.Event()
+        self._refusals: list[asyncio.Future[None]] = []
+        self._waiting: dict[str, Waiting] = {}
+        self._messages: dict[str, str] = {}
+        self._volumes: Mapping[str, Path] | None = None
+        self._sandbox: cri.PodSandboxConfig | None = None
+        self._cgroup_parent = ""
+        self._start_time = self._known_start() or services.clock()
+        self._final = False
+        self._failures = 0
+        self._last_failure = ""
+        self._task = asyncio.create_task(self._run(), name=f"pod {pod.full_name}")
+
+    # What the node tells a worker
+
+    def notify(self) -> None:
+        """Something about the pod may have changed."""
+        self._wake.set()
+
+    def update(self, pod: Pod) -> None:
+        """A new spec under the same uid."""
+        pod.status = self.pod.status
+        self.pod = pod
+        self._wake.set()
+
+    def end(self, end: PodEnd) -> None:
+        """Fail the pod for good."""
+        if self.ended is None and not self.finished:
+            self.ended = end
+        self._ending.set()
+
+    async def end_and_wait(self, end: PodEnd) -> None:
+        """Fails the pod; returns when its containers have stopped, raises at the first refusal."""
+        refusal = asyncio.get_running_loop().create_future()
+        self._refusals.append(refusal)
+        self.end(end)
+        stopped = asyncio.create_task(self.stopped.wait())
+        try:
+            await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
+            if refusal.done():
+                refusal.result()
+        finally:
+            stopped.cancel()
+            refusal.cancel()
+            self._refusals.remove(refusal)
+
+    def remove(self) -> None:
+        """The pod's manifest has gone: end it and leave nothing."""
+        self._removed.set()
+        self._ending.set()
+
+    async def abandon(self) -> None:
+        """Stop working without touching the pod: the agent goes, the pod stays."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def removing(self) -> bool:
+        return self._removed.is_set()
+
+    @property
+    def active(self) -> bool:
+        """Whether the pod holds, or will hold, resources of the node."""
+        return not (self.finished or self.stopped.is_set() or (self.ended and not self._record_runs()))
+
+    def _record_runs(self) -> bool:
+        return bool(self._services.watch.pod(self.pod.uid).running)
+
+    # Its life
+
+    async def _run(self) -> None:
+        try:
+            if self._after is not None:
+                await self._after.gone.wait()
+                self._after = None
+            await self._until_ending(self._work())
+            await self._persist("stop", self._stop)
+            self.stopped.set()
+            self._publish()
+            await self._removed.wait()
+            await self._persist("remove", self._take_away)
+        finally:
+            self.gone.set()
+        self._services.pod_changed(self.pod.uid)
+
+    async def _until_ending(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        ending = asyncio.create_task(self._ending.wait())
+        try:
+            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            ending.cancel()
+            results = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            log.error("pod %s: worker failed", self.pod.full_name, exc_info=results[0])
+
+    async def _work(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                delay = await self._step()
+            except (KubengineError, OSError) as error:
+                delay = self._failed(error)
+            except Exception:
+                log.exception("pod %s: unexpected error", self.pod.full_name)
+                delay = LAST_RETRY_SECONDS
+            self._publish()
+            try:
+                await asyncio.wait_for(self._wake.wait(), delay)
+            except TimeoutError:
+                continue
+
+    def _failed(self, error: Exception) -> float:
+        """Says what went wrong once, and when to try again."""
+        if str(error) != self._last_failure:
+            self._last_failure = str(error)
+            self._services.recorder.pod(self.pod, WARNING, "FailedSync", f"Error syncing pod: {error}")
+        self._failures += 1
+        return min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures - 1, 10), LAST_RETRY_SECONDS)
+
+    async def _step(self) -> float | None:
+        """Does the next thing; the seconds until it wants to be asked again, None to sleep."""
+        if self.finished:
+            return None
+        deadline = self._deadline()
+        if deadline is not None and deadline <= 0:
+            text = "Pod was active on the node longer than the specified deadline"
+            self._services.recorder.pod(self.pod, NORMAL, "DeadlineExceeded", text)
+            self.end(PodEnd("DeadlineExceeded", text))
+            return None
+        services = self._services
+        record = services.watch.pod(self.pod.uid)
+        actions = next_actions(self.pod, record, health=services.health, spec_hash=container_hash)
+        if actions.finished:
+            await self._finish(actions)
+            return None
+        await self._prepare()
+        delay = None if actions.nothing else await self._act(actions)
+        if actions.nothing:
+            self._waiting.clear()
+        self._failures, self._last_failure = 0, ""
+        await remove_dead_containers(services.watch.pod(self.pod.uid), services)
+        return min((d for d in (delay, deadline) if d is not None), default=None)
+
+    def _deadline(self) -> float | None:
+        seconds = self.pod.spec.active_deadline_seconds
+        return None if seconds is None else self._start_time + seconds - self._services.clock()
+
+    async def _prepare(self) -> None:
+        """Cgroup and volumes, once (and again by a new agent, which finds them made)."""
+        if self._volumes is not None:
+            return
+        services = self._services
+        self._cgroup_parent = services.cgroups.create_pod(self.pod)
+        self._volumes = await asyncio.to_thread(
+            services.volumes.set_up, self.pod, host_ip=services.host_ip, allocatable=services.allocatable()
+        )
+
+    async def _act(self, actions: PodActions) -> float | None:
+        services = self._services
+        record = services.watch.pod(self.pod.uid)
+        if actions.kill_pod:
+            await stop_pod(self.pod, record, services, lambda c: grace_seconds(self.pod, c))
+        for kill in actions.kill:
+            grace = grace_seconds(self.pod, kill.container, kill.liveness)
+            message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
+            await stop_container(self.pod, kill.container, services, grace, message)
+        async with services.starting:
+            if actions.create_sandbox:
+                self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
+                await start_sandbox(self.pod, services, self._sandbox)
+            elif self._sandbox is None:
+                self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
+            delays = [await self._start(container) for container in actions.start]
+        waits = [delay for delay in delays if delay is not None]
+        return 0.0 if None in delays or not delays else min(waits)
+
+    async def _start(self, container: Container) -> float | None:
+        """Starts one container; None when it did, else the seconds to wait before another try."""
+        services, name = self._services, container.name
+        key = f"{self.pod.uid}/{name}"
+        newest = services.watch.pod(self.pod.uid).container(name)
+        now = services.clock()
+        if newest is not None and newest.state == EXITED:
+            wait = services.backoff.remaining(key, newest.finished_at, now)
+            if wait > 0:
+                self._back_off(container, services.backoff.delay(key))
+                return wait
+            services.backoff.attempt(key, newest.finished_at, now)
+        assert self._volumes is not None
+        assert self._sandbox is not None
+        try:
+            await start_container(self.pod, container, services, self._volumes, self._sandbox)
+        except StartRefused as refused:
+            self._waiting[name] = refused.waiting
+            return max(services.images.retry_in(self.pod, container), LAST_RETRY_SECONDS)
+        self._waiting.pop(name, None)
+        return None
+
+    def _back_off(self, container: Container, delay: float) -> None:
+        if self._waiting.get(container.name, Waiting("")).reason == "CrashLoopBackOff":
+            return
+        meta = self.pod.metadata
+        text = (
+            f"back-off {delay:.0f}s restarting failed container={container.name} "
+            f"pod={meta.name}_{meta.namespace}({meta.uid})"
+        )
+        self._waiting[container.name] = Waiting("CrashLoopBackOff", text)
+        event = f"Back-off restarting failed container {container.name} in pod {meta.name}"
+        self._services.recorder.pod(self.pod, WARNING, "BackOff", event, container=container.name)
+
+    async def _finish(self, actions: PodActions) -> None:
+        """Every container has ended for good: stop the sandbox, give the node its resources back."""
+        record = self._services.watch.pod(self.pod.uid)
+        if actions.kill_pod:
+            await stop_pod(self.pod, record, self._services, lambda c: grace_seconds(self.pod, c))
+        self._waiting.clear()
+        self.finished = True
+        self._services.cgroups.remove_pod(self.pod.uid)
+
+    async def _persist(self, what: str, attempt: object) -> None:
+        """Repeats until it works: ending a pod is never given up."""
+        self._failures = 0
+        while True:
+            try:
+                await attempt()  # type: ignore[operator]
+            except (Refused, OSError, InvalidInput) as error:
+                delay = self._failed(error)
+                log.warning("pod %s: cannot %s it yet: %s", self.pod.full_name, what, error)
+                for refusal in self._refusals:
+                    if not refusal.done():
+                        refusal.set_exception(error)
+                await asyncio.sleep(delay)
+            else:
+                return
+
+    async def _stop(self) -> None:
+        end = self.ended
+        override = end.grace_period_seconds if end is not None else None
+        record = await self._services.watch.reread_pod(self.pod.uid)
+        await stop_pod(
+            self.pod,
+            record,
+            self._services,
+            lambda c: override if override is not None else grace_seconds(self.pod, c),
+        )
+        self._services.cgroups.remove_pod(self.pod.uid)
+
+    async def _take_away(self) -> None:
+        record = await self._services.watch.reread_pod(self.pod.uid)
+        record.uid = self.pod.uid
+        if record.running or any(sandbox.ready for sandbox in record.sandboxes):
+            await self._stop()
+        await remove_pod(record, self._services, self.pod)
+        self._services.backoff.forget(f"{self.pod.uid}/")
+        self._services.images.forget(self.pod.uid)
+
+    # Its status
+
+    def _publish(self) -> None:
+        status = self.pod.status
+        if status.phase in (SUCCEEDED, FAILED) and (self.finished or self.stopped.is_set()) and self._final:
+            return
+        self._final = self.finished or self.stopped.is_set()
+        services, end = self._services, self.ended
+        record = services.watch.pod(self.pod.uid)
+        current = pod_status(
+            self.pod,
+            record,
+            StatusInputs(
+                now=services.clock(),
+                runtime_name=services.runtime_name,
+                host_ip=services.host_ip,
+                ready=services.ready,
+                started=lambda c: services.health(c).started,
+                waiting=self._waiting,
+                ended=(end.reason, end.message) if end is not None else None,
+                disruption=(end.condition_reason, end.message)
+                if end is not None and end.condition_reason
+                else None,
+                start_time=self._start_time,
+                terminated=self.stopped.is_set(),
+                message=self._message,
+            ),
+        )
+        if current != status:
+            self.pod.status = current
+            services.pod_changed(self.pod.uid)
+
+    def _message(self, record: ContainerRecord) -> str:
+        if record.state != EXITED:
+            return ""
+        if record.id not in self._messages:
+            container = next((c for c in self.pod.all_containers if c.name == record.name), None)
+            self._messages[record.id] = (
+                termination_message(record, container.termination_message_policy) if container else ""
+            )
+        return self._messages[record.id]
+
+    def _known_start(self) -> float | None:
+        """A running pod of an earlier agent began when its first sandbox did."""
+        sandboxes = self._services.watch.pod(self.pod.uid).sandboxes
+        return min((s.created_at for s in sandboxes), default=None)
