@@ -12,8 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from jeepney import DBusAddress, DBusErrorResponse, MatchRule, message_bus, new_method_call
-from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection
+from jeepney import (  # type: ignore[import-untyped]
+    DBusAddress,
+    DBusErrorResponse,
+    MatchRule,
+    message_bus,
+    new_method_call,
+)
+from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection  # type: ignore[import-untyped]
 
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.names import CgroupName, systemd_unit
@@ -100,7 +106,7 @@ class SystemdSlices:
         ]
         if parent != "-.slice":
             properties.append(("Wants", ("as", [parent])))
-        arguments = (unit, "replace", properties, [])
+        arguments = (unit, "replace", properties, list[Any]())
         self._job(unit, "StartTransientUnit", "ssa(sv)a(sa(sv))", arguments, ignore=_EXISTS)
 
     def set(self, name: CgroupName, files: Mapping[str, str]) -> None:
@@ -156,9 +162,9 @@ class SystemdSlices:
                 self._connection.close()
             raise Unavailable(f"the bus connection broke: {error}", subject=self._address) from error
         if reply.header.message_type.name == "error":
-            error = DBusErrorResponse(reply)
-            if error.name == ignore:
+            refusal = DBusErrorResponse(reply)
+            if refusal.name == ignore:
                 return None
-            detail = error.data[0] if error.data else error.name
+            detail = refusal.data[0] if refusal.data else refusal.name
             raise Refused(f"systemd refuses {method}: {detail}", subject=unit or self._address)
         return tuple(reply.body)

@@ -1,0 +1,348 @@
+"""What must hold on a real kernel, v1 or v2 alike. Each scene takes a private cgroup root, and returns
+what it saw in plain data; it removes all that it made."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from engine.api._base import decode_hook
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.pod import Pod
+from engine.cgroups import CgroupManager, GroupValues
+from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.names import CgroupName
+
+MI, GI = 1 << 20, 1 << 30
+CAPACITY = {"cpu": 3000, "memory": 8 * GI, "pid": 30000}
+
+
+def pod(uid: str, *containers: dict[str, Any], **spec: Any) -> Pod:
+    """A pod whose containers have these resources."""
+    listed = [{"name": f"c{number}", "resources": resources} for number, resources in enumerate(containers)]
+    document = {"metadata": {"name": uid, "uid": uid}, "spec": {"containers": listed, **spec}}
+    return msgspec.convert(document, Pod, dec_hook=decode_hook)
+
+
+def amounts(cpu: str, memory: str) -> dict[str, str]:
+    return {"cpu": cpu, "memory": memory}
+
+
+def guaranteed(uid: str, cpu: str = "1", memory: str = "1Gi") -> Pod:
+    return pod(uid, {"requests": amounts(cpu, memory), "limits": amounts(cpu, memory)})
+
+
+def burstable(uid: str, cpu: str = "1", memory: str = "1Gi") -> Pod:
+    return pod(uid, {"requests": amounts(cpu, memory)})
+
+
+def best_effort(uid: str) -> Pod:
+    return pod(uid, {})
+
+
+def new_manager(root: str, *, reserved: str | None = None, **config: Any) -> CgroupManager:
+    section = CgroupsSection(cpu_weight=config.pop("cpu_weight", "linear"))
+    capacity = config.pop("capacity", CAPACITY)
+    settings = KubeletConfiguration(
+        cgroup_root=root,
+        qos_reserved={"memory": reserved} if reserved else None,
+        eviction_hard=config.pop("eviction_hard", {}),
+        **config,
+    )
+    return CgroupManager(config=settings, section=section, capacity=capacity)
+
+
+@contextmanager
+def managed(root: str, **config: Any) -> Iterator[CgroupManager]:
+    manager = new_manager(root, **config)
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.remove_all(kill=True, wait=5.0)
+        manager.stop()
+
+
+def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> CgroupName:
+    """A container's group with the values that a runtime would give it."""
+    container = owner.spec.containers[index]
+    wanted = manager.container_resources(owner, container)
+    values = GroupValues(
+        cpu_shares=wanted.cpu_shares,
+        cpu_quota=wanted.cpu_quota or None,
+        cpu_period=wanted.cpu_period or None,
+        memory=wanted.memory_limit_in_bytes or None,
+        unified=wanted.unified,
+    )
+    name = (*manager._pod_name(owner), container.name)
+    manager.tree.write(name, manager.tree.rules.files(values))
+    return name
+
+
+def spawn(manager: CgroupManager, name: CgroupName, body: Callable[[], None], cpu: int | None = None) -> int:
+    """A process that joins a group in every hierarchy and then runs `body`; its pid."""
+    ready, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.read(ready, 1)
+            if cpu is not None:
+                os.sched_setaffinity(0, {cpu})
+            body()
+        finally:
+            os._exit(0)
+    path = manager.tree.group(name).path
+    for hierarchy in manager.mounts.hierarchies:
+        with open(f"{hierarchy.path}{path}/cgroup.procs", "w") as file:
+            file.write(str(pid))
+    os.write(go, b"x")
+    os.close(ready)
+    os.close(go)
+    return pid
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def hold(amount: int) -> Callable[[], None]:
+    def body() -> None:
+        memory = bytearray(amount)
+        for offset in range(0, amount, 4096):
+            memory[offset] = 1
+        signal.pause()
+
+    return body
+
+
+def end(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def read(manager: CgroupManager, name: CgroupName, kind: dict[int, str]) -> str | None:
+    return manager.tree.read(name, kind[manager.mounts.version])
+
+
+def worked_example(root: str) -> dict[str, Any]:
+    """A node of 3 cores and 8 Gi with qosReserved memory=100%, one pod of each class."""
+    first = guaranteed("g")
+    second = pod(
+        "b",
+        {"requests": amounts("1", "1Gi"), "limits": amounts("1", "1Gi")},
+        {"requests": amounts("1", "1Gi"), "limits": amounts("2", "2Gi")},
+    )
+    third = best_effort("e")
+    seen: dict[str, Any] = {}
+    with managed(root, reserved="100%") as manager:
+        for one in (first, second, third):
+            manager.create_pod(one)
+        top = manager.settings.root
+        containers = {
+            "g/c0": make_container(manager, first),
+            "b/c0": make_container(manager, second, 0),
+            "b/c1": make_container(manager, second, 1),
+            "e/c0": make_container(manager, third),
+        }
+        groups = {
+            "kubepods": top,
+            "burstable": (*top, "burstable"),
+            "besteffort": (*top, "besteffort"),
+            "g": (*top, "podg"),
+            "b": (*top, "burstable", "podb"),
+            "e": (*top, "besteffort", "pode"),
+            **containers,
+        }
+        seen["version"] = manager.mounts.version
+        seen["shares"] = {key: read(manager, name, CPU_SHARE) for key, name in groups.items()}
+        seen["memory"] = {key: read(manager, name, MEMORY_LIMIT) for key, name in groups.items()}
+        pids = {key: spawn(manager, name, spin, cpu=0) for key, name in containers.items()}
+        before = {key: cpu_seconds(pid) for key, pid in pids.items()}
+        time.sleep(4)
+        seen["cpu"] = {key: cpu_seconds(pid) - before[key] for key, pid in pids.items()}
+        end(*pids.values())
+    return seen
+
+
+def cpu_split(root: str) -> dict[str, float]:
+    """Two hungry pods on one CPU, one with three times the request of the other."""
+    with managed(root) as manager:
+        pods = {"small": burstable("small", "200m"), "large": burstable("large", "600m")}
+        pids = {}
+        for key, one in pods.items():
+            manager.create_pod(one)
+            pids[key] = spawn(manager, make_container(manager, one), spin, cpu=0)
+        before = {key: cpu_seconds(pid) for key, pid in pids.items()}
+        time.sleep(4)
+        used = {key: cpu_seconds(pid) - before[key] for key, pid in pids.items()}
+        end(*pids.values())
+    return used
+
+
+def memory_hog(root: str) -> dict[str, Any]:
+    """A container that takes more than its pod may have dies; its neighbours do not."""
+    with managed(root) as manager:
+        hog, neighbour = guaranteed("hog", "100m", "32Mi"), guaranteed("neighbour", "100m", "64Mi")
+        for one in (hog, neighbour):
+            manager.create_pod(one)
+        quiet = spawn(manager, make_container(manager, neighbour), hold(8 * MI))
+        victim = spawn(manager, make_container(manager, hog), hold(96 * MI))
+        _, status = os.waitpid(victim, 0)
+        alive = os.waitpid(quiet, os.WNOHANG) == (0, 0)
+        end(quiet)
+    return {"killed_by": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None, "neighbour_alive": alive}
+
+
+def reservation_follows(root: str) -> dict[str, Any]:
+    """qosReserved limits as pods come and go, and one below what is in use."""
+    seen: dict[str, Any] = {"burstable": [], "besteffort": []}
+    with managed(root, reserved="50%", capacity={"cpu": 3000, "memory": 256 * MI}) as manager:
+        levels = {key: (*manager.settings.root, key) for key in ("burstable", "besteffort")}
+
+        def note() -> None:
+            for key, name in levels.items():
+                seen[key].append(int(read(manager, name, MEMORY_LIMIT) or 0) // MI)
+
+        note()
+        manager.create_pod(guaranteed("g", "1", "64Mi"))
+        note()
+        user = burstable("b", "1", "32Mi")
+        manager.create_pod(user)
+        note()
+        pid = spawn(manager, make_container(manager, user), hold(100 * MI))
+        usage = 0
+        while usage < 100 * MI:
+            time.sleep(0.02)
+            usage = int(read(manager, levels["burstable"], MEMORY_USAGE) or 0)
+        manager.create_pod(guaranteed("h", "1", "288Mi"))
+        limit = int(read(manager, levels["burstable"], MEMORY_LIMIT) or 0)
+        seen["at_usage"] = 100 * MI <= limit <= 140 * MI
+        seen["survived"] = os.waitpid(pid, os.WNOHANG) == (0, 0)
+        end(pid)
+        manager.reconcile()
+        note()
+        for uid in ("g", "h", "b"):
+            manager.remove_pod(uid, wait=5.0)
+        note()
+    return seen
+
+
+def taken_away(root: str) -> dict[str, Any]:
+    """Groups removed and recreated, and files changed, behind our back."""
+    seen: dict[str, Any] = {}
+    with managed(root) as manager:
+        one = guaranteed("g", "500m", "64Mi")
+        manager.create_pod(one)
+        name = (*manager.settings.root, "podg")
+        good = {file: manager.tree.read(name, file) for file in manager.tree.group(name).wanted}
+        for hierarchy in manager.mounts.hierarchies:
+            os.rmdir(hierarchy.path + manager.tree.group(name).path)
+        manager.reconcile()
+        seen["removed"] = {file: manager.tree.read(name, file) for file in good} == good
+        for hierarchy in manager.mounts.hierarchies:
+            path = hierarchy.path + manager.tree.group(name).path
+            os.rmdir(path)
+            os.mkdir(path)
+        manager.reconcile()
+        seen["recreated"] = {file: manager.tree.read(name, file) for file in good} == good
+        share = CPU_SHARE[manager.mounts.version]
+        with open(f"{manager.tree.group(name).directory(share).path}/{share}", "w") as file:
+            file.write("77")
+        seen["fixed"] = manager.reconcile()
+        seen["changed"] = {file: manager.tree.read(name, file) for file in good} == good
+        again = new_manager(root)
+        again.start()
+        again.create_pod(one)
+        seen["adopted_writes"] = again.tree.writes
+        again.stop()
+        seen["quiet_writes"] = manager.reconcile()
+    return seen
+
+
+def many_pods(root: str, count: int) -> dict[str, Any]:
+    """Many pods come and go: nothing stays, and nothing is written that does not change."""
+    with managed(root) as manager:
+        before = manager.tree.writes
+        expected = 0
+        fresh = manager.tree.rules.fresh()
+        kinds = (guaranteed, burstable, lambda uid: best_effort(uid))
+        pods = [kinds[number % 3](f"p{number}") for number in range(count)]
+        level = dict(manager.tree.group((*manager.settings.root, "burstable")).wanted)
+        for one in pods:
+            manager.create_pod(one)
+            files = manager.pod_files(one)
+            expected += sum(fresh[file] != text for file, text in files.items())
+            now = manager.tree.group((*manager.settings.root, "burstable")).wanted
+            expected += sum(level.get(file) != text for file, text in now.items())
+            level = dict(now)
+        written = manager.tree.writes - before
+        found = len(manager.existing_pods())
+        quiet = manager.reconcile()
+        descriptors = len(manager.tree.descriptors)
+        for one in pods:
+            manager.remove_pod(one.uid)
+        left = sum(
+            len([d for d in os.scandir(h.path + root + "/kubepods") if d.is_dir()])
+            for h in manager.mounts.hierarchies
+        )
+        return {
+            "found": found,
+            "written": written,
+            "expected": expected,
+            "quiet": quiet,
+            "left": left,
+            "levels": 2 * len(manager.mounts.hierarchies),
+            "known": len(manager.tree.groups),
+            "bounded": descriptors <= manager.tree.descriptors.limit,
+        }
+
+
+def leftovers(root: str) -> dict[str, Any]:
+    """Processes and groups inside a pod's group go with it; without killing it is refused."""
+    with managed(root) as manager:
+        one = burstable("b")
+        manager.create_pod(one)
+        pid = spawn(manager, make_container(manager, one), signal.pause)
+        try:
+            manager.remove_pod("b", kill=False)
+            refused = ""
+        except Refused as error:
+            refused = str(error)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        manager.remove_pod("b", wait=5.0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        return {"refused": refused, "pods": list(manager.existing_pods()), "alive": os.path.exists(f"/proc/{pid}")}
+
+
+def memory_qos(root: str) -> dict[str, Any]:
+    """v2: memory.min at pod and level while the gate is on, gone when it is switched off."""
+    one = burstable("b", "1", "16Mi")
+    seen: dict[str, Any] = {}
+    manager = new_manager(root, feature_gates={"MemoryQoS": True})
+    manager.start()
+    manager.create_pod(one)
+    groups = [manager.settings.root, (*manager.settings.root, "burstable"), manager._pod_name(one)]
+    seen["on"] = [manager.tree.read(name, "memory.min") for name in groups]
+    seen["container"] = dict(manager.container_resources(one, one.spec.containers[0]).unified)
+    manager.stop()
+    with managed(root) as later:
+        later.create_pod(one)
+        seen["off"] = [later.tree.read(name, "memory.min") for name in groups]
+        seen["container_off"] = dict(later.container_resources(one, one.spec.containers[0]).unified)
+    return seen

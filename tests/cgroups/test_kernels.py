@@ -1,0 +1,134 @@
+"""The scenes on real kernels: this machine's hierarchies, and cgroup v2 in User-Mode Linux."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cgroup_scenes
+import pytest
+from engine.cgroups.conversion import shares_to_weight
+from engine.testing.uml import run_in_uml
+
+Scene = Callable[..., Any]
+GI = 1 << 30
+
+
+def on_this_machine(scene: str, root: str, **arguments: Any) -> Any:
+    return getattr(cgroup_scenes, scene)(root, **arguments)
+
+
+def in_uml(scene: str, root: str, **arguments: Any) -> Any:
+    return run_in_uml(
+        f"""
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import engine.cgroups.mounts as mounts
+        mounts.DEFAULT_ROOT = CGROUPS
+        import cgroup_scenes
+        report(cgroup_scenes.{scene}({root!r}, **{arguments!r}))
+        """
+    )
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(on_this_machine, marks=pytest.mark.root, id="this-machine"),
+        pytest.param(in_uml, marks=[pytest.mark.uml, pytest.mark.slow], id="uml-v2"),
+    ]
+)
+def play(request: pytest.FixtureRequest, private_root: str) -> Scene:
+    """Runs a scene by name with a private cgroup root."""
+    return lambda scene, **arguments: request.param(scene, private_root, **arguments)
+
+
+def test_worked_example(play):
+    seen = play("worked_example")
+    shares = {
+        "kubepods": 3072,
+        "burstable": 2048,
+        "besteffort": 2,
+        "g": 1024,
+        "b": 2048,
+        "e": 2,
+        "g/c0": 1024,
+        "b/c0": 1024,
+        "b/c1": 1024,
+        "e/c0": 2,
+    }
+    if seen["version"] == 2:
+        shares = {key: shares_to_weight(number) for key, number in shares.items()}
+    assert {key: int(text) for key, text in seen["shares"].items()} == shares
+    unlimited = "-1" if seen["version"] == 1 else "max"
+    assert seen["memory"] == {
+        "kubepods": str(8 * GI),
+        "burstable": str(7 * GI),
+        "besteffort": str(5 * GI),
+        "g": str(GI),
+        "b": str(3 * GI),
+        "e": unlimited,
+        "g/c0": str(GI),
+        "b/c0": str(GI),
+        "b/c1": str(2 * GI),
+        "e/c0": unlimited,
+    }
+    equal = [seen["cpu"][key] for key in ("g/c0", "b/c0", "b/c1")]
+    assert min(equal) > 0.9 * sum(equal) / 3, seen["cpu"]
+    assert seen["cpu"]["e/c0"] < 0.05 * sum(equal), seen["cpu"]
+
+
+def test_cpu_split_is_what_the_shares_promise(play):
+    used = play("cpu_split")
+    assert used["large"] / (used["small"] + used["large"]) == pytest.approx(0.75, rel=0.1)
+
+
+def test_a_memory_hog_dies_alone(play):
+    assert play("memory_hog") == {"killed_by": 9, "neighbour_alive": True}
+
+
+def test_reservation_follows_pods(play):
+    seen = play("reservation_follows")
+    assert seen["burstable"] == [256, 224, 224, 80, 256]
+    assert seen["besteffort"] == [256, 224, 208, 64, 256]
+    assert seen["at_usage"]
+    assert seen["survived"]
+
+
+def test_groups_taken_away_come_back(play):
+    assert play("taken_away") == {
+        "removed": True,
+        "recreated": True,
+        "fixed": 1,
+        "changed": True,
+        "adopted_writes": 0,
+        "quiet_writes": 0,
+    }
+
+
+@pytest.mark.slow
+def test_a_thousand_pods_leave_nothing(play):
+    seen = play("many_pods", count=1000)
+    assert seen["found"] == 1000
+    assert seen["written"] == seen["expected"]
+    assert seen["quiet"] == 0
+    assert seen["left"] == seen["levels"]
+    assert seen["known"] == 4
+    assert seen["bounded"]
+
+
+def test_leftovers_go_with_their_pod(play):
+    seen = play("leftovers")
+    assert "processes or child groups are left in it (EBUSY)" in seen["refused"]
+    assert seen["pods"] == []
+    assert not seen["alive"]
+
+
+@pytest.mark.uml
+@pytest.mark.slow
+def test_memory_qos_is_cleared_when_switched_off(private_root):
+    seen = in_uml("memory_qos", private_root)
+    assert seen["on"] == [str(16 << 20)] * 3
+    assert seen["container"]["memory.min"] == str(16 << 20)
+    assert seen["container"]["memory.high"].isdigit()
+    assert seen["off"] == ["0", "0", "0"]
+    assert not {"memory.min", "memory.high"} & seen["container_off"].keys()
