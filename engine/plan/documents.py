@@ -1,0 +1,170 @@
+"""The few fields of nodes, pods and the rest that a plan needs, for `msgspec` to decode and skip all else.
+
+Amounts stay undecoded (`Raw`): a cluster has few distinct ones, so they are read once each (`templates`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+from msgspec import Raw
+
+from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
+from engine.tables import DO_NOT_PREEMPT_ANNOTATION
+
+EMPTY = Raw(b"")
+
+
+class Struct(msgspec.Struct, rename="camel", gc=False):
+    """Only what is named is decoded."""
+
+
+class Owner(Struct):
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    controller: bool | None = None
+
+
+_ANNOTATIONS = {
+    "source": SOURCE_ANNOTATION,
+    "mirror": MIRROR_ANNOTATION,
+    "do_not_preempt": DO_NOT_PREEMPT_ANNOTATION,
+}
+
+
+class Annotations(msgspec.Struct, rename=_ANNOTATIONS, gc=False):
+    source: str = "api"
+    mirror: str | None = None
+    do_not_preempt: str = ""
+
+
+class Meta(Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: Raw = EMPTY
+    annotations: Annotations | None = None
+    owner_references: list[Owner] | None = None
+
+
+class ContainerSpec(Struct):
+    name: str = ""
+    image: str = ""
+    restart_policy: str | None = None
+    resources: Raw = EMPTY
+    ports: Raw = EMPTY
+
+
+class PodSpecFields(Struct):
+    containers: list[ContainerSpec] | None = None
+    init_containers: list[ContainerSpec] | None = None
+    node_name: str | None = ""
+    priority: int | None = None
+    overhead: Raw = EMPTY
+    resources: Raw = EMPTY
+
+
+class PodStatusFields(Struct):
+    phase: str | None = ""
+    qos_class: str | None = ""
+
+
+_NO_META = Meta()
+_NO_STATUS = PodStatusFields()
+
+
+class PodDocument(Struct):
+    """A pod; with `kind` other than Pod (or none) it is looked at again."""
+
+    kind: str = ""
+    metadata: Meta = msgspec.field(default_factory=lambda: _NO_META)
+    spec: PodSpecFields | None = None
+    status: PodStatusFields = msgspec.field(default_factory=lambda: _NO_STATUS)
+
+
+class NodeInfo(Struct):
+    kubelet_version: str = ""
+    operating_system: str = ""
+    architecture: str = ""
+
+
+class Condition(Struct):
+    type: str = ""
+    status: str = ""
+
+
+class NodeImage(Struct):
+    names: list[str] | None = None
+    size_bytes: int = 0
+
+
+class NodeStatusFields(Struct):
+    capacity: Raw = EMPTY
+    allocatable: Raw = EMPTY
+    conditions: list[Condition] | None = None
+    node_info: NodeInfo = msgspec.field(default_factory=NodeInfo)
+    images: list[NodeImage] | None = None
+
+
+class NodeSpecFields(Struct):
+    unschedulable: bool = False
+    taints: Raw = EMPTY
+
+
+class NodeDocument(Struct):
+    metadata: Meta
+    spec: NodeSpecFields = msgspec.field(default_factory=NodeSpecFields)
+    status: NodeStatusFields = msgspec.field(default_factory=NodeStatusFields)
+
+
+class SelectorRequirement(Struct):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class LabelSelector(Struct):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[SelectorRequirement] | None = None
+
+
+class BudgetSpec(Struct):
+    min_available: int | str | None = None
+    max_unavailable: int | str | None = None
+    selector: LabelSelector | None = None
+
+
+class BudgetDocument(Struct):
+    """A PodDisruptionBudget."""
+
+    metadata: Meta
+    spec: BudgetSpec
+
+
+class PriorityClassDocument(Struct):
+    metadata: Meta
+    value: int
+    preemption_policy: str = ""
+
+
+class Head(Struct):
+    """What tells documents apart: the kind, or the first field of those that have none."""
+
+    kind: str = ""
+    api_version: str = ""
+    metadata: Meta = msgspec.field(default_factory=lambda: _NO_META)
+    status: Raw = EMPTY
+    value: Raw = EMPTY
+    kubeletconfig: Raw = EMPTY
+    node: Raw = EMPTY
+    pods: Raw = EMPTY
+    images: Raw = EMPTY
+    containers: Raw = EMPTY
+    pod_resources: Raw = EMPTY
+    pod_resources_snake: Raw = msgspec.field(default=EMPTY, name="pod_resources")
+    data: Raw = msgspec.field(default=EMPTY, name="Data")
+    checksum: Raw = msgspec.field(default=EMPTY, name="Checksum")

@@ -1,0 +1,262 @@
+"""A cluster as columns: nodes, pods sorted by node, templates, images, devices, budgets.
+
+`Snapshot` holds Arrow tables (documented in `docs/snapshot-format.md`) and gives the NumPy views and the
+`engine.tables.ClusterTables` that kernels read. It never changes; steps such as `place` make a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from engine.api.errors import InvalidInput
+from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
+
+TERMINAL = ("Succeeded", "Failed")
+NO_NODE = -1
+
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+POD_FIELDS = {
+    "namespace": _DICTIONARY,
+    "name": pa.large_string(),
+    "uid": pa.large_string(),
+    "node": pa.int32(),
+    "template": pa.int32(),
+    "phase": _DICTIONARY,
+    "qos": pa.uint8(),
+    "flags": pa.uint8(),
+    "priority": pa.int32(),
+    "created": pa.float64(),
+    "owner": _DICTIONARY,
+    "labels": _DICTIONARY,
+    "usage/memory": pa.int64(),
+    "usage/disk": pa.int64(),
+    "usage/inodes": pa.int64(),
+    "usage/processes": pa.int64(),
+}
+IMAGE_FIELDS = {
+    "node": pa.int32(),
+    "image": pa.large_string(),
+    "names": pa.large_string(),
+    "size": pa.int64(),
+    "last_used": pa.float64(),
+    "first_detected": pa.float64(),
+    "pinned": pa.bool_(),
+    "in_use": pa.bool_(),
+    "source": _DICTIONARY,
+}
+DEVICE_FIELDS = {
+    "node": pa.int32(),
+    "resource": _DICTIONARY,
+    "device": pa.large_string(),
+    "numa": pa.large_string(),
+    "healthy": pa.bool_(),
+    "pod_uid": pa.large_string(),
+    "container": pa.large_string(),
+}
+BUDGET_FIELDS = {
+    "namespace": pa.string(),
+    "name": pa.string(),
+    "min_available": pa.string(),
+    "max_unavailable": pa.string(),
+    "selector": pa.string(),
+}
+PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_policy": pa.string()}
+
+
+def empty(fields: dict[str, pa.DataType]) -> pa.Table:
+    return pa.schema(list(fields.items())).empty_table()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One cluster, or some of its nodes.
+
+    nodes      one row per node: `name`, `document` (labels, taints, amounts as JSON), `allocatable/R` and
+               `capacity/R` (int64, -1 absent), readings and configuration where known
+    pods       one row per pod; those that count on a node first, sorted by node, `offsets` says where
+    templates  containers and sums that pods share; `pods.template` is the row
+    meta       provenance: input hash, versions, seed, faults counted
+    """
+
+    nodes: pa.Table
+    pods: pa.Table
+    templates: pa.Table
+    images: pa.Table = field(default_factory=lambda: empty(IMAGE_FIELDS))
+    devices: pa.Table = field(default_factory=lambda: empty(DEVICE_FIELDS))
+    budgets: pa.Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
+    priority_classes: pa.Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def node_count(self) -> int:
+        return int(self.nodes.num_rows)
+
+    @cached_property
+    def node_names(self) -> list[str]:
+        names: list[str] = self.nodes["name"].to_pylist()
+        return names
+
+    @cached_property
+    def offsets(self) -> NDArray[np.int64]:
+        """int64[nodes + 1]: pods of node i are rows `offsets[i]` to `offsets[i + 1]`."""
+        counts = self.nodes["pods"].to_numpy()
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+
+    @property
+    def placed(self) -> int:
+        """Pods that count on a node; the rows after them are pending or have ended."""
+        return int(self.offsets[-1])
+
+    @cached_property
+    def resources(self) -> ResourceNames:
+        names = [
+            name.removeprefix("request/") for name in self.templates.column_names if name[:8] == "request/"
+        ]
+        return ResourceNames(names)
+
+    def column(self, name: str, rows: slice | None = None) -> NDArray[Any]:
+        """A pod column as NumPy, of the placed pods or of `rows`."""
+        rows = rows if rows is not None else slice(0, self.placed)
+        chunk: NDArray[Any] = self.pods[name].slice(rows.start, rows.stop - rows.start).to_numpy()
+        return chunk
+
+    def per_pod(self, name: str, rows: slice | None = None) -> NDArray[np.int64]:
+        """A template column spread over pods, for the placed ones or `rows`."""
+        spread: NDArray[np.int64] = self.templates[name].to_numpy()[self.column("template", rows)]
+        return spread
+
+    def allocatable(self, resource: str, of: str = "allocatable") -> NDArray[np.int64]:
+        """int64[nodes]: milli-CPU or base units; -1 where the node does not name it."""
+        name = f"{of}/{resource}"
+        if name not in self.nodes.column_names:
+            return np.full(self.node_count, ABSENT, np.int64)
+        values: NDArray[np.int64] = self.nodes[name].to_numpy()
+        return values
+
+    @cached_property
+    def tables(self) -> ClusterTables:
+        """The placed pods as kernels read them."""
+        names = self.resources.names
+        requests = np.stack([self.per_pod(f"request/{name}") for name in names])
+        same = all(self.templates[f"request/{n}"].equals(self.templates[f"ranking/{n}"]) for n in names)
+        ranking = requests if same else np.stack([self.per_pod(f"ranking/{name}") for name in names])
+        flags = self.column("flags") | self.templates["flags"].to_numpy()[self.column("template")]
+        limits = np.stack([self.per_pod(f"limit/{n}") for n in ("cpu", "memory", "ephemeral-storage")])
+        allocatable = np.stack([self.allocatable(name) for name in names])
+        allocatable[:3] = np.maximum(allocatable[:3], 0)
+        tables = ClusterTables.from_arrays(
+            node_names=self.node_names,
+            allocatable=allocatable,
+            pod_limit=np.maximum(self.allocatable("pods"), 0),
+            offsets=self.offsets,
+            requests=requests,
+            resources=self.resources,
+            ranking=ranking,
+            limits=limits,
+            qos=self.column("qos"),
+            priority=self.column("priority"),
+            flags=flags.astype(np.uint8),
+            creation=self.column("created"),
+        )
+        self._add_fractions(tables.columns)
+        return tables
+
+    def _add_fractions(self, columns: PodColumns) -> None:
+        parts = [self.templates[f"fraction/{name}"].to_numpy() for name in ("memory", "ephemeral-storage")]
+        fractional = (parts[0] != 0) | (parts[1] != 0)
+        if fractional.any():
+            template = self.column("template")
+            for row in np.flatnonzero(fractional[template]).tolist():
+                columns.fractions[row] = (int(parts[0][template[row]]), int(parts[1][template[row]]))
+
+    def shard(self, first: int, last: int) -> Snapshot:
+        """Nodes `first` to `last` (excluded) and their pods, as a snapshot of its own."""
+        return self.shard_of(first, last, 0)
+
+    def shard_of(self, first: int, last: int, skipped: int) -> Snapshot:
+        """As `shard`, where `pods` lacks the first `skipped` rows already."""
+        begin, end = int(self.offsets[first]) - skipped, int(self.offsets[last]) - skipped
+        pods = _shift_nodes(self.pods.slice(begin, end - begin), first)
+        images, devices = (
+            _shift_nodes(
+                t.filter(pc.and_(pc.greater_equal(t["node"], first), pc.less(t["node"], last))), first
+            )
+            for t in (self.images, self.devices)
+        )
+        nodes = self.nodes.slice(first, last - first)
+        return replace(self, nodes=nodes, pods=pods, images=images, devices=devices)
+
+    def select(self, indices: NDArray[np.int64]) -> Snapshot:
+        """Some nodes, in the order of the snapshot."""
+        keep = np.zeros(self.node_count, bool)
+        keep[indices] = True
+        number = np.cumsum(keep) - 1
+        placed = self.pods.slice(0, self.placed)
+        pods = placed.filter(pa.array(keep[self.column("node")]))
+        tables = [_renumber(t, keep, number) for t in (pods, self.images, self.devices)]
+        return replace(
+            self, nodes=self.nodes.filter(pa.array(keep)), pods=tables[0], images=tables[1], devices=tables[2]
+        )
+
+    def node_index(self, names: list[str]) -> NDArray[np.int64]:
+        """Row numbers of nodes by name. Raises `InvalidInput` naming the unknown one."""
+        known = {name: index for index, name in enumerate(self.node_names)}
+        for name in names:
+            if name not in known:
+                raise InvalidInput("no such node in the snapshot", subject=name)
+        return np.array([known[name] for name in names], np.int64)
+
+    def pod_label(self, row: int) -> str:
+        """`namespace/name`."""
+        return f"{self.pods['namespace'][row].as_py()}/{self.pods['name'][row].as_py()}"
+
+    def pod_labels(self, rows: NDArray[np.int64]) -> pa.Array:
+        """`namespace/name` of many rows, as an Arrow string array."""
+        taken = self.pods.select(["namespace", "name"]).take(pa.array(rows)).combine_chunks()
+        namespace = taken["namespace"].cast(pa.large_string())
+        joined = pc.binary_join_element_wise(namespace, taken["name"], pa.scalar("/", pa.large_string()))
+        return joined.combine_chunks() if isinstance(joined, pa.ChunkedArray) else joined
+
+    def content_hash(self) -> str:
+        """A digest of the tables' content, for provenance where no input file was hashed."""
+        digest = hashlib.blake2b(digest_size=16)
+        for table in (self.nodes, self.pods, self.templates):
+            for column in table.columns:
+                for chunk in column.chunks:
+                    for buffer in chunk.buffers():
+                        digest.update(buffer or b"")
+        return digest.hexdigest()
+
+
+def _shift_nodes(table: pa.Table, first: int) -> pa.Table:
+    at = table.schema.get_field_index("node")
+    return table.set_column(at, "node", pc.subtract(table["node"], pa.scalar(first, pa.int32())))
+
+
+def _renumber(table: pa.Table, keep: NDArray[np.bool_], number: NDArray[np.int64]) -> pa.Table:
+    node = table["node"].to_numpy()
+    table = table.filter(pa.array(keep[node]))
+    at = table.schema.get_field_index("node")
+    return table.set_column(at, "node", pa.array(number[table["node"].to_numpy()], pa.int32()))
+
+
+def arranged(nodes: pa.Table, pods: pa.Table, **others: Any) -> Snapshot:
+    """A snapshot from pods in any order: placed ones are sorted by node, keeping their order within one."""
+    node = pods["node"].to_numpy()
+    ended = pc.is_in(pods["phase"].cast(pa.string()), pa.array(TERMINAL)).to_numpy()
+    counts = (node >= 0) & ~ended
+    order = np.argsort(np.where(counts, node, nodes.num_rows), kind="stable")
+    if np.any(np.diff(order) != 1):
+        pods = pods.take(pa.array(order))
+    per_node = np.bincount(node[counts], minlength=nodes.num_rows).astype(np.int64)
+    if "pods" in nodes.column_names:
+        nodes = nodes.drop_columns(["pods"])
+    return Snapshot(nodes=nodes.append_column("pods", pa.array(per_node)), pods=pods, **others)

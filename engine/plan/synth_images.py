@@ -1,0 +1,53 @@
+"""Images of a synthetic cluster: those that pods use, and old ones that nobody has used for a while."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from engine.plan.snapshot import IMAGE_FIELDS, Snapshot
+
+Mi = 2**20
+LEFTOVERS = 18
+
+
+def image_sizes(random: np.random.Generator, *, templates: int) -> NDArray[np.int64]:
+    """int64[templates]: bytes of each template's image, most between 60 MiB and 1 GiB."""
+    return (random.lognormal(5.2, 0.9, templates) * Mi).astype(np.int64) + 4 * Mi
+
+
+def node_images(
+    random: np.random.Generator, snapshot: Snapshot, sizes: NDArray[np.int64], now: float
+) -> pa.Table:
+    """One image per template on the nodes that run it, and about `LEFTOVERS` unused ones a node."""
+    nodes, templates = snapshot.node_count, len(sizes)
+    pairs = np.unique(snapshot.column("node").astype(np.int64) * templates + snapshot.column("template"))
+    unused_node = np.repeat(np.arange(nodes), random.poisson(LEFTOVERS, nodes))
+    unused = np.unique(unused_node * templates + random.integers(0, templates, len(unused_node)))
+    unused = np.setdiff1d(unused, pairs, assume_unique=True)
+    both = np.sort(np.concatenate([pairs, unused]))
+    in_use = np.isin(both, pairs, assume_unique=True)
+    node, template = both // templates, both % templates
+    age = np.where(in_use, 0.0, np.minimum(random.exponential(6 * 86400.0, len(both)), 90 * 86400.0))
+    first = now - age - random.exponential(20 * 86400.0, len(both))
+    codes = pa.array(template.astype(np.int32))
+    ids = pa.array([f"sha256:{t:064x}" for t in range(templates)], pa.large_string())
+    names = pa.array([f"registry.example/image-{t:05d}:1" for t in range(templates)], pa.large_string())
+    rows = len(both)
+    return pa.table(
+        {
+            "node": node.astype(np.int32),
+            "image": ids.take(codes),
+            "names": names.take(codes),
+            "size": sizes[template],
+            "last_used": np.floor(now - age),
+            "first_detected": np.floor(first),
+            "pinned": np.zeros(rows, bool),
+            "in_use": in_use,
+            "source": pa.DictionaryArray.from_arrays(
+                pa.array(np.zeros(rows, np.int32)), pa.array(["synthetic"])
+            ),
+        },
+        pa.schema(list(IMAGE_FIELDS.items())),
+    )
