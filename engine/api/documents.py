@@ -11,41 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import msgspec
-import yaml
 
 from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
+from engine.api.yaml_text import parse_yaml
 
 MAX_BYTES = 10 * 1024 * 1024
 
 T = TypeVar("T")
-
-
-class _Loader(yaml.CSafeLoader):
-    """YAML 1.1 as Kubernetes reads it: no dates, no duplicate keys."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
-
-
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.value in seen and isinstance(key_node, yaml.ScalarNode):
-            raise InvalidInput(
-                f"line {key_node.start_mark.line + 1}: field {key_node.value!r} is given twice"
-            )
-        seen.add(key_node.value if isinstance(key_node, yaml.ScalarNode) else id(key_node))
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def read_text(path: Path) -> bytes:
@@ -64,18 +40,13 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
     """All objects in a YAML or JSON text; `List` and `PodList` are opened."""
     try:
         text = data.decode()
-        if text.lstrip()[:1] == "{":
-            documents = [msgspec.json.decode(data)]
-        else:
-            documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]
-    except InvalidInput as error:
-        raise InvalidInput(error.message, subject=subject) from None
+        documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else parse_yaml(text)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(f"not valid JSON: {error}", subject=subject) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInput(f"not valid YAML: {_one_line(error)}", subject=subject) from None
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=subject) from None
     objects: list[dict[str, Any]] = []
     for document in documents:
         objects.extend(_open_list(document, subject))
@@ -93,13 +64,6 @@ def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
             yield from _open_list(item, subject)
     else:
         yield document
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def convert(document: Any, kind: type[T], subject: str) -> T:

@@ -23,13 +23,13 @@ class KubengineError(Exception):
         super().__init__(f"{subject}: {message}" if subject else message)
 
 
-class InvalidInput(KubengineError):
+class InvalidInput(KubengineError):  # noqa: N818
     """The caller's mistake. The message says what was expected and the subject where it is."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
-class Refused(KubengineError):
+class Refused(KubengineError):  # noqa: N818
     """A peer's or the kernel's refusal. `errno` is set where the kernel gave one."""
 
     grpc_status = "FAILED_PRECONDITION"

@@ -13,15 +13,44 @@ from typing import Any
 from engine.api._base import json_name
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, LifecycleHandler, Pod, Probe, ResourceRequirements, Volume
-from engine.api.quantity import ZERO
-from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_extended, is_hugepage, supports_pod_level
+from engine.api.quantity import NANO, ZERO, Quantity
+from engine.api.resources import (
+    CPU,
+    EPHEMERAL_STORAGE,
+    MEMORY,
+    is_extended,
+    is_hugepage,
+    scaled,
+    supports_pod_level,
+)
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]{0,127}")
 _ENV_NAME = re.compile(r"[^=\s\x00-\x1f]+")
 
-_NEEDS_API_SERVER = ["config_map", "secret", "persistent_volume_claim", "ephemeral", "csi", "nfs", "iscsi", "fc", "flex_volume", "git_repo", "glusterfs", "rbd", "cephfs", "cinder", "portworx_volume", "aws_elastic_block_store", "gce_persistent_disk", "azure_disk", "azure_file", "vsphere_volume"]
+_NEEDS_API_SERVER = [
+    "config_map",
+    "secret",
+    "persistent_volume_claim",
+    "ephemeral",
+    "csi",
+    "nfs",
+    "iscsi",
+    "fc",
+    "flex_volume",
+    "git_repo",
+    "glusterfs",
+    "rbd",
+    "cephfs",
+    "cinder",
+    "portworx_volume",
+    "aws_elastic_block_store",
+    "gce_persistent_disk",
+    "azure_disk",
+    "azure_file",
+    "vsphere_volume",
+]
 _SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image")
 _NO_API = "needs an API server (or a driver), which this node has not got"
 
@@ -133,24 +162,27 @@ def _resources(resources: ResourceRequirements | None, where: str, *, pod_level:
     requests, limits = resources.requests or {}, resources.limits or {}
     for kind, amounts in (("requests", requests), ("limits", limits)):
         for name, quantity in amounts.items():
-            field = f"{where}.{kind}.{name}"
-            if quantity < ZERO:
-                yield f"{field}: expected 0 or more, got {quantity}"
-            elif abs(quantity.value) >= 2**63 or (name == CPU and quantity.milli >= 2**63):
-                yield f"{field}: {quantity} does not fit in 64 bits"
-            if pod_level and not supports_pod_level(name):
-                yield f"{field}: only cpu, memory and hugepages can be set for a whole pod"
-            elif name not in (CPU, MEMORY, EPHEMERAL_STORAGE) and not is_hugepage(name):
-                if not is_extended(name):
-                    yield f"{field}: unknown resource; expected cpu, memory, … or domain/name"
-                elif quantity.nano % 10**9:
-                    yield f"{field}: expected a whole number, got {quantity}"
+            yield from _amount(name, quantity, f"{where}.{kind}.{name}", pod_level=pod_level)
     for name, limit in limits.items():
         request = requests.get(name)
         if request is not None and request > limit:
             yield f"{where}.requests.{name}: {request} is more than the limit {limit}"
         if request is not None and request != limit and (is_hugepage(name) or is_extended(name)):
             yield f"{where}.requests.{name}: expected to equal the limit {limit}, got {request}"
+
+
+def _amount(name: str, quantity: Quantity, field: str, *, pod_level: bool) -> Iterator[str]:
+    if quantity < ZERO:
+        yield f"{field}: expected 0 or more, got {quantity}"
+    elif scaled(name, quantity) >= 2**63:
+        yield f"{field}: {quantity} does not fit in 64 bits"
+    if pod_level and not supports_pod_level(name):
+        yield f"{field}: only cpu, memory and hugepages can be set for a whole pod"
+    elif name not in (CPU, MEMORY, EPHEMERAL_STORAGE) and not is_hugepage(name):
+        if not is_extended(name):
+            yield f"{field}: unknown resource; expected cpu, memory, … or domain/name"
+        elif quantity.nano % NANO:
+            yield f"{field}: expected a whole number, got {quantity}"
 
 
 def _environment(container: Container, where: str) -> Iterator[str]:

@@ -1,0 +1,185 @@
+"""Small decisions of the node room: back-off, environment, static pods, status phases."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput
+from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
+from engine.api.quantity import Quantity
+from engine.node.backoff import Backoff
+from engine.node.environment import container_environment, expand, field_value, resource_value
+from engine.node.runtime_state import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.static_pods import static_pod
+from engine.node.status import StatusInputs, Waiting, pod_status
+
+MANIFEST = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: web, labels: {app: web}}
+spec:
+  containers: [{name: c, image: "busybox:1", resources: {requests: {cpu: 100m}}}]
+"""
+
+
+def load(text: bytes = MANIFEST, origin: str = "/m/web.yaml", node: str = "Node1") -> Pod:
+    return static_pod(parse_pods(text, origin)[0][0], node_name=node, origin=origin, seen_at=1.0)
+
+
+def test_backoff_doubles_to_its_limit_and_forgets():
+    backoff, now = Backoff(10, 300), 1000.0
+    assert backoff.remaining("k", now, now) == 0
+    delays = []
+    for _ in range(7):
+        backoff.attempt("k", now, now)
+        delays.append(backoff.remaining("k", now, now))
+        now += delays[-1]
+    assert delays == [10, 20, 40, 80, 160, 300, 300]
+    assert backoff.remaining("k", now + 601, now + 601) == 0
+    backoff.attempt("k", now + 601, now + 601)
+    assert backoff.delay("k") == 10
+    backoff.forget("k")
+    assert backoff.delay("k") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expanded"),
+    [
+        ("$(A)-$(A)", "1-1"),
+        ("$(B) $$(A) $$", "$(B) $(A) $"),
+        ("$A $(", "$A $("),
+        ("100%", "100%"),
+    ],
+)
+def test_references_expand(text, expanded):
+    assert expand(text, {"A": "1"}) == expanded
+
+
+def test_environment_from_values_fields_and_resources():
+    pod = load()
+    container = Container(
+        name="c",
+        env=[
+            EnvVar(name="A", value="x"),
+            EnvVar(name="B", value="$(A)y $(LATER)"),
+            EnvVar(
+                name="IP", value_from=EnvVarSource(field_ref=ObjectFieldSelector(field_path="status.podIP"))
+            ),
+            EnvVar(
+                name="CPU",
+                value_from=EnvVarSource(
+                    resource_field_ref=ResourceFieldSelector(
+                        resource="limits.cpu", divisor=Quantity.parse("1m")
+                    )
+                ),
+            ),
+        ],
+    )
+    assert container_environment(
+        pod, container, pod_ips=("10.1.1.1",), host_ip="192.0.2.1", allocatable={"cpu": Quantity.parse("3")}
+    ) == {"A": "x", "B": "xy $(LATER)", "IP": "10.1.1.1", "CPU": "3000"}
+
+
+def test_downward_fields():
+    pod = load()
+    assert field_value(pod, "metadata.labels['app']") == "web"
+    assert field_value(pod, "metadata.labels") == 'app="web"'
+    assert field_value(pod, "spec.nodeName") == "Node1"
+    with pytest.raises(InvalidInput, match=r"status\.phase"):
+        field_value(pod, "status.phase")
+    request = ResourceFieldSelector(resource="requests.cpu")
+    assert resource_value(pod, request, pod.spec.containers[0], {}) == "1"
+
+
+def test_a_static_pod_is_named_for_its_node_and_marked():
+    pod = load()
+    assert pod.metadata.name == "web-node1"
+    assert pod.metadata.namespace == "default"
+    assert pod.annotations["kubernetes.io/config.source"] == "file"
+    assert pod.annotations["kubernetes.io/config.hash"] == pod.uid
+    assert pod.spec.containers[0].image_pull_policy == "IfNotPresent"
+    assert pod.spec.tolerations[-1].effect == "NoExecute"
+
+
+def test_a_static_pods_uid_follows_its_content_but_not_its_amounts():
+    uid = load().uid
+    assert load().uid == uid
+    assert load(MANIFEST.replace(b"100m", b"200m")).uid == uid
+    for other in (
+        load(MANIFEST.replace(b"busybox:1", b"busybox:2")),
+        load(MANIFEST.replace(b"requests: {cpu: 100m}", b"limits: {cpu: 1, memory: 1Mi}")),
+        load(origin="/m/other.yaml"),
+        load(node="node2"),
+    ):
+        assert other.uid != uid
+    given = MANIFEST.replace(b"name: web,", b"name: web, uid: u-1,")
+    assert load(given).uid == "u-1"
+
+
+def record(*containers: ContainerRecord) -> PodRecord:
+    return PodRecord("u", "p", "d", [SandboxRecord("s", True, 0, 1.0, ("10.0.0.9",))], list(containers))
+
+
+def container(state: int, code: int = 0, attempt: int = 0) -> ContainerRecord:
+    return ContainerRecord(f"c{attempt}", "c", "s", state, attempt, 1.0 + attempt, 1.0, 2.0, code)
+
+
+def status(pod: Pod, found: PodRecord, **changes):
+    inputs = {
+        "now": 5.0,
+        "runtime_name": "containerd",
+        "host_ip": "192.0.2.1",
+        "ready": lambda c: c.running,
+        "started": lambda _: True,
+        **changes,
+    }
+    return pod_status(pod, found, StatusInputs(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("policy", "found", "phase"),
+    [
+        ("Always", PodRecord("u", "", ""), "Pending"),
+        ("Always", record(container(RUNNING)), "Running"),
+        ("Always", record(container(EXITED)), "Running"),
+        ("Never", record(container(EXITED)), "Succeeded"),
+        ("Never", record(container(EXITED, 1)), "Failed"),
+        ("OnFailure", record(container(EXITED, 1)), "Running"),
+        ("OnFailure", record(container(EXITED)), "Succeeded"),
+    ],
+)
+def test_phases(policy, found, phase):
+    pod = load()
+    pod.spec.restart_policy = policy
+    assert status(pod, found).phase == phase
+
+
+def test_a_crash_loop_shows_both_states():
+    waiting = {"c": Waiting("CrashLoopBackOff", "back-off 10s")}
+    shown = status(load(), record(container(EXITED, 3, attempt=4)), waiting=waiting).container_statuses[0]
+    assert shown.state.waiting.reason == "CrashLoopBackOff"
+    assert shown.last_state.terminated.exit_code == 3
+    assert (shown.restart_count, shown.ready, shown.container_id) == (4, False, "containerd://c4")
+
+
+def test_conditions_keep_the_time_of_their_last_change():
+    pod = load()
+    pod.status = status(pod, record(container(RUNNING)), now=5.0)
+    later = status(pod, record(container(RUNNING)), now=60.0)
+    assert later == pod.status
+    broken = status(pod, record(container(EXITED, 1)), now=60.0)
+    ready = {c.type: c for c in broken.conditions}["Ready"]
+    assert (ready.status, ready.reason, ready.last_transition_time.timestamp()) == (
+        "False",
+        "ContainersNotReady",
+        60.0,
+    )
+
+
+def test_a_pod_that_the_node_ended_is_failed_whatever_its_containers_say():
+    ended = status(
+        load(), record(container(RUNNING)), ended=("Evicted", "low on memory"), disruption=("R", "m")
+    )
+    assert (ended.phase, ended.reason, ended.message) == ("Failed", "Evicted", "low on memory")
+    assert {c.type for c in ended.conditions} >= {"DisruptionTarget", "Ready", "PodScheduled"}
