@@ -145,8 +145,10 @@ class CgroupManager:
             )
         self._check_controllers()
         for level in LEVELS:
+            name = level_name(self.settings.root, level)
+            self.tree.group(name).delegates = True
             with self._timed("create"):
-                self.tree.make(level_name(self.settings.root, level))
+                self.tree.make(name)
         self._write_levels()
         for reserved in self.settings.reserved_groups:
             self._enforce(reserved.name, reserved.kind, reserved.resources, reserved.compressible_only)
@@ -164,6 +166,7 @@ class CgroupManager:
         self._pods[pod.uid] = name
         self.sums.put(pod.uid, Contribution.of(pod))
         self._write_levels()
+        self.tree.group(name).delegates = True
         with self._timed("create"):
             self.tree.write(name, self.pod_files(pod))
         return self.cgroup_parent(pod)

@@ -28,13 +28,18 @@ _RETRY_DELAY = 0.005
 
 @dataclass(slots=True)
 class Group:
-    """One cgroup in all hierarchies, and what it should have (file → text)."""
+    """One cgroup in all hierarchies, and what it should have (file → text).
+
+    One that `delegates` passes its controllers on to groups that others make in it; under v2 it can
+    then hold no processes of its own.
+    """
 
     name: CgroupName
     path: str
     directories: dict[str, Directory]
     wanted: dict[str, str] = field(default_factory=dict)
     made: bool = False
+    delegates: bool = False
 
     def directory(self, file: str) -> Directory:
         """Where a file is: v2 has one directory, v1 one per controller."""
@@ -129,7 +134,8 @@ class CgroupTree:
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
                 self._inherit_cpuset(hierarchy, path)
         if self.mounts.version == 2:
-            self._enable(group.name)
+            for depth in range(len(group.name) + group.delegates):
+                self._enable(group.name[:depth])
         group.made = True
 
     def write(self, name: CgroupName, wanted: Mapping[str, str]) -> int:
@@ -314,29 +320,26 @@ class CgroupTree:
         self._enabled.discard(self.mounts.hierarchies[0].path)
 
     def _enable(self, name: CgroupName) -> None:
-        """Pass the controllers on, from the root down to and including the group."""
-        root = self.mounts.hierarchies[0]
-        for depth in range(len(name) + 1):
-            path = _below(root, to_path(name[:depth], self.driver)) if depth else root.path
-            if path in self._enabled:
-                continue
-            control = f"{path}/cgroup.subtree_control"
-            offered = _text(f"{path}/cgroup.controllers").split()
-            missing = set(offered) & set(DELEGATED) - set(_text(control).split())
-            lost = [c for c in self.rules.controllers if c in DELEGATED and c not in offered]
-            if lost:
-                raise Refused(
-                    f"the {', '.join(sorted(lost))} controller is not offered here; "
-                    "it is disabled in a parent's cgroup.subtree_control",
-                    subject=path,
-                    errno=errno.ENOENT,
-                )
-            for controller in sorted(missing):
-                try:
-                    _put(control, f"+{controller}")
-                except OSError as error:
-                    raise enable_refused(error, control, controller) from error
-            self._enabled.add(path)
+        """Pass all controllers on from one group to its children."""
+        path = _below(self.mounts.hierarchies[0], to_path(name, self.driver))
+        if path in self._enabled:
+            return
+        control = f"{path}/cgroup.subtree_control"
+        offered = _text(f"{path}/cgroup.controllers").split()
+        lost = [c for c in self.rules.controllers if c in DELEGATED and c not in offered]
+        if lost:
+            raise Refused(
+                f"the {', '.join(sorted(lost))} controller is not offered here; "
+                "it is disabled in a parent's cgroup.subtree_control, or the subtree is threaded",
+                subject=path,
+                errno=errno.ENOENT,
+            )
+        for controller in sorted(set(offered) & set(DELEGATED) - set(_text(control).split())):
+            try:
+                _put(control, f"+{controller}")
+            except OSError as error:
+                raise enable_refused(error, control, controller) from error
+        self._enabled.add(path)
 
     def _inherit_cpuset(self, hierarchy: Hierarchy, path: str) -> None:
         """A new v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
