@@ -4,6 +4,7 @@
 and dead log links. May touch `engine.api`, `metrics`, `runtime.client` and the pod log directories.
 """
 
+from engine.containers.manager import ContainerGC, ContainerGCReport
 from engine.containers.selection import ContainerGCPolicy
 
-__all__ = ["ContainerGCPolicy"]
+__all__ = ["ContainerGC", "ContainerGCPolicy", "ContainerGCReport"]

@@ -6,8 +6,16 @@ is one run over the records, `manager` lists, measures and removes through the r
 records file.
 """
 
+from engine.images.manager import ImageManager
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import ImageGCReport, ImageVerdict
 
-__all__ = ["ImageGCPolicy", "ImageGCReport", "ImageRecords", "ImageVerdict", "SeenImage"]
+__all__ = [
+    "ImageGCPolicy",
+    "ImageGCReport",
+    "ImageManager",
+    "ImageRecords",
+    "ImageVerdict",
+    "SeenImage",
+]

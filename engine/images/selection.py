@@ -28,7 +28,8 @@ def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) 
     An image that was never seen in use is infinitely old. The minimum age plays no part."""
     if policy.max_age == 0 or now - began <= policy.max_age:
         return np.zeros(len(columns.live), np.bool_)
-    return unused(columns) & ((columns.last_used == NEVER) | (now - columns.last_used > policy.max_age))
+    disused: NDArray[np.bool_] = (columns.last_used == NEVER) | (now - columns.last_used > policy.max_age)
+    return unused(columns) & disused
 
 
 def spare(columns: ImageColumns, policy: ImageGCPolicy, now: float) -> NDArray[np.bool_]:

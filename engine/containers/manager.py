@@ -1,0 +1,250 @@
+"""Container GC at work: lists, removes, deletes logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.api.events import WARNING, EventRecorder
+from engine.api.kubengine_config import ContainerGCSection
+from engine.containers.selection import (
+    ContainerGCPolicy,
+    DeadContainer,
+    DeadSandbox,
+    IsRemoved,
+    Removal,
+    containers_to_remove,
+    sandboxes_to_remove,
+)
+from engine.runtime.client import NotFound, RuntimeClient
+from engine.wire import cri_v1_pb2 as cri
+
+PERIOD: Final = 60.0
+UID_LABEL: Final = "io.kubernetes.pod.uid"
+GRACE_ANNOTATION: Final = "io.kubernetes.pod.terminationGracePeriod"
+CONTAINER_LOGS_DIR: Final = Path("/var/log/containers")
+_DEFAULT_GRACE = 30
+_STATES = {
+    cri.CONTAINER_CREATED: "created",
+    cri.CONTAINER_RUNNING: "running",
+    cri.CONTAINER_EXITED: "exited",
+    cri.CONTAINER_UNKNOWN: "unknown",
+}
+
+log = logging.getLogger("kubengine.containers")
+
+
+@dataclass(slots=True)
+class ContainerGCReport:
+    """One run: ids removed and why, failures by id, log directories and links deleted."""
+
+    at: float
+    removed: dict[str, str] = field(default_factory=dict)
+    sandboxes: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    logs: list[str] = field(default_factory=list)
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ContainerGC:
+    """Removes what dead containers leave behind, every minute.
+
+    `content_removed(uid)`: the pod is gone for good and everything of it may go. `runtime_removed(uid)`:
+    it has terminated, its runtime objects may go under disk pressure. `sources_ready()`: every pod source
+    has reported, so that an unknown pod really is gone. Listing everything needs the runtime; a removal
+    that fails is reported and tried again in the next run.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: RuntimeClient,
+        recorder: EventRecorder,
+        content_removed: IsRemoved,
+        runtime_removed: IsRemoved,
+        sources_ready: Callable[[], bool],
+        section: ContainerGCSection | None = None,
+        pod_logs_dir: Path = Path("/var/log/pods"),
+        container_logs_dir: Path = CONTAINER_LOGS_DIR,
+        clock: Callable[[], float] = time.time,
+        period: float = PERIOD,
+    ) -> None:
+        self.policy = ContainerGCPolicy.from_section(section or ContainerGCSection())
+        self.last_report: ContainerGCReport | None = None
+        self._runtime, self._recorder, self._clock, self._period = runtime, recorder, clock, period
+        self._content_removed, self._runtime_removed = content_removed, runtime_removed
+        self._sources_ready = sources_ready
+        self._pod_logs_dir, self._container_logs_dir = pod_logs_dir, container_logs_dir
+        self._running = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._loop(), name="container-gc")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def garbage_collect(self) -> ContainerGCReport:
+        """One periodic run. The report carries the failure, if any."""
+        return await self._run(evict_non_deleted=False)
+
+    async def delete_all_unused(self) -> ContainerGCReport:
+        """The same under disk pressure: also what terminated pods that still exist have left."""
+        return await self._run(evict_non_deleted=True)
+
+    async def act(self, action: str, _query: dict[str, str]) -> dict[str, Any]:
+        """`gc` and `delete-unused`."""
+        if action == "gc":
+            return (await self.garbage_collect()).to_json()
+        if action == "delete-unused":
+            return (await self.delete_all_unused()).to_json()
+        raise InvalidInput("is none of gc, delete-unused", subject=action)
+
+    def describe(self, **_query: str) -> dict[str, Any]:
+        return {
+            "minAge": self.policy.min_age,
+            "maxPerPodContainer": self.policy.max_per_pod_container,
+            "maxContainers": self.policy.max_containers,
+            "lastRun": self.last_report.to_json() if self.last_report else None,
+        }
+
+    async def _loop(self) -> None:
+        while True:
+            report = await self.garbage_collect()
+            if report.error:
+                self._recorder.node(WARNING, "ContainerGCFailed", report.error)
+            await asyncio.sleep(self._period)
+
+    async def _run(self, *, evict_non_deleted: bool) -> ContainerGCReport:
+        async with self._running:
+            report = self.last_report = ContainerGCReport(self._clock())
+            sources_ready = self._sources_ready()
+            errors = []
+            for step in (
+                self._evict_containers(report, sources_ready, evict_non_deleted),
+                self._evict_sandboxes(report, evict_non_deleted),
+                self._evict_logs(report, sources_ready),
+            ):
+                try:
+                    await step
+                except (KubengineError, OSError) as error:
+                    errors.append(str(error))
+            report.error = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]" if errors else ""
+            return report
+
+    async def _evict_containers(
+        self, report: ContainerGCReport, sources_ready: bool, evict_non_deleted: bool
+    ) -> None:
+        listed = await self._runtime.list_containers()
+        graces = {c.id: c.annotations.get(GRACE_ANNOTATION, "") for c in listed}
+        plan = containers_to_remove(
+            map(_dead_container, listed),
+            self.policy,
+            report.at,
+            sources_ready=sources_ready,
+            evict_non_deleted=evict_non_deleted,
+            content_removed=self._content_removed,
+            runtime_removed=self._runtime_removed,
+        )
+        for removal in plan:
+            try:
+                await self._remove(removal, graces[removal.container.id])
+                report.removed[removal.container.id] = removal.reason
+            except KubengineError as error:
+                log.warning("container %s was not removed: %s", removal.container.id, error)
+                report.failed[removal.container.id] = str(error)
+
+    async def _remove(self, removal: Removal, grace: str) -> None:
+        id = removal.container.id
+        if removal.stop:
+            await self._runtime.stop_container(id, int(grace) if grace.isdigit() else _DEFAULT_GRACE)
+        try:
+            path = (await self._runtime.container_status(id)).status.log_path
+        except NotFound:
+            return
+        if path:
+            await asyncio.to_thread(self._delete_logs, Path(path), id)
+        await self._runtime.remove_container(id)
+
+    def _delete_logs(self, path: Path, id: str) -> None:
+        for rotated in [path, *path.parent.glob(path.name + ".*")]:
+            with contextlib.suppress(OSError):
+                rotated.unlink(missing_ok=True)
+        for link in self._container_logs_dir.glob(f"*-{id}.log"):
+            with contextlib.suppress(OSError):
+                link.unlink(missing_ok=True)
+
+    async def _evict_sandboxes(self, report: ContainerGCReport, evict_non_deleted: bool) -> None:
+        containers = await self._runtime.list_containers()
+        sandboxes = await self._runtime.list_pod_sandboxes()
+        plan = sandboxes_to_remove(
+            map(_dead_sandbox, sandboxes),
+            map(_dead_container, containers),
+            evict_non_deleted=evict_non_deleted,
+            content_removed=self._content_removed,
+            runtime_removed=self._runtime_removed,
+        )
+        for sandbox in plan:
+            try:
+                await self._runtime.stop_pod_sandbox(sandbox.id)
+                await self._runtime.remove_pod_sandbox(sandbox.id)
+                report.sandboxes.append(sandbox.id)
+            except KubengineError as error:
+                log.warning("sandbox %s was not removed: %s", sandbox.id, error)
+                report.failed[sandbox.id] = str(error)
+
+    async def _evict_logs(self, report: ContainerGCReport, sources_ready: bool) -> None:
+        if sources_ready and self._pod_logs_dir.is_dir():
+            for directory in list(self._pod_logs_dir.iterdir()):
+                if self._content_removed(directory.name.rpartition("_")[2]):
+                    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+                    report.logs.append(str(directory))
+        for link in self._container_logs_dir.glob("*.log"):
+            if link.exists() or not await self._is_dead(link):
+                continue
+            with contextlib.suppress(OSError):
+                link.unlink()
+                report.logs.append(str(link))
+
+    async def _is_dead(self, link: Path) -> bool:
+        """Whether a dangling log link may go: a living container's log is only missing while it rotates."""
+        id = link.name.removesuffix(".log").rpartition("-")[2]
+        try:
+            state = (await self._runtime.container_status(id)).status.state
+        except NotFound:
+            return True
+        except KubengineError:
+            return False
+        return state == cri.CONTAINER_EXITED
+
+
+def _dead_container(container: cri.Container) -> DeadContainer:
+    return DeadContainer(
+        container.id,
+        container.labels.get(UID_LABEL, ""),
+        container.metadata.name,
+        _STATES.get(container.state, "unknown"),
+        container.created_at / 1e9,
+        container.pod_sandbox_id,
+        container.metadata.attempt,
+    )
+
+
+def _dead_sandbox(sandbox: cri.PodSandbox) -> DeadSandbox:
+    state = "ready" if sandbox.state == cri.SANDBOX_READY else "notready"
+    return DeadSandbox(sandbox.id, sandbox.metadata.uid, state, sandbox.created_at / 1e9)

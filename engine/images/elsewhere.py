@@ -1,0 +1,35 @@
+"""What else fills the image file system when removing images is not enough (kubernetes/kubernetes#71869)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from engine.api.errors import KubengineError
+from engine.images.filesystem import RuntimeFilesystems, disk_usage, same_device
+from engine.images.report import REMOVED, ImageGCReport
+from engine.runtime.client import RuntimeClient
+
+MEASURE_TIMEOUT = 30.0
+
+
+async def what_else_fills(
+    where: RuntimeFilesystems, report: ImageGCReport, runtime: RuntimeClient, pod_logs_dir: Path
+) -> dict[str, int]:
+    """Bytes by holder: images that stay, containers' writable layers, pod logs if they lie on the same
+    file system, and the rest. What cannot be told is left out and falls to the rest."""
+    used = (report.capacity or 0) - (report.available or 0) - report.freed
+    found = {"images that stay": sum(v.size for v in report.images if v.verdict != REMOVED)}
+    try:
+        stats = await runtime.list_container_stats()
+        found["writable layers of containers"] = sum(s.writable_layer.used_bytes.value for s in stats)
+    except KubengineError:
+        pass
+    try:
+        if same_device(where.images, pod_logs_dir):
+            async with asyncio.timeout(MEASURE_TIMEOUT):
+                found["pod logs"] = (await asyncio.to_thread(disk_usage, pod_logs_dir))[0]
+    except (OSError, TimeoutError):
+        pass
+    found["other files, not the runtime's"] = max(used - sum(found.values()), 0)
+    return found

@@ -1,0 +1,86 @@
+"""Which file systems hold images and containers, and how full they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.errors import Unavailable
+from engine.images.collection import FilesystemReading
+from engine.runtime.client import RuntimeClient
+
+STATVFS_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFilesystems:
+    """Where the runtime keeps images and writable layers, and what it says they use, in bytes."""
+
+    images: Path
+    containers: Path | None
+    image_bytes: int
+
+
+async def runtime_filesystems(runtime: RuntimeClient) -> RuntimeFilesystems:
+    """Raises `Refused` or `Unavailable`; a runtime that names no image file system is `Unavailable`."""
+    info = await runtime.image_fs_info()
+    if not info.image_filesystems or not info.image_filesystems[0].fs_id.mountpoint:
+        raise Unavailable("the runtime names no image file system", subject=runtime.endpoint)
+    first = info.image_filesystems[0]
+    containers = [Path(f.fs_id.mountpoint) for f in info.container_filesystems if f.fs_id.mountpoint]
+    return RuntimeFilesystems(
+        Path(first.fs_id.mountpoint), containers[0] if containers else None, first.used_bytes.value
+    )
+
+
+def read_filesystem(path: Path) -> FilesystemReading:
+    """Bytes and inodes of the file system that holds `path`. Raises `OSError`."""
+    stats = os.statvfs(path)
+    unit = stats.f_frsize or stats.f_bsize
+    return FilesystemReading(
+        stats.f_blocks * unit, stats.f_bavail * unit, stats.f_files or None, stats.f_favail or None
+    )
+
+
+async def read_filesystem_in_time(path: Path) -> FilesystemReading:
+    """The same off the loop, because a dead network mount answers never. Raises `Unavailable`, `OSError`."""
+    try:
+        async with asyncio.timeout(STATVFS_TIMEOUT):
+            return await asyncio.to_thread(read_filesystem, path)
+    except TimeoutError:
+        raise Unavailable(f"no answer within {STATVFS_TIMEOUT:.0f} s", subject=f"statvfs {path}") from None
+
+
+def same_device(one: Path, other: Path) -> bool:
+    """Whether two paths lie on one file system. Raises `OSError`."""
+    return one.stat().st_dev == other.stat().st_dev
+
+
+def disk_usage(path: Path) -> tuple[int, int]:
+    """Bytes on disk and inodes below `path`, not crossing into other file systems; a hard-linked file
+    counts once. What vanishes meanwhile or cannot be read is left out."""
+    try:
+        top = path.lstat()
+    except OSError:
+        return 0, 0
+    size, seen = top.st_blocks * 512, {(top.st_dev, top.st_ino)}
+    stack = [path] if path.is_dir() and not path.is_symlink() else []
+    while stack:
+        try:
+            entries = list(os.scandir(stack.pop()))
+        except OSError:
+            continue
+        for entry in entries:
+            try:
+                stat = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue
+            if stat.st_dev != top.st_dev or (stat.st_dev, stat.st_ino) in seen:
+                continue
+            seen.add((stat.st_dev, stat.st_ino))
+            size += stat.st_blocks * 512
+            if entry.is_dir(follow_symlinks=False):
+                stack.append(Path(entry.path))
+    return size, len(seen)

@@ -1,0 +1,340 @@
+"""The image manager: detects, collects, protects; the part of image GC that touches the world."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.events import WARNING, EventRecorder
+from engine.api.kubengine_config import ImagesSection
+from engine.api.pod import Pod
+from engine.images import records_file, selection
+from engine.images.collection import Collection, FilesystemReading
+from engine.images.elsewhere import what_else_fills
+from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
+from engine.images.lease import ImageLeases, normalized
+from engine.images.policy import ImageGCPolicy
+from engine.images.records import ImageRecords, SeenImage
+from engine.images.report import AGE, FAILED, REMOVED, SPACE, ImageGCFailure, ImageGCReport
+from engine.images.steady_clock import SteadyClock
+from engine.metrics import Registry
+from engine.runtime.client import RuntimeClient
+from engine.tables import NEVER
+from engine.wire import cri_v1_pb2 as cri
+
+PERIOD: Final = 300.0
+IMAGE_CACHE_PERIOD: Final = 30.0
+_GIVE_UP_AFTER: Final = 2
+
+log = logging.getLogger("kubengine.images")
+
+
+class ImageManager:
+    """Keeps the image file system below its thresholds.
+
+    `active_pods` says which pods exist (their image volumes are looked at), `state_dir` is where records
+    are kept if `section.keep_records`, `pod_logs_dir` is measured when a run cannot free enough.
+    Raises `InvalidInput` for thresholds that make no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        runtime: RuntimeClient,
+        config: KubeletConfiguration,
+        recorder: EventRecorder,
+        section: ImagesSection | None = None,
+        registry: Registry | None = None,
+        active_pods: Callable[[], Sequence[Pod]] = tuple,
+        state_dir: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        period: float = PERIOD,
+    ) -> None:
+        self.section = section or ImagesSection()
+        self.policy = ImageGCPolicy.from_config(config, self.section)
+        self.records = ImageRecords(by_handler=config.gate("RuntimeClassInImageCriApi", False))
+        self.last_report: ImageGCReport | None = None
+        self._runtime, self._recorder, self._active_pods = runtime, recorder, active_pods
+        self._now = SteadyClock(clock, monotonic)
+        self._began = self._now()
+        self._period = period
+        self._pod_logs_dir = Path(config.pod_logs_dir)
+        self._image_volumes = config.gate("ImageVolume", False)
+        self._file = state_dir / records_file.FILE_NAME if state_dir and self.section.keep_records else None
+        self._leases = ImageLeases()
+        self._sandbox_image = self.section.sandbox_image
+        self._volume_images: dict[str, frozenset[str]] = {}
+        self._users: dict[str, list[str]] = {}
+        self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
+        self._running = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._collected = (registry or Registry()).counter(
+            "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
+        )
+        if self._file is not None:
+            records_file.load(self._file, self.records, self._now())
+
+    async def start(self) -> None:
+        """Detect and collect now and every five minutes."""
+        self._began = self._now()
+        self._task = asyncio.create_task(self._loop(), name="image-gc")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        self._save()
+
+    def lease(self, image: str) -> AbstractAsyncContextManager[None]:
+        """Around making an image present and creating the container that uses it: no run takes it away
+        in between. Does nothing unless `images.leases` is on."""
+        return self._leases.hold(image) if self.section.leases else nullcontext()
+
+    async def images(self) -> list[cri.Image]:
+        """What the runtime has, at most 30 s old."""
+        at, listed = self._listed
+        if self._now() - at >= IMAGE_CACHE_PERIOD:
+            listed = await self._list_images()
+        return listed
+
+    async def detect(self) -> set[str]:
+        """Take in what exists and what is used; returns the keys in use. Raises `ImageGCFailure`."""
+        async with self._running:
+            return await self._detect(self._now())
+
+    async def garbage_collect(self, *, dry_run: bool = False) -> ImageGCReport:
+        """One periodic run. Never raises for what the world does: the report carries the failure."""
+        return await self._run("gc", dry_run)
+
+    async def delete_unused(self, *, dry_run: bool = False) -> ImageGCReport:
+        """Remove every unused image that is older than the minimum age, as under disk pressure."""
+        return await self._run("delete-unused", dry_run)
+
+    async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
+        """`gc` and `delete-unused`, each with `dry-run=true|false`."""
+        dry_run = query.get("dry-run", "false")
+        if dry_run not in ("true", "false"):
+            raise InvalidInput("expected true or false", subject="dry-run")
+        if action == "gc":
+            return (await self.garbage_collect(dry_run=dry_run == "true")).to_json()
+        if action == "delete-unused":
+            return (await self.delete_unused(dry_run=dry_run == "true")).to_json()
+        raise InvalidInput("is none of gc, delete-unused", subject=action)
+
+    def describe(self, **_query: str) -> dict[str, Any]:
+        """The policy, and per image its times (Unix seconds, null = never used), users and protection."""
+        now, columns = self._now(), self.records.table.columns
+        images = []
+        for key in list(self.records.keys()):
+            row = self.records.row(key)
+            image = self.records.image(row)
+            used = float(columns.last_used[row])
+            images.append(
+                {
+                    "id": image.id,
+                    "handler": image.handler,
+                    "names": list(image.names),
+                    "size": int(columns.size[row]),
+                    "firstDetected": float(columns.first_detected[row]),
+                    "lastUsed": None if used == NEVER else used,
+                    "inUseBy": self._users.get(key, []),
+                    "protected": self._why_protected(image)
+                    or selection.why_kept(columns, row, self.policy, now),
+                }
+            )
+        return {
+            "highThresholdPercent": self.policy.high_threshold_percent,
+            "lowThresholdPercent": self.policy.low_threshold_percent,
+            "minimumAge": self.policy.min_age,
+            "maximumAge": self.policy.max_age,
+            "order": self.policy.order,
+            "now": now,
+            "images": images,
+            "lastRun": self.last_report.to_json() if self.last_report else None,
+        }
+
+    async def _loop(self) -> None:
+        failed = False
+        while True:
+            if self.policy.off:
+                with contextlib.suppress(ImageGCFailure):
+                    await self.detect()
+                error = ""
+            else:
+                error = (await self.garbage_collect()).error
+            if error and failed:
+                self._recorder.node(WARNING, "ImageGCFailed", error)
+            elif error:
+                log.warning("image garbage collection failed once: %s", error)
+            failed = bool(error)
+            self._save()
+            await asyncio.sleep(self._period)
+
+    async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
+        async with self._running:
+            report = ImageGCReport(self._now(), trigger, dry_run)
+            store = _Store(self)
+            collection = Collection(self.records, self.policy, store, report)
+            try:
+                await self._detect(report.at)
+                if trigger == "gc":
+                    await collection.garbage_collect(self._began)
+                else:
+                    await collection.delete_unused()
+            except ImageGCFailure as failure:
+                report.error, report.kind = str(failure), failure.kind
+                await self._explain(report, store)
+            finally:
+                for verdict in report.images:
+                    if verdict.verdict == REMOVED:
+                        self._collected.inc(AGE if verdict.reason.startswith("unused for") else SPACE)
+                if report.removed:
+                    self._listed = (float("-inf"), [])
+            for verdict in report.images:
+                if verdict.verdict == FAILED:
+                    log.warning("image %s was not removed: %s", verdict.key, verdict.reason)
+            if not dry_run:
+                self.last_report = report
+            return report
+
+    async def _explain(self, report: ImageGCReport, store: _Store) -> None:
+        if report.kind == "invalid_capacity" and not report.dry_run:
+            self._recorder.node(WARNING, "InvalidDiskCapacity", report.error)
+        if report.kind == "insufficient":
+            if not report.dry_run:
+                self._recorder.node(WARNING, "FreeDiskSpaceFailed", report.error)
+            if store.where is not None:
+                report.elsewhere = await what_else_fills(
+                    store.where, report, self._runtime, self._pod_logs_dir
+                )
+
+    async def _list_images(self) -> list[cri.Image]:
+        listed = await self._runtime.list_images()
+        self._listed = (self._now(), listed)
+        return listed
+
+    async def _detect(self, now: float) -> set[str]:
+        try:
+            listed = await self._list_images()
+        except KubengineError as error:
+            raise ImageGCFailure("list_images", str(error)) from error
+        try:
+            containers = await self._runtime.list_containers()
+            await self._look_at_image_volumes(containers)
+            await self._find_sandbox_image()
+        except KubengineError as error:
+            raise ImageGCFailure("get_pods", str(error)) from error
+        images = [
+            SeenImage(
+                image.id,
+                image.size,
+                image.pinned,
+                image.spec.runtime_handler,
+                (*image.repo_tags, *image.repo_digests),
+            )
+            for image in listed
+        ]
+        used: dict[str, list[str]] = {}
+        for container in containers:
+            key = self.records.used_key(
+                container.image_id or container.image_ref, container.image.runtime_handler
+            )
+            labels = container.labels
+            used.setdefault(key, []).append(
+                f"{labels.get('io.kubernetes.pod.namespace', '')}/{labels.get('io.kubernetes.pod.name', '')}"
+                f":{container.metadata.name}"
+            )
+            for mounted in self._volume_images.get(container.id, ()):
+                used.setdefault(mounted, []).append(f"image volume of {container.metadata.name}")
+        self._users = used
+        return self.records.detect(images, used, now)
+
+    async def _look_at_image_volumes(self, containers: Sequence[cri.Container]) -> None:
+        """Mounted images count as used. A container's mounts don't change: each is asked once."""
+        with_volumes = {
+            pod.uid
+            for pod in self._active_pods()
+            if any(volume.image is not None for volume in pod.spec.volumes or ())
+        }
+        known = self._volume_images
+        self._volume_images = {c.id: known[c.id] for c in containers if c.id in known}
+        for container in containers:
+            if container.id in known:
+                continue
+            if self._image_volumes or container.labels.get("io.kubernetes.pod.uid") in with_volumes:
+                status = (await self._runtime.container_status(container.id)).status
+                mounted = (mount.image.image for mount in status.mounts)
+                self._volume_images[container.id] = frozenset(image for image in mounted if image)
+
+    async def _find_sandbox_image(self) -> None:
+        if not self.section.protect_sandbox_image or self._sandbox_image:
+            return
+        info = (await self._runtime.status(verbose=True)).info
+        try:
+            self._sandbox_image = str(json.loads(info.get("config", "{}")).get("sandboxImage", ""))
+        except (ValueError, AttributeError):
+            self._sandbox_image = ""
+        if not self._sandbox_image:
+            log.warning("the runtime doesn't say which sandbox image it uses; set images.sandboxImage")
+
+    def _why_protected(self, image: SeenImage) -> str:
+        if self.section.leases and self._leases.holds((image.id, *image.names)):
+            return "a pod that needs it is being started"
+        if self.section.protect_sandbox_image and self._sandbox_image:
+            sandbox = normalized(self._sandbox_image)
+            if sandbox == image.id or sandbox in map(normalized, image.names):
+                return "the sandbox image"
+        return ""
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        try:
+            records_file.save(self._file, self.records)
+        except OSError as error:
+            log.warning("image records cannot be kept: %s", error)
+
+
+class _Store:
+    """The world of one run."""
+
+    def __init__(self, manager: ImageManager) -> None:
+        self._manager = manager
+        self._silent = 0
+        self.where: RuntimeFilesystems | None = None
+
+    async def filesystem(self) -> FilesystemReading:
+        if self.where is None:
+            self.where = await runtime_filesystems(self._manager._runtime)
+        return await read_filesystem_in_time(self.where.images)
+
+    async def remove(self, image: SeenImage) -> None:
+        manager = self._manager
+        if self._silent >= _GIVE_UP_AFTER:
+            raise Unavailable(f"not tried: the runtime left {self._silent} removals in a row unanswered")
+        limit = float(manager.section.remove_timeout)
+        try:
+            async with manager._leases.removal((image.id, *image.names)), asyncio.timeout(limit):
+                await manager._runtime.remove_image(image.id, image.handler)
+        except TimeoutError:
+            self._silent += 1
+            raise Unavailable(f"RemoveImage {image.id} did not answer within {limit:g} s") from None
+        except Unavailable:
+            self._silent += 1
+            raise
+        self._silent = 0
+
+    def protected(self, image: SeenImage) -> str:
+        return self._manager._why_protected(image)
