@@ -1,0 +1,170 @@
+"""The agent's three doors.
+
+- `readOnlyPort` on `server.readOnlyAddress` (loopback unless told otherwise): reads, no authentication.
+- `healthzPort` on `healthzBindAddress`: `/healthz` only.
+- `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
+
+Each door holds a bounded number of connections, so that a crowd at one leaves the others open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.server.connection import Connection, Handler
+from engine.server.routes import answer, answer_health
+from engine.server.view import NodeView
+
+MAX_CONNECTIONS = 64
+BACKLOG = 128
+
+
+@dataclass(slots=True)
+class _Door:
+    """A bound socket, what answers behind it and who is inside."""
+
+    socket: socket.socket
+    handler: Handler
+    trusted: bool
+    connections: set[asyncio.Task[None]] = field(default_factory=set)
+    closed: bool = False
+
+
+class Server:
+    """Serves a node's HTTP API from its event loop.
+
+    `socket_path` is the admin socket, None for none. Ports that are 0, and the read-only port with
+    `enableServer: false`, stay closed, as with the kubelet.
+    """
+
+    def __init__(self, view: NodeView, *, socket_path: Path | None) -> None:
+        self._view = view
+        self._socket_path = socket_path
+        self._socket_inode: int | None = None
+        self._servers: list[asyncio.Server] = []
+        self._doors: list[_Door] = []
+
+    async def start(self) -> None:
+        """Opens the doors. Raises `Refused` naming the address that cannot be had."""
+        config, section = self._view.config, self._view.kubengine_config.server
+        everything, only_health = partial(answer, self._view), partial(answer_health, self._view)
+        try:
+            if self._socket_path is not None:
+                await self._open(self._bind_unix(self._socket_path), everything, trusted=True)
+            if config.healthz_port:
+                bound = _bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
+                await self._open(bound, only_health, trusted=False)
+            if config.enable_server and config.read_only_port:
+                bound = _bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
+                await self._open(bound, everything, trusted=False)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Closes the doors and ends the connections; safe to call twice."""
+        for door in self._doors:
+            door.closed = True
+        for server in self._servers:
+            server.close()
+        tasks = [task for door in self._doors for task in door.connections]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for server in self._servers:
+            await server.wait_closed()
+        for door in self._doors:
+            door.socket.close()
+        self._servers.clear()
+        self._doors.clear()
+        if self._socket_path is not None and self._socket_inode is not None:
+            with contextlib.suppress(FileNotFoundError):
+                if self._socket_path.stat().st_ino == self._socket_inode:
+                    self._socket_path.unlink()
+            self._socket_inode = None
+
+    async def _open(self, bound: socket.socket, handler: Handler, *, trusted: bool) -> None:
+        door = _Door(bound, handler, trusted)
+        self._doors.append(door)
+        self._servers.append(
+            await asyncio.start_server(partial(self._accept, door), sock=bound, backlog=BACKLOG)
+        )
+
+    async def _accept(self, door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if not door.closed and len(door.connections) < MAX_CONNECTIONS:
+                door.connections.add(task)
+                await Connection(reader, writer, handler=door.handler, trusted=door.trusted).serve()
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            door.connections.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+    def _bind_unix(self, path: Path) -> socket.socket:
+        _remove_stale(path)
+        bound = socket.socket(socket.AF_UNIX)
+        try:
+            bound.bind(str(path))
+            path.chmod(0o600)  # nobody can connect before it listens
+            self._socket_inode = path.stat().st_ino
+        except OSError as error:
+            bound.close()
+            raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None
+        bound.setblocking(False)
+        return bound
+
+
+def _remove_stale(path: Path) -> None:
+    """Removes a socket that nobody listens on. Raises `Refused` if somebody does, or it is no socket."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Refused("exists and is no socket", subject=str(path), errno=errno.EADDRINUSE)
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(os.fspath(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None
+    raise Refused("another agent runs with this root directory", subject=str(path), errno=errno.EADDRINUSE)
+
+
+def _bind_tcp(address: str, port: int, field: str) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    except ValueError:
+        raise InvalidInput(
+            f"expected an IP address, got {address!r}", subject=f"address of {field}"
+        ) from None
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((address, port))
+        bound.listen(BACKLOG)  # claims the port now: with SO_REUSEADDR a bind alone does not
+    except (OSError, OverflowError) as error:
+        bound.close()
+        reason = error.strerror if isinstance(error, OSError) else "not a port number"
+        code = error.errno if isinstance(error, OSError) else None
+        raise Refused(reason or str(error), subject=f"{field} {address}:{port}", errno=code) from None
+    bound.setblocking(False)
+    return bound

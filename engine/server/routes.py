@@ -1,0 +1,216 @@
+"""From a request to its answer; no sockets here."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import msgspec
+
+from engine.api._base import to_builtins, to_json
+from engine.api.errors import Bug, InvalidInput, KubengineError, Refused, Unavailable
+from engine.api.pod import Pod
+from engine.server import metrics_text
+from engine.server.view import NodeView
+
+logger = logging.getLogger(__name__)
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+_STATUS: tuple[tuple[type[Exception], int], ...] = (
+    (InvalidInput, 400),
+    (Unavailable, 503),
+    (Bug, 500),
+    (Refused, 409),
+    (KubengineError, 500),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`path` has no query; `trusted` is true on the admin socket, which alone may change something."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    trusted: bool = False
+
+    @classmethod
+    def parse(cls, method: str, target: str, *, trusted: bool) -> Request:
+        """From a request line. Raises `InvalidInput` for a target that is no path."""
+        try:
+            parts = urlsplit(target)
+            pairs = parse_qsl(
+                parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=32
+            )
+        except ValueError as error:
+            raise InvalidInput(f"not a valid request target: {error}") from None
+        if not parts.path.startswith("/"):
+            raise InvalidInput("the request target must be a path")
+        return cls(method, unquote(parts.path), dict(pairs), trusted)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`body` is whole, or pieces of text that are made while they are sent."""
+
+    status: int
+    content_type: str
+    body: bytes | Iterable[bytes]
+
+
+def failure(status: int, message: str) -> Response:
+    """An error that `engine.cli` and people can read."""
+    return Response(status, JSON, to_json({"error": message}))
+
+
+async def _health_only(view: NodeView, request: Request) -> Response:
+    if request.path == "/healthz" or request.path.startswith("/healthz/"):
+        return await _health(view, request)
+    return failure(404, f"no such page: {request.path}")
+
+
+async def _health(view: NodeView, request: Request) -> Response:
+    """`ok`, or 500 and the checks that fail; each check with `?verbose`."""
+    if request.method not in {"GET", "HEAD"}:
+        return failure(405, f"{request.method} is not allowed here")
+    name = request.path.removeprefix("/healthz").strip("/")
+    checks = view.healthz()
+    if name:
+        checks = [check for check in checks if check[0] == name]
+        if not checks:
+            return failure(404, f"no health check named {name}")
+    failed = any(error for _, error in checks)
+    if not failed and "verbose" not in request.query:
+        return Response(200, TEXT, b"ok")
+    lines = [f"[-]{check} failed: {error}\n" if error else f"[+]{check} ok\n" for check, error in checks]
+    lines.append(f"healthz check {'failed' if failed else 'passed'}\n")
+    return Response(500 if failed else 200, TEXT, "".join(lines).encode())
+
+
+async def answer(view: NodeView, request: Request) -> Response:
+    """The answer to any request. Never raises."""
+    return await _guarded(_route, view, request)
+
+
+async def answer_health(view: NodeView, request: Request) -> Response:
+    """Like `answer`, where there is `/healthz` and nothing else."""
+    return await _guarded(_health_only, view, request)
+
+
+_Route = Callable[[NodeView, Request], Awaitable[Response]]
+
+
+async def _guarded(route: _Route, view: NodeView, request: Request) -> Response:
+    try:
+        return await route(view, request)
+    except KubengineError as error:
+        status = next(status for kind, status in _STATUS if isinstance(error, kind))
+        return failure(status, str(error))
+    except Exception as error:
+        logger.exception("%s %s failed", request.method, request.path)
+        return failure(500, f"{type(error).__name__}: {error}")
+
+
+async def _route(view: NodeView, request: Request) -> Response:
+    path = request.path.rstrip("/") or "/"
+    if path.startswith("/kubengine/") or path == "/kubengine":
+        return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
+    if path == "/healthz" or path.startswith("/healthz/"):
+        return await _health(view, request)
+    if request.method not in {"GET", "HEAD"}:
+        return failure(405, f"{request.method} is not allowed here")
+    match path:
+        case "/pods":
+            return Response(200, JSON, pod_list(view.pods()))
+        case "/runningpods":
+            return Response(200, JSON, pod_list(await view.running_pods()))
+        case "/configz":
+            return Response(200, JSON, to_json(_configz(view)))
+        case "/metrics":
+            return _metrics(view, without="prober_", process=True)
+        case "/metrics/probes":
+            return _metrics(view, prefix="prober_")
+        case "/metrics/resource":
+            from engine.server.resource_metrics import resource_metrics
+
+            text = "".join(resource_metrics(to_builtins(await view.stats_summary())))
+            return Response(200, metrics_text.CONTENT_TYPE, text.encode())
+        case "/stats/summary":
+            return Response(200, JSON, to_json(await view.stats_summary()))
+    return failure(404, f"no such page: {request.path}")
+
+
+def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:
+    """A v1 PodList, a piece per pod, so that thousands are never one string."""
+    yield b'{"kind":"PodList","apiVersion":"v1","metadata":{},"items":['
+    separator = b""
+    for pod in pods:
+        yield separator + to_json(pod)
+        separator = b","
+    yield b"]}\n"
+
+
+def _metrics(view: NodeView, *, prefix: str = "", without: str = "\0", process: bool = False) -> Response:
+    text = "".join(metrics_text.exposition(view.registry, prefix=prefix, without=without))
+    if process:
+        text += "".join(metrics_text.process_metrics())
+    return Response(200, metrics_text.CONTENT_TYPE, text.encode())
+
+
+def _configz(view: NodeView) -> dict[str, Any]:
+    return {"kubeletconfig": _all_fields(view.config), "kubengineconfig": _all_fields(view.kubengine_config)}
+
+
+def _all_fields(value: Any) -> Any:
+    """Like `to_builtins`, with defaults; fields without a value are left out, as the kubelet does."""
+    if not isinstance(value, msgspec.Struct):
+        return to_builtins(value)
+    fields = ((each.encode_name, getattr(value, each.name)) for each in msgspec.structs.fields(value))
+    return {name: _all_fields(item) for name, item in fields if item is not None}
+
+
+async def _room(view: NodeView, request: Request, path: list[str]) -> Response:
+    rooms = view.rooms
+    if path == [""]:
+        return Response(
+            200, JSON, to_json({"rooms": sorted(n for n, r in rooms.items() if hasattr(r, "describe"))})
+        )
+    room = rooms.get(path[0])
+    if room is None:
+        return failure(404, f"this agent has no room named {path[0]}; it has {', '.join(sorted(rooms))}")
+    match request.method, path[1:]:
+        case "GET" | "HEAD", []:
+            return await _describe(path[0], room, request)
+        case "POST", [action]:
+            return await _act(path[0], room, action, request)
+        case "GET" | "HEAD", _:
+            return failure(404, f"no such page: {request.path}")
+    return failure(405, f"{request.method} is not allowed here")
+
+
+async def _describe(name: str, room: object, request: Request) -> Response:
+    describe = getattr(room, "describe", None)
+    if describe is None:
+        return failure(404, f"{name} has nothing to show")
+    try:
+        inspect.signature(describe).bind(**request.query)
+    except TypeError as error:
+        raise InvalidInput(f"query: {error}", subject=name) from None
+    result = describe(**request.query)
+    if inspect.isawaitable(result):
+        result = await result
+    return Response(200, JSON, to_json(result))
+
+
+async def _act(name: str, room: object, action: str, request: Request) -> Response:
+    if not request.trusted:
+        return failure(403, "only the agent's unix socket takes orders")
+    act = getattr(room, "act", None)
+    if act is None:
+        return failure(404, f"{name} cannot be told to do anything")
+    return Response(200, JSON, to_json(await act(action, dict(request.query))))

@@ -1,0 +1,192 @@
+"""What each page says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.api.errors import Bug, InvalidInput, Refused, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec
+from engine.api.status import PodStatus
+from tests.server.conftest import View
+
+
+def pod(name: str) -> Pod:
+    return Pod(
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"),
+        spec=PodSpec(containers=[Container(name="c", image="busybox")]),
+        status=PodStatus(phase="Running", qos_class="BestEffort"),
+    )
+
+
+class Devices:
+    def describe(self, resource: str = "") -> dict[str, Any]:
+        return {"resource": resource}
+
+    async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
+        failures = {
+            "bad": InvalidInput("no such action", subject="devices"),
+            "refused": Refused("not now"),
+            "away": Unavailable("plugin gone"),
+            "bug": Bug("broken"),
+            "crash": ZeroDivisionError("x"),
+        }
+        if action in failures:
+            raise failures[action]
+        return {"did": action, **query}
+
+
+class Probes:
+    async def describe(self) -> list[int]:
+        return [1]
+
+
+async def test_pods_are_a_pod_list_with_status(serve: Any) -> None:
+    served = await serve(View(known=[pod("a"), pod("b")]))
+    answer = await served.get("/pods")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    listed = json.loads(answer.body)
+    assert (listed["kind"], listed["apiVersion"]) == ("PodList", "v1")
+    assert [item["metadata"]["name"] for item in listed["items"]] == ["a", "b"]
+    assert listed["items"][0]["status"] == {"phase": "Running", "qosClass": "BestEffort"}
+    assert "kind" not in listed["items"][0]
+
+
+async def test_an_empty_node_and_thousands_of_pods_are_whole_json(serve: Any) -> None:
+    view = View()
+    served = await serve(view)
+    assert json.loads((await served.get("/pods")).body)["items"] == []
+    view.known = [pod(f"p{index}") for index in range(3000)]
+    assert len(json.loads((await served.get("/pods/")).body)["items"]) == 3000
+
+
+async def test_running_pods(serve: Any) -> None:
+    served = await serve(View(known=[pod("a"), pod("b")]))
+    assert len(json.loads((await served.get("/runningpods/")).body)["items"]) == 1
+
+
+async def test_configz_has_every_field_with_its_value(serve: Any) -> None:
+    served = await serve(View())
+    config = json.loads((await served.get("/configz")).body)["kubeletconfig"]
+    assert config["maxPods"] == 110
+    assert config["syncFrequency"] == "1m0s"
+    assert config["imageGCHighThresholdPercent"] == 85
+    assert "evictionHard" not in config
+
+
+@pytest.mark.parametrize("door", ["read-only port", "healthz port", "unix socket"])
+async def test_healthz(serve: Any, door: str) -> None:
+    view = View()
+    served = await serve(view)
+    kwargs: dict[str, Any] = {
+        "read-only port": {},
+        "healthz port": {"port": view.config.healthz_port},
+        "unix socket": {"unix": True},
+    }[door]
+    healthy = await served.ask("GET", "/healthz", **kwargs)
+    assert (healthy.status, healthy.body) == (200, b"ok")
+    view.checks = [("ping", None), ("syncloop", "no turn for 3m0s")]
+    sick = await served.ask("GET", "/healthz", **kwargs)
+    assert sick.status == 500
+    assert b"[-]syncloop failed: no turn for 3m0s" in sick.body
+    assert (await served.ask("GET", "/healthz/ping", **kwargs)).status == 200
+    assert (await served.ask("GET", "/healthz/other", **kwargs)).status == 404
+
+
+async def test_the_healthz_port_serves_nothing_else(serve: Any) -> None:
+    served = await serve(View(known=[pod("a")]))
+    answer = await served.ask("GET", "/pods", port=served.view.config.healthz_port)
+    assert answer.status == 404
+
+
+async def test_metrics_read_back_with_the_client_library(serve: Any) -> None:
+    view = View()
+    registry = view.registry
+    registry.counter("kubelet_evictions", "Pods evicted", ["eviction_signal"]).inc('mem"\\\n', by=2)
+    registry.gauge("kubelet_running_pods", "Pods that run").set(2.5)
+    registry.histogram("kubelet_pod_start_duration_seconds", "Start", ["kind"], (0.1, 1.0)).observe(0.5, "x")
+    registry.collected("gauge", "kubelet_working_pods", "Pods", ["phase"], lambda: [(("Running",), 7)])
+    registry.counter("prober_probe_total", "Probes", ["result"]).inc("successful")
+    served = await serve(view)
+    answer = await served.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.body.decode())
+        for sample in family.samples
+    }
+    assert samples["kubelet_evictions_total", (("eviction_signal", 'mem"\\\n'),)] == 2
+    assert samples["kubelet_running_pods", ()] == 2.5
+    assert samples["kubelet_working_pods", (("phase", "Running"),)] == 7
+    buckets = [
+        samples["kubelet_pod_start_duration_seconds_bucket", (("kind", "x"), ("le", le))]
+        for le in ("0.1", "1", "+Inf")
+    ]
+    assert buckets == [0, 1, 1]
+    assert samples["kubelet_pod_start_duration_seconds_sum", (("kind", "x"),)] == 0.5
+    assert samples["process_resident_memory_bytes", ()] > 1e6
+    assert samples["process_start_time_seconds", ()] > 1.6e9
+    assert not any(name.startswith("prober") for name, _ in samples)
+    assert b'prober_probe_total{result="successful"} 1\n' in (await served.get("/metrics/probes")).body
+
+
+async def test_resource_metrics_come_from_the_summary(serve: Any) -> None:
+    container = {
+        "name": "c",
+        "startTime": "2026-01-01T00:00:00Z",
+        "cpu": {"usageCoreNanoSeconds": 2_500_000_000},
+        "memory": {"workingSetBytes": 4096},
+    }
+    reference = {"name": "p", "namespace": "n", "uid": "u"}
+    summary = {
+        "node": {"cpu": {"usageCoreNanoSeconds": 10**9}},
+        "pods": [{"podRef": reference, "containers": [container, {"name": "new"}]}],
+    }
+    served = await serve(View(summary=summary))
+    text = (await served.get("/metrics/resource")).body.decode()
+    assert 'container_cpu_usage_seconds_total{container="c",namespace="n",pod="p"} 2.5\n' in text
+    assert 'container_start_time_seconds{container="c",namespace="n",pod="p"} 1767225600\n' in text
+    assert "node_cpu_usage_seconds_total 1\n" in text
+    assert '"new"' not in text
+    assert list(text_string_to_metric_families(text))
+    assert json.loads((await served.get("/stats/summary")).body) == summary
+
+
+async def test_rooms_describe_themselves(serve: Any) -> None:
+    served = await serve(View(rooms={"devices": Devices(), "probes": Probes(), "mute": object()}))
+    assert json.loads((await served.get("/kubengine")).body) == {"rooms": ["devices", "probes"]}
+    assert json.loads((await served.get("/kubengine/devices?resource=a%2Fb")).body) == {"resource": "a/b"}
+    assert json.loads((await served.get("/kubengine/probes")).body) == [1]
+    assert (await served.get("/kubengine/mute")).status == 404
+    assert (await served.get("/kubengine/devices/x")).status == 404
+    unknown = await served.get("/kubengine/images")
+    assert unknown.status == 404
+    assert b"devices, mute, probes" in unknown.body
+    wrong = await served.get("/kubengine/devices?colour=red")
+    assert wrong.status == 400
+    assert b"colour" in wrong.body
+
+
+async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:
+    served = await serve(View(rooms={"devices": Devices()}))
+    assert (await served.ask("POST", "/kubengine/devices/release")).status == 403
+    done = await served.ask("POST", "/kubengine/devices/release?pod=p", unix=True)
+    assert json.loads(done.body) == {"did": "release", "pod": "p"}
+    statuses = [
+        (await served.ask("POST", f"/kubengine/devices/{action}", unix=True)).status
+        for action in ("bad", "refused", "away", "bug", "crash")
+    ]
+    assert statuses == [400, 409, 503, 500, 500]
+
+
+async def test_unknown_pages_and_methods(serve: Any) -> None:
+    served = await serve(View())
+    assert (await served.get("/exec/x")).status == 404
+    assert (await served.get("/")).status == 404
+    assert (await served.ask("DELETE", "/pods")).status == 405
+    assert (await served.ask("HEAD", "/pods")).body == b""
