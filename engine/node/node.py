@@ -15,6 +15,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node as NodeObject
 from engine.api.node import NodeAddress, NodeSpec, NodeStatus
@@ -148,6 +149,11 @@ class Node:
         if self._pods is not None and self._services is not None:
             await self._pods.remove_all()
             self._services.cgroups.remove_all(kill=True, wait=2.0)
+
+    async def kill_pod(self, pod: Pod, end: PodEnd) -> None:
+        """`engine.api.lifecycle.KillPod`: ends a pod for good."""
+        assert self._pods is not None
+        await self._pods.kill(pod, end)
 
     def _take_root(self) -> None:
         """One agent per root directory."""

@@ -8,6 +8,7 @@ whatever is going on; the containers stop with their grace, and a removed pod le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -49,6 +50,7 @@ class PodWorker:
         self._removed = asyncio.Event()
         self._refusals: list[asyncio.Future[None]] = []
         self._waiting: dict[str, Waiting] = {}
+        self._refused: dict[str, tuple[int, float]] = {}
         self._messages: dict[str, str] = {}
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
@@ -149,15 +151,15 @@ class PodWorker:
             try:
                 delay = await self._step()
             except (KubengineError, OSError) as error:
-                delay = self._failed(error)
+                await asyncio.sleep(self._failed(error))
+                continue
             except Exception:
                 log.exception("pod %s: unexpected error", self.pod.full_name)
-                delay = LAST_RETRY_SECONDS
-            self._publish()
-            try:
-                await asyncio.wait_for(self._wake.wait(), delay)
-            except TimeoutError:
+                await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
+            self._publish()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), delay)
 
     def _failed(self, error: Exception) -> float:
         """Says what went wrong once, and when to try again."""
@@ -165,7 +167,8 @@ class PodWorker:
             self._last_failure = str(error)
             self._services.recorder.pod(self.pod, WARNING, "FailedSync", f"Error syncing pod: {error}")
         self._failures += 1
-        return min(FIRST_RETRY_SECONDS * 2.0 ** min(self._failures - 1, 10), LAST_RETRY_SECONDS)
+        self._publish()
+        return _retry_seconds(self._failures)
 
     async def _step(self) -> float | None:
         """Does the next thing; the seconds until it wants to be asked again, None to sleep."""
@@ -230,6 +233,9 @@ class PodWorker:
         key = f"{self.pod.uid}/{name}"
         newest = services.watch.pod(self.pod.uid).container(name)
         now = services.clock()
+        not_before = self._refused.get(name, (0, 0.0))[1]
+        if not_before > now:
+            return not_before - now
         if newest is not None and newest.state == EXITED:
             wait = services.backoff.remaining(key, newest.finished_at, now)
             if wait > 0:
@@ -242,8 +248,12 @@ class PodWorker:
             await start_container(self.pod, container, services, self._volumes, self._sandbox)
         except StartRefused as refused:
             self._waiting[name] = refused.waiting
-            return max(services.images.retry_in(self.pod, container), LAST_RETRY_SECONDS)
+            times = self._refused.get(name, (0, 0.0))[0] + 1
+            wait = max(services.images.retry_in(self.pod, container), _retry_seconds(times))
+            self._refused[name] = times, services.clock() + wait
+            return wait
         self._waiting.pop(name, None)
+        self._refused.pop(name, None)
         return None
 
     def _back_off(self, container: Container, delay: float) -> None:
@@ -350,3 +360,7 @@ class PodWorker:
         """A running pod of an earlier agent began when its first sandbox did."""
         sandboxes = self._services.watch.pod(self.pod.uid).sandboxes
         return min((s.created_at for s in sandboxes), default=None)
+
+
+def _retry_seconds(failures: int) -> float:
+    return min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 10), LAST_RETRY_SECONDS)

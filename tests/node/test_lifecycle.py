@@ -1,0 +1,194 @@
+"""Pods from manifest to nothing, on the hollow runtime: order, restarts, ends, faults."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.api.errors import Refused
+from engine.api.lifecycle import PodEnd
+from engine.node import Node
+from engine.runtime.hollow import HollowRuntime
+
+from .conftest import Bench, container, eventually
+
+EXIT = "runtime.kubengine.dev/"
+
+
+async def test_a_pod_runs_is_changed_and_goes(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    path = bench.write("web", {"containers": [container()]})
+    await eventually(lambda: bench.phase("web") == "Running")
+    uid = bench.pod("web").uid
+    bench.write("web", {"containers": [container(image="busybox:2")]})
+    await eventually(lambda: bench.pod("web") and bench.pod("web").uid != uid)
+    await eventually(lambda: bench.phase("web") == "Running")
+    path.unlink()
+    await eventually(lambda: not bench.node.pods())
+    assert not hollow.service.records.sandboxes
+    assert not list((bench.root / "pods").iterdir())
+
+
+async def test_init_containers_sidecars_and_containers_start_in_order(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    bench.write(
+        "ordered",
+        {
+            "initContainers": [container("one"), container("side", restartPolicy="Always"), container("two")],
+            "containers": [container("main")],
+        },
+        annotations={f"{EXIT}exit-after.one": "50ms", f"{EXIT}exit-after.two": "50ms"},
+    )
+    await eventually(lambda: bench.phase("ordered") == "Running")
+    started = [e.message.split()[-1] for e in bench.node.recorder if e.reason == "Started"]
+    assert started == ["one", "side", "two", "main"]
+
+
+async def test_a_crashing_container_backs_off(bench: Bench):
+    await bench.start()
+    annotations = {f"{EXIT}exit-after": "10ms", f"{EXIT}exit-code": "3"}
+    bench.write("crash", {"containers": [container()]}, annotations=annotations)
+
+    def crash_loop() -> bool:
+        statuses = (bench.pod("crash") and bench.pod("crash").status.container_statuses) or []
+        return any(s.state.waiting and s.state.waiting.reason == "CrashLoopBackOff" for s in statuses)
+
+    await eventually(crash_loop)
+    status = bench.pod("crash").status.container_statuses[0]
+    assert status.restart_count == 1
+    assert status.last_state.terminated.exit_code == 3
+    assert "BackOff" in bench.reasons()
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "phase"),
+    [("Never", "0", "Succeeded"), ("Never", "1", "Failed"), ("OnFailure", "0", "Succeeded")],
+)
+async def test_a_pod_that_ends_stays_ended(bench: Bench, hollow: HollowRuntime, policy, code, phase):
+    await bench.start()
+    annotations = {f"{EXIT}exit-after": "10ms", f"{EXIT}exit-code": code}
+    bench.write("job", {"containers": [container()], "restartPolicy": policy}, annotations=annotations)
+    await eventually(lambda: bench.phase("job") == phase)
+    await bench.restart()
+    await eventually(lambda: bench.phase("job") == phase)
+    assert hollow.counts()["StartContainer"]["calls"] == 1
+
+
+async def test_an_agent_that_restarts_finds_its_pods_running(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    bench.write("stays", {"containers": [container()]})
+    gone = bench.write("goes", {"containers": [container()]})
+    await eventually(lambda: bench.phase("stays") == bench.phase("goes") == "Running")
+    await bench.node.stop()
+    gone.unlink()
+    await bench.start()
+    await eventually(lambda: bench.phase("stays") == "Running" and len(hollow.service.records.sandboxes) == 1)
+    assert hollow.counts()["StartContainer"]["calls"] == 2
+
+
+async def test_a_half_made_pod_is_finished(bench: Bench, hollow: HollowRuntime):
+    """A container that was created by an agent that died before starting it."""
+    await bench.start()
+    bench.write("half", {"containers": [container()]}, annotations={f"{EXIT}start-error": "no"})
+    await eventually(lambda: "Failed" in bench.reasons())
+    await bench.node.stop()
+    for sandbox in hollow.service.records.sandboxes.values():
+        del sandbox.config.annotations[f"{EXIT}start-error"]
+    await bench.start()
+    await eventually(lambda: bench.phase("half") == "Running")
+
+
+async def test_a_bad_manifest_stops_nothing_else(bench: Bench):
+    await bench.start()
+    bench.write("good", {"containers": [container()]})
+    await eventually(lambda: bench.phase("good") == "Running")
+    (bench.manifests / "bad.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: [")
+    (bench.manifests / "typed.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: 3}")
+    bench.write("negative", {"containers": [container(resources={"requests": {"cpu": "-1"}})]})
+    bench.write(
+        "secret", {"containers": [container()], "volumes": [{"name": "s", "secret": {"secretName": "x"}}]}
+    )
+    (bench.manifests / "zz-twin.yaml").write_text((bench.manifests / "good.yaml").read_text())
+    await eventually(lambda: bench.reasons().count("FailedManifest") == 5)
+    said = [e.message for e in bench.node.recorder if e.reason == "FailedManifest"]
+    assert any("bad.yaml: not valid YAML" in text for text in said)
+    assert any("typed.yaml: spec.containers: Expected" in text for text in said)
+    assert any("requests.cpu: expected 0 or more" in text for text in said)
+    assert any("secret volume needs an API server" in text for text in said)
+    assert any("already defined in" in text and "good.yaml" in text for text in said)
+    assert [p.metadata.name for p in bench.node.pods()] == ["good-n1"]
+
+
+async def test_a_manifest_that_breaks_keeps_its_pod(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    path = bench.write("edited", {"containers": [container()]})
+    await eventually(lambda: bench.phase("edited") == "Running")
+    path.write_text("apiVersion: v1\nkind: Pod\nspec: {cont")
+    await eventually(lambda: "FailedManifest" in bench.reasons())
+    assert bench.phase("edited") == "Running"
+    assert hollow.counts()["RunPodSandbox"]["calls"] == 1
+
+
+async def test_a_pod_past_its_deadline_fails(bench: Bench):
+    await bench.start()
+    bench.write("late", {"containers": [container()], "activeDeadlineSeconds": 1})
+    await eventually(lambda: bench.phase("late") == "Failed")
+    assert bench.pod("late").status.reason == "DeadlineExceeded"
+
+
+async def test_killing_a_pod_waits_for_its_containers_and_is_for_good(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    bench.write("victim", {"containers": [container()]}, annotations={f"{EXIT}stop-after": "300ms"})
+    await eventually(lambda: bench.phase("victim") == "Running")
+    end = PodEnd(
+        "Preempting", "Preempted in order to admit critical pod", condition_reason="TerminationByKubelet"
+    )
+    await bench.node.kill_pod(bench.pod("victim"), end)
+    assert not any(c.state == 1 for c in hollow.service.records.containers.values())
+    await eventually(lambda: bench.phase("victim") == "Failed")
+    status = bench.pod("victim").status
+    assert status.reason == "Preempting"
+    assert {c.type: c.reason for c in status.conditions}["DisruptionTarget"] == "TerminationByKubelet"
+    await asyncio.sleep(0.3)
+    assert bench.phase("victim") == "Failed"
+
+
+async def test_a_lost_runtime_is_said_and_survived(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    bench.write("before", {"containers": [container()]})
+    await eventually(lambda: bench.phase("before") == "Running")
+    await hollow._server.stop()
+    bench.write("during", {"containers": [container()]})
+    await eventually(lambda: "FailedSync" in bench.reasons() or "FailedCreatePodSandBox" in bench.reasons())
+    assert bench.phase("before") == "Running"
+    await hollow._server.start()
+    await eventually(lambda: bench.phase("during") == "Running", 30)
+
+
+async def test_an_unreachable_runtime_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.node.node.RUNTIME_WAIT_SECONDS", 0.5)
+    bench.endpoint = bench.root.parent / "nothing.sock"
+    with pytest.raises(Refused, match=r"CRI Version on unix://.*nothing\.sock: the runtime does not answer"):
+        await bench.start()
+    await bench.node.stop()
+    bench.node = None
+
+
+async def test_one_agent_per_root(bench: Bench):
+    await bench.start()
+    second = Node(config=bench.config, runtime_endpoint=str(bench.endpoint), root=bench.root, name="n1")
+    with pytest.raises(Refused, match="another agent is running on this directory"):
+        await second.start()
+    await second.stop()
+
+
+async def test_a_quiet_node_calls_nobody(bench: Bench, hollow: HollowRuntime):
+    await bench.start()
+    for index in range(5):
+        bench.write(f"quiet{index}", {"containers": [container()]})
+    await eventually(lambda: all(bench.phase(f"quiet{i}") == "Running" for i in range(5)))
+    await asyncio.sleep(1.5)
+    before = {name: count["calls"] for name, count in hollow.counts().items()}
+    await asyncio.sleep(1.5)
+    assert {name: count["calls"] for name, count in hollow.counts().items()} == before
