@@ -1,0 +1,28 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def use_avx2(wanted: bool | None) -> None: ...
+def victims(
+    ranking: NDArray[np.int64],
+    qos: NDArray[np.uint8],
+    flags: NDArray[np.uint8],
+    priority: NDArray[np.int32],
+    rows: NDArray[np.int32] | None,
+    critical: bool,
+    preemptor_priority: int | None,
+    resources: NDArray[np.int32],
+    needs: NDArray[np.int64],
+    work: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
+def victims_by_node(
+    ranking: NDArray[np.int64],
+    qos: NDArray[np.uint8],
+    flags: NDArray[np.uint8],
+    priority: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    critical: bool,
+    preemptor_priority: int | None,
+    resources: NDArray[np.int32],
+    needs: NDArray[np.int64],
+    threads: int = 0,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]: ...

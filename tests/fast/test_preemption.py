@@ -1,0 +1,153 @@
+"""The preemption kernel, in all its builds, gives the twin's answers, whatever the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine._fast import _preemption_c as kernel
+from engine._fast import _preemption_py as twin
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+AVX2 = "avx2" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
+HUGE = 2**62
+amounts = st.one_of(
+    st.just(0),
+    st.sampled_from([1, 2, 3, 100, 250, 500, 1000, 2000]),
+    st.integers(0, 2**20),
+    st.integers(0, 2**40),
+    st.integers(HUGE - 5, HUGE + 5),
+    st.integers(2**53 - 2, 2**53 + 2),
+)
+
+
+@st.composite
+def situations(draw, largest: int):
+    """Columns of 2 to 6 resources, few distinct values (so ties abound), needs for 0 to 6 of them."""
+    resources = draw(st.integers(2, 6))
+    pods = draw(st.integers(0, largest))
+    values = draw(st.lists(amounts, min_size=1, max_size=6))
+    seed = draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    ranking = np.array(values, np.int64)[rng.integers(0, len(values), (resources, pods))]
+    if draw(st.booleans()):
+        ranking = rng.integers(0, draw(st.sampled_from([4, 1000, 2**34])), (resources, pods))
+    qos = rng.integers(0, 3, pods).astype(np.uint8)
+    if draw(st.booleans()):
+        qos[:] = draw(st.integers(0, 2))
+    flags = (rng.integers(0, 16, pods) | draw(st.integers(0, 7))).astype(np.uint8)
+    priority = rng.choice(np.array([-5, 0, 10, 2_000_000_000], np.int32), pods)
+    k = draw(st.integers(0, 6))
+    ids = np.array(draw(st.lists(st.integers(-1, resources - 1), min_size=k, max_size=k)), np.int32)
+    needs = np.array([draw(st.one_of(amounts, _part_of(ranking, id))) for id in ids.tolist()], np.int64)
+    rows = (
+        None if draw(st.booleans()) else rng.permutation(pods).astype(np.int32)[: draw(st.integers(0, pods))]
+    )
+    ours = draw(st.one_of(st.none(), st.sampled_from([0, 10, 2_000_000_001])))
+    return ranking, qos, flags, priority, rows, draw(st.booleans()), ours, ids, needs
+
+
+def _part_of(ranking: np.ndarray, id: int) -> st.SearchStrategy[int]:
+    total = ranking.shape[1] if id < 0 else min(sum(ranking[id].tolist()), 2**63 - 1)
+    return st.floats(0, 1).map(lambda share: int(total * share))
+
+
+def agree(situation) -> None:
+    expected, short = twin.victims(*situation)
+    for wanted in (False, True) if AVX2 else (False,):
+        kernel.use_avx2(wanted)
+        try:
+            got, got_short = kernel.victims(*situation)
+        finally:
+            kernel.use_avx2(None)
+        assert got.tolist() == expected.tolist(), f"avx2={wanted}"
+        assert got_short.tolist() == short.tolist()
+
+
+@given(situations(largest=40))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_kernel_is_the_twin(situation):
+    agree(situation)
+
+
+@pytest.mark.slow
+@given(situations(largest=40))
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_kernel_is_the_twin_in_ten_thousand_cases(situation):
+    agree(situation)
+
+
+@pytest.mark.parametrize("kind", ["random", "sizes", "pods only", "one value", "correlated", "huge"])
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_pruned_search_in_larger_tables(kind, share):
+    """Large enough for several levels of bounds, sorted and unsorted."""
+    rng = np.random.default_rng([len(kind), int(share * 100)])
+    pods = 900
+    ranking = rng.integers(0, 2**33, (3, pods))
+    if kind == "sizes":
+        ranking = np.array([100, 250, 500, 1000, 2000])[rng.integers(0, 5, (3, pods))]
+    elif kind == "pods only":
+        ranking = rng.integers(0, 50, (3, pods))
+    elif kind == "one value":
+        ranking[:] = 7
+    elif kind == "correlated":
+        ranking[1] = ranking[0] * 2 + rng.integers(0, 5, pods)
+    elif kind == "huge":
+        ranking = rng.integers(2**52, 2**54, (3, pods))
+    ids = np.array([-1] if kind == "pods only" else [0, 1, 2], np.int32)
+    total = [pods if id < 0 else int(ranking[id].sum()) for id in ids]
+    needs = np.array([int(amount * share) for amount in total], np.int64)
+    flags = np.full(pods, 5, np.uint8)
+    agree((ranking, np.ones(pods, np.uint8), flags, np.zeros(pods, np.int32), None, True, None, ids, needs))
+
+
+@given(st.lists(situations(largest=20), min_size=1, max_size=1), st.integers(1, 6), st.integers(1, 3))
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+def test_many_nodes_are_one_node_each(drawn, nodes, threads):
+    ranking, qos, flags, priority, _, critical, ours, ids, needs = drawn[0]
+    cuts = np.linspace(0, len(flags), nodes + 1).astype(np.int64)
+    per_node = np.ascontiguousarray(np.tile(needs // nodes, (nodes, 1)))
+    answer = kernel.victims_by_node(
+        ranking, qos, flags, priority, cuts, critical, ours, ids, per_node, threads
+    )
+    expected = twin.victims_by_node(ranking, qos, flags, priority, cuts, critical, ours, ids, per_node)
+    for got, wanted in zip(answer, expected, strict=True):
+        assert got.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resources": np.array([7], np.int32)}, "no column"),
+        ({"resources": np.array([0, 1], np.int32)}, "2 resources but 1 needs"),
+        ({"rows": np.array([3], np.int32)}, "not in the table"),
+        ({"qos": np.zeros(1, np.uint8)}, "same number of rows"),
+    ],
+)
+def test_the_kernel_refuses_arrays_that_do_not_go_together(change, message):
+    arguments = {
+        "ranking": np.ones((3, 2), np.int64),
+        "qos": np.zeros(2, np.uint8),
+        "flags": np.ones(2, np.uint8),
+        "priority": np.zeros(2, np.int32),
+        "rows": None,
+        "critical": True,
+        "preemptor_priority": None,
+        "resources": np.array([0], np.int32),
+        "needs": np.array([1]),
+    }
+    with pytest.raises(ValueError, match=message):
+        kernel.victims(*(arguments | change).values())
+
+
+def test_flags_are_those_of_the_tables():
+    from engine import tables
+
+    assert (twin.LIVE, twin.CRITICAL, twin.HAS_PRIORITY) == (
+        tables.LIVE,
+        tables.CRITICAL,
+        tables.HAS_PRIORITY,
+    )
+    assert (twin.CPU, twin.MEMORY, twin.PODS) == (tables.CPU_ID, tables.MEMORY_ID, tables.PODS_ID)
