@@ -1,0 +1,311 @@
+/* One probe's connections: connect, send, read, follow redirects, give up in time.  Non-blocking and
+ * without SO_LINGER (a lingering close would block the loop).  Close to the fewest system calls: on the
+ * same machine a handshake ends inside connect(), so the request is sent, or the connection judged, before
+ * epoll is asked. */
+#ifndef KUBENGINE_PROBE_CONNECT_H
+#define KUBENGINE_PROBE_CONNECT_H
+
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+
+#include "probe_table.h"
+
+static const char REQUEST_GET[] = "GET ";
+static const char REQUEST_HOST[] = " HTTP/1.1\r\nHost: ";
+
+static inline socklen_t address_size(const probe_address *a) {
+    return a->any.sa_family == AF_INET6 ? sizeof a->v6 : sizeof a->v4;
+}
+
+static inline void address_set_port(probe_address *a, uint16_t port) {
+    if (a->any.sa_family == AF_INET6) a->v6.sin6_port = htons(port);
+    else a->v4.sin_port = htons(port);
+}
+
+static inline uint16_t address_port(const probe_address *a) {
+    return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
+}
+
+/* Free up a connection; its probe goes on without it. */
+static inline void connection_drop(probe_loop *l, connection *c) {
+    if (c->phase == CONNECTION_FREE) return;
+    timer_cancel(&l->wheel, &c->deadline);
+    if (c->fd >= 0) close(c->fd);
+    c->fd = -1;
+    free(c->redirected);
+    c->redirected = 0;
+    c->owner->connected = 0;
+    c->owner = 0;
+    c->phase = CONNECTION_FREE;
+    c->next_free = l->free_connections;
+    l->free_connections = c;
+    l->open--;
+}
+
+static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome, uint8_t reason, int32_t detail) {
+    probe *p = c->owner;
+    const char *excerpt = 0;
+    uint16_t excerpt_len = 0;
+    if (outcome == OUTCOME_WARNING) {
+        excerpt = c->answer.http.excerpt;
+        excerpt_len = c->answer.http.excerpt_len;
+    }
+    connection_drop(l, c);
+    probe_outcome(l, p, outcome, reason, detail, excerpt, excerpt_len);
+}
+
+/* Errors of this machine say nothing about the container: an attempt that errored, not one that failed. */
+static inline int errno_is_local(int error) {
+    return error == EADDRNOTAVAIL || error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+static inline void connection_refused(probe_loop *l, connection *c, int error) {
+    if (errno_is_local(error)) connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, error);
+    else connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, error);
+}
+
+static inline int connection_watch(probe_loop *l, connection *c, uint32_t events) {
+    struct epoll_event event = {.events = events, .data = {.ptr = c}};
+    int op = c->watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+    c->watched = 1;
+    return epoll_ctl(l->epoll_fd, op, c->fd, &event);
+}
+
+/* A connect to a port nobody listens on may meet itself where the port is an ephemeral one. */
+static inline int connection_met_itself(const connection *c) {
+    probe_address own;
+    socklen_t size = sizeof own;
+    if (address_port(&c->target) < 16384 || getsockname(c->fd, &own.any, &size) < 0) return 0;
+    if (own.any.sa_family != c->target.any.sa_family || address_port(&own) != address_port(&c->target)) return 0;
+    if (own.any.sa_family == AF_INET) return own.v4.sin_addr.s_addr == c->target.v4.sin_addr.s_addr;
+    return memcmp(&own.v6.sin6_addr, &c->target.v6.sin6_addr, sizeof own.v6.sin6_addr) == 0;
+}
+
+static inline void connection_progress(probe_loop *l, connection *c);
+
+/* Open the socket and go as far as it goes without waiting. */
+static inline void connection_open(probe_loop *l, connection *c) {
+    c->phase = CONNECTION_CONNECTING;
+    c->sent = 0;
+    c->watched = 0;
+    c->fd = socket(c->target.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (c->fd < 0) { connection_refused(l, c, errno); return; }
+    if (connect(c->fd, &c->target.any, address_size(&c->target)) < 0 && errno != EINPROGRESS) {
+        connection_refused(l, c, errno);
+        return;
+    }
+    if (c->owner->kind == KIND_HTTP) http_reset(&c->answer.http);
+    else if (c->owner->kind == KIND_GRPC) grpc_reset(&c->answer.grpc);
+    connection_progress(l, c);
+}
+
+static inline int connection_redirect(probe_loop *l, connection *c) {
+    http_response *r = &c->answer.http;
+    probe *p = c->owner;
+    const char *host = p->request + p->request_len, *header_host = p->request + sizeof REQUEST_GET - 1 + p->path_len
+        + sizeof REQUEST_HOST - 1, *rest = header_host + p->host_len;
+    char path[HTTP_VALUE_SIZE * 2], name[128], *request;
+    const char *new_host = header_host;
+    size_t new_host_len = p->host_len, rest_len = p->request_len - (size_t)(rest - p->request), size;
+    http_location found;
+    uint8_t verdict;
+    if (!r->has_location) return 0;
+    switch (r->status) {
+    case 301: case 302: case 303: case 307: case 308: break;
+    default: return 0;
+    }
+    verdict = location_resolve(r->location, r->location_len, host, p->url_host_len,
+                               c->request + sizeof REQUEST_GET - 1, c->path_len, path, sizeof path, &found);
+    if (verdict == LOCATION_FOREIGN) return 0;
+    if (verdict == LOCATION_BAD) { connection_end(l, c, OUTCOME_FAILURE, REASON_LOCATION, r->status); return 1; }
+    if (++c->redirects >= PROBE_REDIRECTS) {
+        connection_end(l, c, OUTCOME_FAILURE, REASON_REDIRECTS, PROBE_REDIRECTS);
+        return 1;
+    }
+    if (verdict == LOCATION_TLS) {
+        connection_drop(l, c);
+        l->handed_over++;
+        probe_tell(l, p, NEWS_DUE);
+        return 1;
+    }
+    l->redirects++;
+    if (found.absolute) {
+        new_host = found.authority;
+        new_host_len = found.authority_len;
+    } else if (found.authority) {
+        /* Relative to the scheme only: a Host header of the user's own is kept. */
+        int n = snprintf(name, sizeof name, "%.*s:%u", (int)p->url_host_len, host, address_port(&p->target));
+        if (n > 0 && (size_t)n == p->host_len && memcmp(name, header_host, p->host_len) == 0) {
+            new_host = found.authority;
+            new_host_len = found.authority_len;
+        }
+    }
+    size = sizeof REQUEST_GET - 1 + found.path_len + sizeof REQUEST_HOST - 1 + new_host_len + rest_len;
+    request = malloc(size);
+    if (!request) { connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, ENOMEM); return 1; }
+    c->request_len = 0;
+#define APPEND(text, length) do { memcpy(request + c->request_len, text, length); \
+        c->request_len += (uint32_t)(length); } while (0)
+    APPEND(REQUEST_GET, sizeof REQUEST_GET - 1);
+    APPEND(path, found.path_len);
+    APPEND(REQUEST_HOST, sizeof REQUEST_HOST - 1);
+    APPEND(new_host, new_host_len);
+    APPEND(rest, rest_len);
+#undef APPEND
+    if (found.authority) address_set_port(&c->target, found.port);
+    free(c->redirected);
+    c->request = c->redirected = request;
+    c->path_len = (uint32_t)found.path_len;
+    close(c->fd);
+    c->fd = -1;
+    connection_open(l, c);
+    return 1;
+}
+
+static inline void http_conclude(probe_loop *l, connection *c, uint8_t verdict, uint8_t closed) {
+    uint16_t status = c->answer.http.status;
+    if (verdict == HTTP_MALFORMED)
+        connection_end(l, c, OUTCOME_FAILURE, closed ? REASON_CLOSED : REASON_MALFORMED, 0);
+    else if (verdict == HTTP_BROKEN) connection_end(l, c, OUTCOME_ERROR, REASON_BODY, 0);
+    else if (status < 200 || status >= 400) connection_end(l, c, OUTCOME_FAILURE, REASON_HTTP_STATUS, status);
+    else if (status >= 300) connection_end(l, c, OUTCOME_WARNING, REASON_FOREIGN_REDIRECT, status);
+    else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, status);
+}
+
+static inline void grpc_finish(probe_loop *l, connection *c) {
+    static const uint8_t reasons[] = {REASON_NONE, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
+                                      REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED};
+    const grpc_answer *g = &c->answer.grpc;
+    uint8_t good = g->verdict == GRPC_ANSWERED && g->detail == 1;
+    connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, reasons[g->verdict], g->detail);
+}
+
+/* Bytes arrived.  1 = the connection has ended or was replaced. */
+static inline int connection_take(probe_loop *l, connection *c, size_t n) {
+    size_t at = 0, used;
+    uint8_t verdict;
+    if (c->owner->kind == KIND_GRPC) {
+        grpc_answer *g = &c->answer.grpc;
+        if (grpc_feed(g, l->buffer, n) != GRPC_MORE) { grpc_finish(l, c); return 1; }
+        if (g->reply_len) {
+            /* Answers to SETTINGS and PING; what doesn't fit into the socket's buffer is not worth waiting for. */
+            ssize_t sent = send(c->fd, g->reply, g->reply_len, MSG_NOSIGNAL);
+            (void)sent;
+            g->reply_len = 0;
+        }
+        return 0;
+    }
+    do {
+        verdict = http_feed(&c->answer.http, l->buffer + at, n - at, &used);
+        at += used;
+        if (verdict == HTTP_HEADERS && connection_redirect(l, c)) return 1;
+    } while (verdict == HTTP_HEADERS);
+    if (verdict == HTTP_MORE) return 0;
+    http_conclude(l, c, verdict, 0);
+    return 1;
+}
+
+static inline void connection_read(probe_loop *l, connection *c) {
+    int rounds;
+    for (rounds = 0; rounds < 4; rounds++) {
+        ssize_t n = recv(c->fd, l->buffer, sizeof l->buffer, 0);
+        if (n > 0) {
+            if (connection_take(l, c, (size_t)n)) return;
+            if ((size_t)n < sizeof l->buffer) return;
+            continue;
+        }
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && errno == EAGAIN) return;
+        if (c->owner->kind == KIND_GRPC) {
+            grpc_eof(&c->answer.grpc);
+            grpc_finish(l, c);
+        } else {
+            int error = n < 0 ? errno : 0;
+            uint8_t verdict = http_eof(&c->answer.http, n < 0);
+            if (verdict == HTTP_MALFORMED && error) connection_end(l, c, OUTCOME_FAILURE, REASON_IO, error);
+            else http_conclude(l, c, verdict, 1);
+        }
+        return;
+    }
+}
+
+/* Go as far as the socket allows; then wait for it. */
+static inline void connection_progress(probe_loop *l, connection *c) {
+    if (c->phase == CONNECTION_CONNECTING && c->owner->kind == KIND_TCP) {
+        if (connect(c->fd, &c->target.any, address_size(&c->target)) == 0 || errno == EISCONN) {
+            if (connection_met_itself(c)) connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);
+            else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
+        } else if (errno != EALREADY && errno != EINPROGRESS) {
+            connection_refused(l, c, errno);
+        } else if (connection_watch(l, c, EPOLLOUT) < 0) {
+            connection_refused(l, c, errno);
+        }
+        return;
+    }
+    while (c->phase != CONNECTION_READING) {
+        ssize_t n = send(c->fd, c->request + c->sent, c->request_len - c->sent, MSG_NOSIGNAL);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0 && (errno == EAGAIN || errno == ENOTCONN)) {
+            if (connection_watch(l, c, EPOLLOUT) < 0) connection_refused(l, c, errno);
+            return;
+        }
+        if (n < 0) {
+            if (c->phase == CONNECTION_CONNECTING) connection_refused(l, c, errno);
+            else connection_end(l, c, OUTCOME_FAILURE, REASON_IO, errno);
+            return;
+        }
+        c->phase = CONNECTION_SENDING;
+        c->sent += (uint32_t)n;
+        if (c->sent < c->request_len) continue;
+        c->phase = CONNECTION_READING;
+        if (connection_watch(l, c, EPOLLIN) < 0) connection_refused(l, c, errno);
+        return;
+    }
+    connection_read(l, c);
+}
+
+/* The deadline passed.  Time that this thread was kept from running is given back, once. */
+static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t now) {
+    uint64_t lag = l->lag_ns - c->lag_ns;
+    probe *p = c->owner;
+    if (lag > 0 && !c->extended) {
+        c->extended = 1;
+        p->late++;
+        l->late++;
+        timer_arm(&l->wheel, &c->deadline, tick_of(now + (lag < p->timeout_ns ? lag : p->timeout_ns)));
+        return;
+    }
+    if (c->phase == CONNECTION_CONNECTING) connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_CONNECT, 0);
+    else if (p->kind == KIND_HTTP && c->phase == CONNECTION_READING && c->answer.http.phase >= AT_LENGTH)
+        connection_end(l, c, OUTCOME_ERROR, REASON_TIMEOUT_BODY, 0);
+    else connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_RESPONSE, 0);
+}
+
+/* Give the probe a connection and begin.  0 = none is free. */
+static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
+    connection *c = l->free_connections;
+    if (!c) {
+        if (l->allocated == l->limit || !(c = calloc(1, sizeof *c))) return 0;
+        l->connections[l->allocated++] = c;
+        c->deadline.kind = 1;
+    } else {
+        l->free_connections = c->next_free;
+    }
+    if (++l->open > l->most_open) l->most_open = l->open;
+    c->owner = p;
+    c->fd = -1;
+    c->phase = CONNECTION_CONNECTING;
+    c->redirects = c->extended = 0;
+    c->request = p->request;
+    c->request_len = p->request_len;
+    c->path_len = p->path_len;
+    c->target = p->target;
+    c->lag_ns = l->lag_ns;
+    p->connected = c;
+    timer_arm(&l->wheel, &c->deadline, tick_of(now + p->timeout_ns));
+    connection_open(l, c);
+    return 1;
+}
+
+#endif

@@ -1,0 +1,233 @@
+/* The probe loop itself: its thread's cycle, and what Python may do to it from outside under its lock. */
+#ifndef KUBENGINE_PROBE_RUN_H
+#define KUBENGINE_PROBE_RUN_H
+
+#include <stddef.h>
+#include <sys/eventfd.h>
+
+#include "probe_connect.h"
+
+#define LOOP_STARTS 32        /* connections begun before sockets are looked at again */
+#define LOOP_EVENTS 256
+#define LOOP_LAG_NS 2000000u  /* waking later than this is the machine's fault */
+
+static inline void loop_close(probe_loop *l) {
+    uint32_t i;
+    for (i = 0; i < l->allocated; i++) {
+        if (l->connections[i]->fd >= 0 && l->connections[i]->phase != CONNECTION_FREE) close(l->connections[i]->fd);
+        free(l->connections[i]->redirected);
+        free(l->connections[i]);
+    }
+    while (l->first_news) {
+        probe *p = l->first_news;
+        l->first_news = p->next_news;
+        p->listed = 0;
+        if (p->dead && !p->queued) probe_free_if_done(p);
+    }
+    while (l->first_queued) {
+        probe *p = probe_dequeue(l);
+        probe_free_if_done(p);
+    }
+    for (i = 0; i < l->capacity; i++) {
+        if (!l->probes[i]) continue;
+        free(l->probes[i]->request);
+        free(l->probes[i]->excerpt);
+        free(l->probes[i]);
+    }
+    free(l->connections);
+    free(l->probes);
+    if (l->epoll_fd >= 0) close(l->epoll_fd);
+    if (l->wake_fd >= 0) close(l->wake_fd);
+    if (l->news_fd >= 0) close(l->news_fd);
+    pthread_mutex_destroy(&l->lock);
+}
+
+/* 0, or an errno. */
+static inline int loop_open(probe_loop *l, uint32_t limit) {
+    struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = 0}};
+    memset(l, 0, offsetof(probe_loop, buffer));
+    l->epoll_fd = l->wake_fd = l->news_fd = -1;
+    pthread_mutex_init(&l->lock, 0);
+    wheel_init(&l->wheel, monotonic_ns() / NS_PER_MS);
+    l->limit = limit;
+    l->connections = calloc(limit, sizeof *l->connections);
+    l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    l->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    l->news_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (!l->connections || l->epoll_fd < 0 || l->wake_fd < 0 || l->news_fd < 0) return errno ? errno : ENOMEM;
+    if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, l->wake_fd, &event) < 0) return errno;
+    return 0;
+}
+
+static inline probe *probe_of_timer(timer *t) { return (probe *)((char *)t - offsetof(probe, tick)); }
+
+static inline connection *connection_of_timer(timer *t) {
+    return (connection *)((char *)t - offsetof(connection, deadline));
+}
+
+static inline void loop_run_timers(probe_loop *l, uint64_t now) {
+    timer *t;
+    wheel_advance(&l->wheel, now / NS_PER_MS);
+    while ((t = wheel_take(&l->wheel))) {
+        if (t->kind) connection_timed_out(l, connection_of_timer(t), now);
+        else probe_due(l, probe_of_timer(t), now);
+    }
+}
+
+static inline void loop_start_some(probe_loop *l) {
+    int starts = 0;
+    while (l->first_queued && starts < LOOP_STARTS) {
+        probe *p = l->first_queued;
+        uint64_t now;
+        if (p->dead || !p->running) {
+            probe_dequeue(l);
+            probe_free_if_done(p);
+            continue;
+        }
+        if (p->kind != KIND_LIBRARY && p->has_target && l->open == l->limit) return;
+        probe_dequeue(l);
+        now = monotonic_ns();
+        if (!p->began_ns) probe_began(l, p, now);
+        starts++;
+        if (p->kind == KIND_LIBRARY) probe_tell(l, p, NEWS_DUE);
+        else if (!p->has_target) probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
+        else if (!connection_begin(l, p, now)) probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
+        loop_let_pass(l);
+    }
+}
+
+static inline void loop_notify(probe_loop *l) {
+    if (!l->first_news || l->notified) return;
+    l->notified = 1;
+    l->notifications++;
+    eventfd_raise(l->news_fd);
+}
+
+/* The thread's whole life.  Never touches Python. */
+static inline void loop_run(probe_loop *l) {
+    struct epoll_event events[LOOP_EVENTS];
+    pthread_mutex_lock(&l->lock);
+    l->running = 1;
+    while (!atomic_load(&l->stopping)) {
+        uint64_t now = monotonic_ns(), until = 0;
+        int i, n, wait = 0;
+        loop_run_timers(l, now);
+        loop_start_some(l);
+        loop_notify(l);
+        if (!l->first_queued || l->open == l->limit) {
+            uint64_t next = wheel_next(&l->wheel);
+            now = monotonic_ns();
+            if (next == WHEEL_NEVER) wait = -1;
+            else if (next * NS_PER_MS > now) {
+                uint64_t ms = (next * NS_PER_MS - now + NS_PER_MS - 1) / NS_PER_MS;
+                wait = ms > 60000 ? 60000 : (int)ms;
+                until = now + (uint64_t)wait * NS_PER_MS;
+            }
+            l->sleeping = wait != 0;
+            l->sleeping_until = next;
+        }
+        pthread_mutex_unlock(&l->lock);
+        n = epoll_wait(l->epoll_fd, events, LOOP_EVENTS, wait);
+        pthread_mutex_lock(&l->lock);
+        l->sleeping = 0;
+        l->wakeups++;
+        now = monotonic_ns();
+        if (until && now > until + LOOP_LAG_NS) l->lag_ns += now - until;
+        for (i = 0; i < n; i++) {
+            connection *c = events[i].data.ptr;
+            if (!c) eventfd_clear(l->wake_fd);
+            else if (c->phase != CONNECTION_FREE) connection_progress(l, c);
+            loop_let_pass(l);
+        }
+    }
+    l->running = 0;
+    pthread_mutex_unlock(&l->lock);
+}
+
+static inline void loop_stop(probe_loop *l) {
+    atomic_store(&l->stopping, 1);
+    eventfd_raise(l->wake_fd);
+}
+
+/* What follows is called from outside, with the lock held. */
+
+static inline probe *loop_add(probe_loop *l) {
+    uint32_t key = l->first_free, i;
+    probe *p;
+    if (l->registered == l->capacity) {
+        uint32_t capacity = l->capacity ? l->capacity * 2 : 64;
+        probe **grown = realloc(l->probes, capacity * sizeof *grown);
+        if (!grown) return 0;
+        for (i = l->capacity; i < capacity; i++) grown[i] = 0;
+        key = l->capacity;
+        l->probes = grown;
+        l->capacity = capacity;
+    } else {
+        while (l->probes[key]) key++;  /* first_free is a lower bound */
+    }
+    p = calloc(1, sizeof *p);
+    if (!p) return 0;
+    p->key = key;
+    l->first_free = key + 1;
+    l->probes[key] = p;
+    l->registered++;
+    return p;
+}
+
+/* Forget the attempt in hand: its outcome would be about something that is gone. */
+static inline void probe_abandon(probe_loop *l, probe *p) {
+    if (p->connected) connection_drop(l, p->connected);
+    p->generation++;
+    p->running = 0;
+    p->tick_waiting = 0;
+    p->news &= (uint8_t)~NEWS_DUE;
+}
+
+static inline void loop_remove(probe_loop *l, probe *p) {
+    probe_abandon(l, p);
+    timer_cancel(&l->wheel, &p->tick);
+    l->probes[p->key] = 0;
+    if (p->key < l->first_free) l->first_free = p->key;
+    l->registered--;
+    p->dead = 1;
+    probe_free_if_done(p);
+}
+
+/* New knowledge of the pod.  A probe of a container that is gone is abandoned. */
+static inline void loop_observe(probe_loop *l, probe *p, const probe_observation *seen) {
+    if (p->running && (p->seen.container != seen->container || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
+    p->seen = *seen;
+}
+
+static inline void loop_trigger(probe_loop *l, probe *p) {
+    if (!p->ended) probe_schedule(l, p, monotonic_ns());
+}
+
+static inline void probe_set_address(probe *p, int family, const char *packed, uint16_t port) {
+    memset(&p->target, 0, sizeof p->target);
+    p->target.any.sa_family = (sa_family_t)family;
+    if (family == AF_INET6) memcpy(&p->target.v6.sin6_addr, packed, sizeof p->target.v6.sin6_addr);
+    else memcpy(&p->target.v4.sin_addr, packed, sizeof p->target.v4.sin_addr);
+    address_set_port(&p->target, port);
+    p->has_target = 1;
+}
+
+/* Something was queued from outside. */
+static inline void loop_poke(probe_loop *l) {
+    if (l->first_queued) loop_wake_for(l, 0);
+}
+
+/* The next probe with news, taken off the list; NULL when there is none. */
+static inline probe *loop_next_news(probe_loop *l) {
+    probe *p;
+    while ((p = l->first_news)) {
+        l->first_news = p->next_news;
+        if (!l->first_news) l->last_news = 0;
+        p->listed = 0;
+        if (!p->dead && p->news) return p;
+        probe_free_if_done(p);
+    }
+    return 0;
+}
+
+#endif

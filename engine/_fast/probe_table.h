@@ -1,0 +1,291 @@
+/* What the probe loop holds: registered probes, connections in flight, and what Python has not yet been
+ * told.  Nothing here grows with traffic: news is kept in the probe that it is about, so the list of
+ * probes with news is bounded by the number of probes. */
+#ifndef KUBENGINE_PROBE_TABLE_H
+#define KUBENGINE_PROBE_TABLE_H
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "http_location.h"
+#include "http_response.h"
+#include "probe_grpc.h"
+#include "probe_state.h"
+#include "timer_wheel.h"
+
+enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_LIBRARY = 3 };
+enum probe_news { NEWS_PUBLISHED = 1, NEWS_OUTCOME = 2, NEWS_ENDED = 4, NEWS_DUE = 8 };
+enum probe_reason {
+    REASON_NONE = 0, REASON_HTTP_STATUS, REASON_FOREIGN_REDIRECT, REASON_CONNECT, REASON_TIMEOUT_CONNECT,
+    REASON_TIMEOUT_RESPONSE, REASON_MALFORMED, REASON_CLOSED, REASON_IO, REASON_BODY, REASON_TIMEOUT_BODY,
+    REASON_LOCATION, REASON_REDIRECTS, REASON_LOCAL, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
+    REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED, REASON_NO_TARGET, REASON_LIBRARY
+};
+
+#define PROBE_BUCKETS 12          /* eleven bounds and infinity */
+#define PROBE_LATE_NS 10000000u   /* a probe that begins later than this is counted as late */
+#define PROBE_REDIRECTS 10
+#define NS_PER_MS 1000000u
+
+/* Upper bounds in nanoseconds: Prometheus' default ones for durations, ours for lateness. */
+static const uint64_t DURATION_BOUNDS[PROBE_BUCKETS - 1] = {
+    5000000, 10000000, 25000000, 50000000, 100000000, 250000000, 500000000, 1000000000, 2500000000u, 5000000000u,
+    10000000000u};
+static const uint64_t LATENESS_BOUNDS[PROBE_BUCKETS - 1] = {
+    1000000, 2000000, 5000000, 10000000, 20000000, 50000000, 100000000, 200000000, 500000000, 1000000000,
+    5000000000u};
+
+typedef union {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+} probe_address;
+
+typedef struct connection connection;
+
+typedef struct probe {
+    timer tick;
+    struct probe *next_news, *next_queued;
+    connection *connected;
+    char *request;                /* of KIND_HTTP: request line, Host, the rest; then the URL's host */
+    char *excerpt;                /* beginning of the body that a warning is about */
+    probe_state state;
+    probe_observation seen;
+    probe_address target;
+    uint64_t period_ns, timeout_ns;
+    uint64_t due_ns;              /* the scheduled beginning of the current or next tick */
+    uint64_t late_from_ns;        /* scheduled beginning of the tick in hand */
+    uint64_t began_ns;
+    uint64_t duration_ns, lateness_ns;   /* of the last probe */
+    uint64_t counts[5];           /* outcomes: success, failure, warning, unknown, error */
+    uint64_t late;
+    uint64_t duration_sum_ns;
+    uint32_t durations[PROBE_BUCKETS];
+    uint32_t request_len, path_len, host_len, url_host_len;
+    uint32_t key, generation;
+    int32_t detail;
+    uint16_t excerpt_len;
+    uint8_t kind, initial, running, tick_waiting, queued, news, listed, ended, dead, outcome, reason, has_target;
+} probe;
+
+enum connection_phase { CONNECTION_FREE = 0, CONNECTION_CONNECTING, CONNECTION_SENDING, CONNECTION_READING };
+
+struct connection {
+    timer deadline;
+    probe *owner;
+    connection *next_free;
+    char *redirected;             /* the request after a redirect */
+    const char *request;
+    uint64_t lag_ns;              /* the loop's when the connection began */
+    probe_address target;
+    uint32_t request_len, path_len, sent;
+    int fd;
+    uint8_t phase, redirects, extended, watched;
+    union {
+        http_response http;
+        grpc_answer grpc;
+    } answer;
+};
+
+typedef struct {
+    pthread_mutex_t lock;
+    atomic_int waiters;
+    atomic_int stopping;
+    timer_wheel wheel;
+    probe **probes;               /* by key; NULL = free */
+    uint32_t capacity, registered, first_free;
+    connection *free_connections;
+    connection **connections;
+    uint32_t allocated, open, most_open, limit;
+    probe *first_queued, *last_queued;
+    uint32_t queue_length;
+    probe *first_news, *last_news;
+    int epoll_fd, wake_fd, news_fd;
+    uint8_t notified, running, sleeping;
+    uint64_t sleeping_until;      /* tick */
+    uint64_t lag_ns;              /* time that the thread was kept from running although something was due */
+    uint64_t begun, outcomes[5], redirects, handed_over, late, notifications, wakeups;
+    uint64_t lateness[PROBE_BUCKETS], lateness_sum_ns;
+    uint8_t buffer[65536];
+} probe_loop;
+
+static inline uint64_t clock_ns(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static inline uint64_t monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+
+static inline uint64_t tick_of(uint64_t ns) { return (ns + NS_PER_MS - 1) / NS_PER_MS; }
+
+static inline int bucket_of(const uint64_t *bounds, uint64_t value) {
+    int i = 0;
+    while (i < PROBE_BUCKETS - 1 && value > bounds[i]) i++;
+    return i;
+}
+
+static inline void loop_lock(probe_loop *l) {
+    atomic_fetch_add(&l->waiters, 1);
+    pthread_mutex_lock(&l->lock);
+    atomic_fetch_sub(&l->waiters, 1);
+}
+
+static inline void loop_unlock(probe_loop *l) { pthread_mutex_unlock(&l->lock); }
+
+/* The loop's own thread lets those pass who wait to register or to look. */
+static inline void loop_let_pass(probe_loop *l) {
+    while (atomic_load_explicit(&l->waiters, memory_order_relaxed) > 0) {
+        pthread_mutex_unlock(&l->lock);
+        sched_yield();
+        pthread_mutex_lock(&l->lock);
+    }
+}
+
+static inline void eventfd_raise(int fd) {
+    uint64_t one = 1;
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {}
+}
+
+static inline void eventfd_clear(int fd) {
+    uint64_t count;
+    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
+}
+
+static inline void loop_wake_for(probe_loop *l, uint64_t tick) {
+    if (l->sleeping && tick < l->sleeping_until) {
+        l->sleeping = 0;
+        eventfd_raise(l->wake_fd);
+    }
+}
+
+static inline void probe_tell(probe_loop *l, probe *p, uint8_t news) {
+    p->news |= news;
+    if (p->listed) return;
+    p->listed = 1;
+    p->next_news = 0;
+    if (l->last_news) l->last_news->next_news = p;
+    else l->first_news = p;
+    l->last_news = p;
+}
+
+static inline void probe_enqueue(probe_loop *l, probe *p) {
+    if (p->queued) return;
+    p->queued = 1;
+    p->next_queued = 0;
+    if (l->last_queued) l->last_queued->next_queued = p;
+    else l->first_queued = p;
+    l->last_queued = p;
+    l->queue_length++;
+}
+
+static inline probe *probe_dequeue(probe_loop *l) {
+    probe *p = l->first_queued;
+    if (!p) return 0;
+    l->first_queued = p->next_queued;
+    if (!l->first_queued) l->last_queued = 0;
+    l->queue_length--;
+    p->queued = 0;
+    return p;
+}
+
+/* A removed probe is freed when no list holds it any more. */
+static inline void probe_free_if_done(probe *p) {
+    if (!p->dead || p->queued || p->listed) return;
+    free(p->request);
+    free(p->excerpt);
+    free(p);
+}
+
+static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns) {
+    p->due_ns = due_ns;
+    timer_arm(&l->wheel, &p->tick, tick_of(due_ns));
+    loop_wake_for(l, tick_of(due_ns));
+}
+
+/* Begin the tick that was due at late_from_ns. */
+static inline void probe_begin(probe_loop *l, probe *p) {
+    uint8_t updates[2], action;
+    int count = 0;
+    if (p->ended || p->dead) return;
+    action = probe_tick(&p->state, &p->seen, (int64_t)(clock_ns(CLOCK_REALTIME) / NS_PER_MS), p->initial, updates, &count);
+    if (count) probe_tell(l, p, NEWS_PUBLISHED);
+    if (action == ACTION_END) {
+        p->ended = 1;
+        timer_cancel(&l->wheel, &p->tick);
+        probe_tell(l, p, NEWS_ENDED);
+    } else if (action == ACTION_PROBE) {
+        p->running = 1;
+        p->began_ns = 0;
+        probe_enqueue(l, p);
+    }
+}
+
+/* The timer fired. */
+static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
+    uint64_t due = p->due_ns, next = due + p->period_ns;
+    if (next <= now) next += (now - next) / p->period_ns * p->period_ns + p->period_ns;
+    probe_schedule(l, p, next);
+    if (p->running) {
+        p->tick_waiting = 1;
+        return;
+    }
+    p->late_from_ns = due;
+    probe_begin(l, p);
+}
+
+/* The first attempt of a tick begins now. */
+static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
+    uint64_t late = now > p->late_from_ns ? now - p->late_from_ns : 0;
+    p->began_ns = now;
+    p->lateness_ns = late;
+    l->begun++;
+    l->lateness[bucket_of(LATENESS_BOUNDS, late)]++;
+    l->lateness_sum_ns += late;
+    if (late > PROBE_LATE_NS) { p->late++; l->late++; }
+}
+
+/* One attempt has an outcome. */
+static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8_t reason, int32_t detail,
+                                 const char *excerpt, uint16_t excerpt_len) {
+    uint8_t updates[2];
+    uint64_t now;
+    int count = 0;
+    uint8_t verdict = probe_finish(&p->state, outcome, updates, &count);
+    if (verdict == ATTEMPT_RETRY) { probe_enqueue(l, p); return; }
+    now = monotonic_ns();
+    p->duration_ns = p->began_ns ? now - p->began_ns : 0;
+    p->counts[outcome]++;
+    l->outcomes[outcome]++;
+    if (outcome == OUTCOME_SUCCESS || outcome == OUTCOME_WARNING) {
+        p->durations[bucket_of(DURATION_BOUNDS, p->duration_ns)]++;
+        p->duration_sum_ns += p->duration_ns;
+    }
+    p->outcome = outcome;
+    if (outcome != OUTCOME_SUCCESS) {
+        p->reason = reason;
+        p->detail = detail;
+        p->excerpt_len = 0;
+        if (excerpt_len && (p->excerpt || (p->excerpt = malloc(HTTP_EXCERPT_SIZE)))) {
+            memcpy(p->excerpt, excerpt, excerpt_len);
+            p->excerpt_len = excerpt_len;
+        }
+        probe_tell(l, p, NEWS_OUTCOME);
+    }
+    if (count) probe_tell(l, p, NEWS_PUBLISHED);
+    p->running = 0;
+    if (p->tick_waiting) {
+        p->tick_waiting = 0;
+        p->late_from_ns = now;
+        probe_begin(l, p);
+    }
+}
+
+#endif
