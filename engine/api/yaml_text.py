@@ -67,7 +67,7 @@ def _check_bounds(text: str) -> None:
             if anchor is not None:
                 sizes[anchor] = nodes - before
         elif isinstance(event, yaml.AliasEvent):
-            nodes += sizes.get(event.anchor, 1)
+            nodes += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.ScalarEvent):
             nodes += 1
         if len(open_nodes) > MAX_DEPTH:

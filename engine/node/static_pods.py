@@ -1,7 +1,10 @@
 """From manifests to the node's pods: names, uids and annotations as a kubelet gives static pods.
 
-Pure. A pod without a uid gets one from its file and content, so a changed manifest is a new pod; amounts
-of cpu and memory that keep the QoS class are left out of it, so that they can be resized in place.
+Pure. A manifest that says of itself that it came from an API server (annotation
+`kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
+its name stays as it is. A pod without a uid gets one from its file and content, so a changed manifest is
+a new pod; amounts of cpu and memory that keep the QoS class are left out of it, so that they can be
+resized in place.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from engine.api.resources import CPU, MEMORY
 from engine.api.validation import check_pod
 
 SOURCE_FILE = "file"
+SOURCE_API = "api"
 
 
 def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float) -> Pod:
@@ -32,16 +36,18 @@ def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float) ->
     check_pod(pod, origin)
     meta = pod.metadata
     meta.uid = meta.uid or _uid(pod, node_name, origin)
-    meta.name = f"{meta.name}-{node_name.lower()}"
+    from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
     meta.annotations = {
-        **(meta.annotations or {}),
+        **pod.annotations,
         HASH_ANNOTATION: meta.uid,
         SEEN_ANNOTATION: datetime.fromtimestamp(seen_at, UTC).isoformat().replace("+00:00", "Z"),
-        SOURCE_ANNOTATION: SOURCE_FILE,
+        SOURCE_ANNOTATION: SOURCE_API if from_api else SOURCE_FILE,
     }
     pod.spec.node_name = node_name
-    tolerations = pod.spec.tolerations or []
-    pod.spec.tolerations = [*tolerations, Toleration(operator="Exists", effect="NoExecute")]
+    if not from_api:
+        meta.name = f"{meta.name}-{node_name.lower()}"
+        everything = Toleration(operator="Exists", effect="NoExecute")
+        pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
     pod.status.phase = "Pending"
     return pod
 

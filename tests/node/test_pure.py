@@ -7,6 +7,7 @@ import pytest
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
+from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
 from engine.node.backoff import Backoff
 from engine.node.environment import container_environment, expand, field_value, resource_value
@@ -100,6 +101,14 @@ def test_a_static_pod_is_named_for_its_node_and_marked():
     assert pod.annotations["kubernetes.io/config.hash"] == pod.uid
     assert pod.spec.containers[0].image_pull_policy == "IfNotPresent"
     assert pod.spec.tolerations[-1].effect == "NoExecute"
+
+
+def test_a_manifest_may_stand_for_a_pod_of_an_api_server():
+    pod = load(MANIFEST.replace(b"labels:", b"annotations: {kubernetes.io/config.source: api}, labels:"))
+    assert pod.metadata.name == "web"
+    assert not is_static(pod)
+    assert not is_critical(pod)
+    assert not pod.spec.tolerations
 
 
 def test_a_static_pods_uid_follows_its_content_but_not_its_amounts():

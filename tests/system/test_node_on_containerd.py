@@ -1,0 +1,197 @@
+"""The node on a real containerd and this machine's cgroups: names, values, order, volumes, clean-up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.testing.containerd import Containerd
+from engine.testing.images import BUSYBOX_TAG
+from tests.node.conftest import Bench, eventually
+
+pytestmark = [pytest.mark.containerd, pytest.mark.root]
+
+WAIT = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
+
+
+def container(name: str = "c", script: str = WAIT, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": BUSYBOX_TAG,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script],
+        **fields,
+    }
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> AsyncIterator[Bench]:
+    bench = Bench(
+        tmp_path,
+        containerd.socket,
+        cgroups_per_qos=True,
+        enforce_node_allocatable=["pods"],
+        cgroup_root=private_cgroup_root,
+    )
+    yield bench
+    await bench.close()
+
+
+def cgroup_file(bench: Bench, controller: str, file: str, *below: str) -> str:
+    """The text of a cgroup file of this node, on this machine's v1 hierarchies."""
+    root = Path("/sys/fs/cgroup") / controller / bench.config.cgroup_root.lstrip("/") / "kubepods"
+    return root.joinpath(*below, file).read_text().strip()
+
+
+def only_container(containerd: Containerd, bench: Bench, name: str) -> dict[str, Any]:
+    uid = bench.pod(name).uid
+    listed = containerd.ctr("-n", "k8s.io", "containers", "ls", "-q").split()
+    for identity in listed:
+        info = json.loads(containerd.ctr("-n", "k8s.io", "containers", "info", identity))
+        labels = info["Labels"]
+        if labels.get("io.kubernetes.pod.uid") == uid and labels.get("io.cri-containerd.kind") == "container":
+            return info
+    raise AssertionError(f"containerd has no container of {name}")
+
+
+async def test_the_three_classes_run_with_their_names_and_values(bench: Bench, containerd: Containerd):
+    await bench.start()
+    bench.write(
+        "guaranteed", {"containers": [container(resources={"limits": {"cpu": "250m", "memory": "64Mi"}})]}
+    )
+    bench.write(
+        "burstable",
+        {"containers": [container(resources={"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}})]},
+    )
+    bench.write("besteffort", {"containers": [container()]})
+    names = ("guaranteed", "burstable", "besteffort")
+    await eventually(lambda: all(bench.phase(name) == "Running" for name in names))
+    info = only_container(containerd, bench, "guaranteed")
+    assert info["Labels"]["io.kubernetes.pod.name"] == "guaranteed-n1"
+    assert info["Labels"]["io.kubernetes.container.name"] == "c"
+    pod = f"pod{bench.pod('guaranteed').uid}"
+    assert cgroup_file(bench, "cpu", "cpu.shares", pod) == "256"
+    assert cgroup_file(bench, "cpu", "cpu.cfs_quota_us", pod) == "25000"
+    assert cgroup_file(bench, "memory", "memory.limit_in_bytes", pod) == str(64 << 20)
+    assert cgroup_file(bench, "cpu", "cpu.shares", pod, info["ID"]) == "256"
+    assert cgroup_file(bench, "memory", "memory.limit_in_bytes", pod, info["ID"]) == str(64 << 20)
+    assert cgroup_file(bench, "cpu", "cpu.shares", "burstable") == "102"
+    pod = f"pod{bench.pod('burstable').uid}"
+    assert cgroup_file(bench, "cpu", "cpu.shares", "burstable", pod) == "102"
+    assert cgroup_file(bench, "cpu", "cpu.cfs_quota_us", "burstable", pod) == "-1"
+    pod = f"pod{bench.pod('besteffort').uid}"
+    assert cgroup_file(bench, "cpu", "cpu.shares", "besteffort", pod) == "2"
+    assert [bench.pod(n).status.qos_class for n in names] == ["Guaranteed", "Burstable", "BestEffort"]
+
+
+async def test_init_sidecar_volumes_environment_and_last_words(bench: Bench, tmp_path: Path):
+    await bench.start()
+    shared = {"name": "shared", "mountPath": "/shared"}
+    bench.write(
+        "whole",
+        {
+            "volumes": [
+                {"name": "shared", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                {"name": "host", "hostPath": {"path": str(tmp_path / "host"), "type": "DirectoryOrCreate"}},
+                {
+                    "name": "facts",
+                    "projected": {
+                        "sources": [
+                            {
+                                "downwardAPI": {
+                                    "items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]
+                                }
+                            }
+                        ]
+                    },
+                },
+            ],
+            "initContainers": [
+                container("init", "echo from-init > /shared/word", volumeMounts=[shared]),
+                container("side", restartPolicy="Always"),
+            ],
+            "containers": [
+                container(
+                    "main",
+                    'echo "$IP $(cat /shared/word) $(cat /facts/name) $(hostname)" > /host/out; ' + WAIT,
+                    env=[{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+                    volumeMounts=[
+                        shared,
+                        {"name": "host", "mountPath": "/host"},
+                        {"name": "facts", "mountPath": "/facts"},
+                    ],
+                ),
+                container("dies", "echo last words > /dev/termination-log; exit 7"),
+            ],
+        },
+    )
+    out = tmp_path / "host" / "out"
+    await eventually(lambda: out.exists() and out.read_text())
+    ip = bench.pod("whole").status.pod_ip
+    assert out.read_text() == f"{ip} from-init whole-n1 whole-n1\n"
+
+    def last_words() -> str:
+        status = bench.pod("whole").status.container_statuses[1]
+        ended = status.last_state.terminated or status.state.terminated
+        return ended.message if ended is not None else ""
+
+    await eventually(lambda: last_words() == "last words\n")
+    mounted = Path("/proc/self/mountinfo").read_text()
+    assert f"{bench.root}/pods/" in mounted
+    (bench.manifests / "whole.yaml").unlink()
+    await eventually(lambda: not bench.node.pods())
+    assert f"{bench.root}/pods/" not in Path("/proc/self/mountinfo").read_text()
+
+
+async def test_hooks_run_and_grace_is_kept(bench: Bench, tmp_path: Path):
+    await bench.start()
+    said = tmp_path / "said"
+    said.mkdir()
+    bench.write(
+        "hooked",
+        {
+            "terminationGracePeriodSeconds": 10,
+            "volumes": [{"name": "said", "hostPath": {"path": str(said)}}],
+            "containers": [
+                container(
+                    script="trap 'echo term >> /said/log; exit 0' TERM; while true; do sleep 0.1; done",
+                    volumeMounts=[{"name": "said", "mountPath": "/said"}],
+                    lifecycle={
+                        "postStart": {"exec": {"command": ["sh", "-c", "echo started >> /said/log"]}},
+                        "preStop": {"exec": {"command": ["sh", "-c", "echo stopping >> /said/log"]}},
+                    },
+                )
+            ],
+        },
+    )
+    await eventually(lambda: bench.phase("hooked") == "Running")
+    (bench.manifests / "hooked.yaml").unlink()
+    await eventually(lambda: not bench.node.pods())
+    assert (said / "log").read_text().split() == ["started", "stopping", "term"]
+
+
+async def test_a_missing_image_is_said_and_the_rest_runs(bench: Bench):
+    await bench.start()
+    bench.write("missing", {"containers": [container(image="example.com/nothing:1")]})
+    bench.write("fine", {"containers": [container()]})
+    await eventually(lambda: bench.phase("fine") == "Running")
+
+    def waiting() -> str:
+        status = bench.pod("missing").status.container_statuses[0]
+        return status.state.waiting.reason if status.state.waiting else ""
+
+    await eventually(lambda: waiting() == "ErrImageNeverPull")
+
+
+async def test_everything_goes_with_the_node(bench: Bench, containerd: Containerd):
+    await bench.start()
+    bench.write("one", {"containers": [container()]})
+    await eventually(lambda: bench.phase("one") == "Running")
+    await bench.node.remove_all_pods()
+    assert containerd.ctr("-n", "k8s.io", "containers", "ls", "-q").split() == []
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/{bench.config.cgroup_root.lstrip('/')}/kubepods"))
+    assert not list((bench.root / "pods").iterdir())
