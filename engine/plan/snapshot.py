@@ -141,6 +141,14 @@ class Snapshot:
         values: NDArray[np.int64] = self.nodes[name].to_numpy()
         return values
 
+    def reading(self, *names: str) -> NDArray[np.int64]:
+        """int64[nodes]: a reading, the first of `names` that a node has; -1 where it has none."""
+        found = np.full(self.node_count, -1, np.int64)
+        for name in names:
+            values = self.nodes[f"reading/{name}"].fill_null(-1).to_numpy()
+            found = np.where(found < 0, values, found)
+        return found
+
     @cached_property
     def tables(self) -> ClusterTables:
         """The placed pods as kernels read them."""

@@ -23,7 +23,7 @@ from engine.api.pod import Pod
 from engine.plan.reader import engine_version
 from engine.plan.snapshot import POD_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.synth_devices import gpu_devices
-from engine.plan.synth_images import image_sizes, node_images
+from engine.plan.synth_images import image_sizes, node_images, with_disk_use
 from engine.plan.synth_nodes import GPU, MACHINES, TAKEN_AT, Gi, Mi, node_table
 from engine.plan.templates import Templates
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
@@ -122,6 +122,8 @@ def synthesize(
         sizes = image_sizes(random, templates=template_table.num_rows)
         extra["images"] = node_images(random, snapshot, sizes, TAKEN_AT)
     snapshot = replace(snapshot, **extra)
+    if images:
+        snapshot = with_disk_use(random, snapshot)
     snapshot.meta["input_hash"] = snapshot.content_hash()
     return snapshot
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -10,6 +12,8 @@ from engine.plan.snapshot import IMAGE_FIELDS, Snapshot
 
 Mi = 2**20
 LEFTOVERS = 18
+IMAGE_SHARE = 0.5
+"""Of the file system, on average."""
 
 
 def image_sizes(random: np.random.Generator, *, templates: int) -> NDArray[np.int64]:
@@ -29,6 +33,9 @@ def node_images(
     both = np.sort(np.concatenate([pairs, unused]))
     in_use = np.isin(both, pairs, assume_unique=True)
     node, template = both // templates, both % templates
+    room = snapshot.reading("imagefs_capacity")
+    held = np.bincount(node, weights=sizes[template], minlength=nodes)
+    sizes = (sizes * (IMAGE_SHARE * room.mean() / max(held.mean(), 1.0))).astype(np.int64) + 1
     age = np.where(in_use, 0.0, np.minimum(random.exponential(6 * 86400.0, len(both)), 90 * 86400.0))
     first = now - age - random.exponential(20 * 86400.0, len(both))
     codes = pa.array(template.astype(np.int32))
@@ -51,3 +58,17 @@ def node_images(
         },
         pa.schema(list(IMAGE_FIELDS.items())),
     )
+
+
+def with_disk_use(random: np.random.Generator, snapshot: Snapshot) -> Snapshot:
+    """Readings of the file system that hold the images, and as much again of something else, or less."""
+    images = snapshot.images
+    node, size = images["node"].to_numpy(), images["size"].to_numpy()
+    held = np.bincount(node, weights=size, minlength=snapshot.node_count)
+    capacity = snapshot.reading("imagefs_capacity")
+    other = capacity * random.uniform(0.05, 0.45, snapshot.node_count)
+    available = np.maximum(capacity - held - other, capacity * 0.01).astype(np.int64)
+    nodes = snapshot.nodes
+    for name in ("reading/imagefs_available", "reading/nodefs_available"):
+        nodes = nodes.set_column(nodes.schema.get_field_index(name), name, pa.array(available))
+    return replace(snapshot, nodes=nodes)

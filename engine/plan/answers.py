@@ -1,0 +1,151 @@
+"""Answers: one row per (scenario, node, decision, object, reason, amount), as Arrow tables.
+
+`amount` is an integer in `unit` (bytes, milli-CPU, pods, percent …). Rows come in the order of nodes in the
+snapshot, so the same question gives the same table however its nodes were cut into shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_DICTIONARY = pa.dictionary(pa.int32(), pa.string())
+SCHEMA: Final = pa.schema(
+    [
+        ("scenario", _DICTIONARY),
+        ("node", _DICTIONARY),
+        ("decision", _DICTIONARY),
+        ("object", pa.large_string()),
+        ("reason", _DICTIONARY),
+        ("amount", pa.int64()),
+        ("unit", _DICTIONARY),
+    ]
+)
+COLUMNS: Final = tuple(SCHEMA.names)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The rows, and in `notes` what they rest on and what limits them."""
+
+    table: pa.Table
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def named(self, scenario: str) -> Answer:
+        """The same with another scenario name in every row."""
+        names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(self), np.int32)), pa.array([scenario]))
+        return Answer(self.table.set_column(0, SCHEMA.field("scenario"), names), self.notes)
+
+
+def joined(answers: Iterable[Answer]) -> Answer:
+    """One after another; equal notes once."""
+    tables, notes = [SCHEMA.empty_table()], dict[str, None]()
+    for answer in answers:
+        tables.append(answer.table)
+        notes |= dict.fromkeys(answer.notes)
+    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return Answer(table, tuple(notes))
+
+
+@dataclass
+class Rows:
+    """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot."""
+
+    node_names: Sequence[str]
+    notes: dict[str, None] = field(default_factory=dict)
+    _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
+    _tables: list[pa.Table] = field(default_factory=list)
+
+    def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
+        for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
+            values.append(value)
+
+    def note(self, text: str) -> None:
+        """What the answer rests on; each text once."""
+        self.notes[text] = None
+
+    def block(
+        self,
+        node: NDArray[np.integer[Any]],
+        decision: pa.Array | str,
+        object: pa.Array | str,
+        reason: pa.Array | str,
+        amount: NDArray[np.integer[Any]],
+        unit: str,
+    ) -> None:
+        """Many rows at once; texts are one for all, or an Arrow string or dictionary array."""
+        self._flush()
+        count = len(node)
+        self._tables.append(
+            pa.table(
+                {
+                    "scenario": _repeated("", count),
+                    "node": pa.DictionaryArray.from_arrays(
+                        pa.array(node, pa.int32()), pa.array(self.node_names, pa.string())
+                    ),
+                    "decision": _texts(decision, count),
+                    "object": pa.repeat(pa.scalar(object, pa.large_string()), count)
+                    if isinstance(object, str)
+                    else object.cast(pa.large_string()),
+                    "reason": _texts(reason, count),
+                    "amount": pa.array(amount, pa.int64()),
+                    "unit": _repeated(unit, count),
+                },
+                SCHEMA,
+            )
+        )
+
+    def _flush(self) -> None:
+        node, decision, object, reason, amount, unit = self._lists
+        if node:
+            self._lists = ([], [], [], [], [], [])
+            codes = pa.array(node, pa.int32())
+            self._tables.append(
+                pa.table(
+                    {
+                        "scenario": _repeated("", len(node)),
+                        "node": pa.DictionaryArray.from_arrays(codes, pa.array(self.node_names, pa.string())),
+                        "decision": pa.array(decision).dictionary_encode(),
+                        "object": pa.array(object, pa.large_string()),
+                        "reason": pa.array(reason).dictionary_encode(),
+                        "amount": pa.array(amount, pa.int64()),
+                        "unit": pa.array(unit).dictionary_encode(),
+                    },
+                    SCHEMA,
+                )
+            )
+
+    def answer(self, *, sort: bool = False) -> Answer:
+        """All rows; with `sort` by node, keeping the order within one."""
+        self._flush()
+        table = pa.concat_tables([SCHEMA.empty_table(), *self._tables]).unify_dictionaries().combine_chunks()
+        if sort and table.num_rows:
+            position = {name: index for index, name in enumerate(self.node_names)}
+            column = table["node"].chunk(0)
+            number = np.array([position[name] for name in column.dictionary.to_pylist()], np.int64)
+            order = np.argsort(number[column.indices.to_numpy()], kind="stable")
+            table = table.take(pa.array(order)).combine_chunks()
+        return Answer(table, tuple(self.notes))
+
+
+def _repeated(text: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([text]))
+
+
+def _texts(value: pa.Array | str, count: int) -> pa.Array:
+    if isinstance(value, str):
+        return _repeated(value, count)
+    return value if pa.types.is_dictionary(value.type) else value.dictionary_encode()
+
+
+def coded(codes: NDArray[np.integer[Any]], texts: Sequence[str]) -> pa.DictionaryArray:
+    """A dictionary array: `texts[codes]`."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(list(texts), pa.string()))
