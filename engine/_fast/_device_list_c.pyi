@@ -1,0 +1,1 @@
+from engine._fast._device_list_py import DeviceIndex as DeviceIndex

@@ -1,0 +1,102 @@
+"""The rule of the NUMA hint kernels (kubelet v1.32, `topologymanager` and the device hint generator).
+
+NUMA nodes are positions 0..nodes-1; a set of nodes is an integer mask. The hints of one resource are
+an array of 2^nodes flags indexed by mask, any of `ORDINARY` and `PREFERRED`. A resource that has no
+opinion, or no hint at all, says so beside its array: `ANY_NODE` or `NOWHERE` (`NO_MASK` if neither).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+ORDINARY = 1
+PREFERRED = 2
+NO_MASK = -1
+NOWHERE = 0
+ANY_NODE = 1
+MAX_NODES = 20
+
+Flags = NDArray[np.uint8]
+Distances = NDArray[np.int64]
+Family = tuple[Flags, int]
+
+
+def generate(
+    nodes: int,
+    groups: NDArray[np.uint64],
+    everything: NDArray[np.int64],
+    available: NDArray[np.int64],
+    reusable: NDArray[np.int64],
+    request: int,
+) -> Flags:
+    """Hints for `request` devices. Group i is the devices attached to exactly the nodes `groups[i]`;
+    `everything`, `available` and `reusable` count its devices, shape (groups,).
+
+    A non-empty mask is a hint if every reusable device touches it, and reusable and available devices
+    touching it are enough. It is preferred if no smaller mask has enough devices of any state.
+    """
+
+    def touching(mask: int, counts: NDArray[np.int64]) -> int:
+        return sum(int(n) for group, n in zip(groups.tolist(), counts.tolist(), strict=True) if group & mask)
+
+    flags = np.zeros(1 << nodes, np.uint8)
+    smallest = nodes
+    for mask in range(1, 1 << nodes):
+        if touching(mask, everything) >= request:
+            smallest = min(smallest, mask.bit_count())
+    for mask in range(1, 1 << nodes):
+        if touching(mask, reusable) < reusable.sum():
+            continue
+        if touching(mask, reusable) + touching(mask, available) >= request:
+            flags[mask] = PREFERRED if mask.bit_count() == smallest else ORDINARY
+    return flags
+
+
+def merge(nodes: int, families: Sequence[Family], distances: Distances | None) -> tuple[int, bool]:
+    """The best of all ways to take one hint per resource: (mask, preferred).
+
+    Taking hints means intersecting their masks; it is preferred if each hint is and all masks are
+    equal. Empty intersections do not count. Preferred beats not preferred. Among preferred the
+    fittest wins; else one of as many nodes as the neediest resource's smallest hint, or fewer but as
+    many as possible, or more but as few as possible. Fitter is fewer nodes, then, if `distances` are
+    given, a smaller average distance, then the smaller mask. All nodes, not preferred, if none counts.
+    """
+    everywhere = (1 << nodes) - 1
+
+    def fitness(mask: int) -> tuple[int, int, int]:
+        members = [i for i in range(nodes) if mask >> i & 1]
+        far = 0 if distances is None else sum(int(distances[i, j]) for i in members for j in members)
+        return mask.bit_count(), far, mask
+
+    choices: list[list[tuple[int | None, bool]]] = []
+    target = 0
+    for flags, opinion in families:
+        hints: list[tuple[int | None, bool]] = []
+        for mask in np.flatnonzero(flags).tolist():
+            hints += [(mask, bool(bit & PREFERRED)) for bit in (ORDINARY, PREFERRED) if flags[mask] & bit]
+        target = max(target, min((mask.bit_count() for mask, _ in hints if mask is not None), default=0))
+        if opinion != NO_MASK:
+            hints.append((None, opinion == ANY_NODE))
+        choices.append(hints)
+
+    def rank(mask: int, preferred: bool) -> tuple[int, ...]:
+        size = mask.bit_count()
+        if preferred:
+            return (0, 0, 0, *fitness(mask))
+        if size <= target:
+            return (1, 0, target - size, *fitness(mask))
+        return (1, 1, 0, *fitness(mask))
+
+    found: set[tuple[int, bool]] = set()
+    for taken in product(*choices):
+        masks = [mask for mask, _ in taken if mask is not None]
+        merged = everywhere
+        for mask in masks:
+            merged &= mask
+        if merged:
+            found.add((merged, all(preferred for _, preferred in taken) and len(set(masks)) <= 1))
+    return min(found, key=lambda hint: rank(*hint), default=(everywhere, False))

@@ -1,0 +1,154 @@
+"""The device checkpoint `kubelet_internal_checkpoint`: its text, both ways, byte for byte the kubelet's.
+
+A file is `{"Data": {"PodDeviceEntries": [...], "RegisteredDevices": {...}}, "Checksum": N}`. The checksum
+is the FNV-1a hash of a one-line dump of the data in Go's notation; null and empty hash differently, NUMA
+nodes are sorted as numbers in the dump and as text in the JSON. Pure: files are `checkpoint_file`'s.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+
+from engine._fast.device_checksum import fnv1a
+
+NO_NODE = -1
+"""The NUMA node of devices that are attached to none."""
+
+_int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Entry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=True):
+    """Devices of one resource that one container holds.
+
+    `device_ids` maps a NUMA node (-1: none) to ids; a device of several nodes is listed at each.
+    `alloc_resp` is the plugin's serialized ContainerAllocateResponse.
+    """
+
+    pod_uid: str = msgspec.field(name="PodUID", default="")
+    container_name: str = ""
+    resource_name: str = ""
+    device_ids: dict[_int64, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
+    alloc_resp: bytes | None = None
+
+    @property
+    def devices(self) -> set[str]:
+        return {device for ids in (self.device_ids or {}).values() for device in ids or ()}
+
+    @cached_property
+    def dump(self) -> str:
+        """The entry as it is hashed."""
+        nodes = "<nil>"
+        if self.device_ids is not None:
+            nodes = _map((str(node), self.device_ids[node]) for node in sorted(self.device_ids))
+        response = "<nil>" if self.alloc_resp is None else f"[{' '.join(map(str, self.alloc_resp))}]"
+        return (
+            f"{{PodUID:(string){self.pod_uid} ContainerName:(string){self.container_name} "
+            f"ResourceName:(string){self.resource_name} DeviceIDs:(checkpoint.DevicesPerNUMA){nodes} "
+            f"AllocResp:([]uint8){response}}}"
+        )
+
+    @cached_property
+    def json(self) -> str:
+        """The entry as it is written."""
+        ids = self.device_ids
+        nodes = None if ids is None else {str(node): ids[node] for node in sorted(ids, key=str)}
+        response = None if self.alloc_resp is None else b64encode(self.alloc_resp).decode()
+        return _go_json(
+            {
+                "PodUID": self.pod_uid,
+                "ContainerName": self.container_name,
+                "ResourceName": self.resource_name,
+                "DeviceIDs": nodes,
+                "AllocResp": response,
+            }
+        )
+
+
+class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
+    """Who holds what, and the healthy devices of each registered resource."""
+
+    pod_device_entries: list[Entry] | None = None
+    registered_devices: dict[str, list[str] | None] | None = None
+
+
+class CheckpointError(ValueError):
+    """The text cannot be read, or its checksum does not match its data."""
+
+
+class _File(msgspec.Struct, rename="pascal"):
+    data: Checkpoint | None = None
+    checksum: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+def hashed_text(checkpoint: Checkpoint) -> str:
+    """The one-line dump whose hash is the checksum."""
+    entries = checkpoint.pod_device_entries
+    registered = checkpoint.registered_devices
+    return _dump(
+        None if entries is None else [entry.dump for entry in entries],
+        None if registered is None else _map(_bytewise(registered)),
+    )
+
+
+def checksum(checkpoint: Checkpoint) -> int:
+    """The checksum that belongs to a checkpoint."""
+    return fnv1a(hashed_text(checkpoint).encode())
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The file, as the kubelet writes it."""
+    entries = checkpoint.pod_device_entries
+    registered = checkpoint.registered_devices
+    listed = "null" if entries is None else f"[{','.join(entry.json for entry in entries)}]"
+    devices = "null" if registered is None else _go_json(dict(_bytewise(registered)))
+    return (
+        f'{{"Data":{{"PodDeviceEntries":{listed},"RegisteredDevices":{devices}}},'
+        f'"Checksum":{checksum(checkpoint)}}}'
+    ).encode()
+
+
+def decode(text: bytes) -> Checkpoint:
+    """Read a file; `CheckpointError` says what is wrong with it."""
+    try:
+        file = msgspec.json.decode(text, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"not a device checkpoint: {error}") from None
+    data = file.data or Checkpoint()
+    expected = checksum(data)
+    if expected != file.checksum:
+        raise CheckpointError(f"checksum {file.checksum} does not match its data ({expected})")
+    return data
+
+
+def _bytewise(registered: Mapping[str, list[str] | None]) -> list[tuple[str, list[str] | None]]:
+    return sorted(registered.items(), key=lambda item: item[0].encode())
+
+
+def _list(items: Sequence[str] | None) -> str:
+    return "<nil>" if items is None else f"[{' '.join(items)}]"
+
+
+def _map(pairs: Any) -> str:
+    return f"map[{' '.join(f'{key}:{_list(items)}' for key, items in pairs)}]"
+
+
+def _dump(entries: list[str] | None, registered: str | None) -> str:
+    return (
+        f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){_list(entries)} "
+        f"RegisteredDevices:(map[string][]string){'<nil>' if registered is None else registered}}}"
+    )
+
+
+_ESCAPES = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
+
+
+def _go_json(value: Any) -> str:
+    """JSON with the escapes of Go's encoder."""
+    return msgspec.json.encode(value).decode().translate(_ESCAPES)

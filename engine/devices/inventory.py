@@ -1,0 +1,252 @@
+"""The devices of one resource as bitsets over interned ids: health, allocation, NUMA nodes.
+
+Ids are interned in bytewise order, so "the lowest index" is "the lowest id". Devices that a container
+holds stay interned when the plugin no longer lists them. Pure: messages are bytes, nothing is awaited.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast import bitset
+from engine._fast.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
+from engine.devices.topology import Numa
+from engine.devices.topology_search import DeviceCounts
+
+Bits = NDArray[np.uint64]
+_Number = TypeVar("_Number", np.uint8, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a message changed: anything at all, and what was wrong with it (empty if nothing)."""
+
+    changed: bool
+    complaint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Listed devices that are attached to the same NUMA nodes; None: no topology given."""
+
+    nodes: NodeIds | None
+    members: Bits
+    size: int
+
+
+class Inventory:
+    """One resource's devices. `claim` and `release` count holders: a pod's containers may share a device."""
+
+    def __init__(self) -> None:
+        self._message: bytes | None = None
+        self._set_ids([])
+        self._state: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._topology: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._holders: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._groups: tuple[Group, ...] | None = None
+        self._pack()
+
+    # What the plugin says.
+
+    def update(self, message: bytes) -> Change:
+        """Take in a serialized ListAndWatchResponse; `ValueError` if it is not one.
+
+        Whatever the message does not list is gone. The last of several devices with one id counts.
+        """
+        if message == self._message:
+            return Change(False)
+        listed = self._index.read(message)
+        self._message = message
+        changed = bool(listed.new_ids) or not (
+            np.array_equal(listed.state, self._state) and np.array_equal(listed.topology, self._topology)
+        )
+        if changed:
+            self._state, self._topology = listed.state, listed.topology
+            if listed.new_ids:
+                self._intern(listed.new_ids)
+            self._pack()
+        wrong = (
+            ("repeated ids", listed.duplicates),
+            ("empty ids", listed.nameless),
+            ("odd health", listed.odd),
+        )
+        return Change(changed, ", ".join(f"{count} devices with {what}" for what, count in wrong if count))
+
+    def disconnect(self) -> None:
+        """Every listed device is unhealthy until the plugin says otherwise."""
+        self._message = None
+        self._state = np.minimum(self._state, UNHEALTHY)
+        self._pack()
+
+    # What containers hold.
+
+    def claim(self, ids: Collection[str]) -> None:
+        """Count a holder for each device, known or not."""
+        unknown = [id for id in ids if id not in self._rows]
+        if unknown:
+            self._state = _longer(self._state, len(unknown), ABSENT)
+            self._topology = _longer(self._topology, len(unknown), NO_TOPOLOGY)
+            self._intern(unknown)
+            self._pack()
+        for id in ids:
+            row = self._rows[id]
+            self._holders[row] += 1
+            self.allocated[row >> 6] |= np.uint64(1 << (row & 63))
+
+    def release(self, ids: Iterable[str]) -> None:
+        """Take back one `claim`."""
+        for id in ids:
+            row = self._rows[id]
+            self._holders[row] -= 1
+            if self._holders[row] == 0:
+                self.allocated[row >> 6] &= np.uint64(~(1 << (row & 63)) & 0xFFFF_FFFF_FFFF_FFFF)
+
+    # Questions.
+
+    @property
+    def healthy_count(self) -> int:
+        return bitset.count(self.healthy)
+
+    @property
+    def listed_count(self) -> int:
+        return int(np.count_nonzero(self._state))
+
+    @property
+    def allocated_count(self) -> int:
+        return bitset.count(self.allocated)
+
+    @property
+    def available_count(self) -> int:
+        return bitset.count_difference(self.healthy, self.allocated)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether any device names a NUMA node: only then does the resource ask for places."""
+        return self._aligned
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        if self._groups is None:
+            self._groups = self._make_groups()
+        return self._groups
+
+    def names(self, bits: Bits) -> list[str]:
+        """The ids of a bitset, lowest first."""
+        return self._names_at(bitset.first(bits, 64 * bits.shape[0]))
+
+    def lowest(self, bits: Bits, taken: Bits, n: int) -> list[str]:
+        """The `n` lowest ids of `bits` without `taken`."""
+        return self._names_at(bitset.first_of_difference(bits, taken, n))
+
+    def bits(self, ids: Iterable[str]) -> Bits:
+        """A bitset of those ids that are known."""
+        out = np.zeros_like(self.healthy)
+        for id in ids:
+            row = self._rows.get(id)
+            if row is not None:
+                out[row >> 6] |= np.uint64(1 << (row & 63))
+        return out
+
+    def healthy_names(self) -> list[str]:
+        return self.names(self.healthy)
+
+    def is_healthy(self, ids: Iterable[str]) -> bool:
+        """Whether every one is listed and healthy."""
+        rows = [self._rows.get(id) for id in ids]
+        return all(row is not None and self._state[row] == HEALTHY for row in rows)
+
+    def nodes_of(self, id: str) -> NodeIds | None:
+        """The NUMA nodes that a listed device names; None if it gives no topology."""
+        row = self._rows.get(id)
+        return None if row is None else self._index.nodes(int(self._topology[row]))
+
+    def near(self, nodes: Collection[int], within: Bits) -> tuple[Bits, Bits, Bits]:
+        """Split listed devices: at one of `nodes`, at others only, at none."""
+        parts = [np.zeros_like(within) for _ in range(3)]
+        for group in self.groups:
+            part = 2 if not group.nodes else 0 if any(node in nodes for node in group.nodes) else 1
+            parts[part] |= group.members
+        return tuple(bitset.intersection(part, within) for part in parts)  # type: ignore[return-value]
+
+    def counts(self, numa: Numa, free: Bits, reusable: Bits | None, request: int) -> DeviceCounts:
+        """What NUMA hints for `request` devices are made from. Node order: that of `numa`."""
+        groups = self.groups
+        return DeviceCounts(
+            tuple(numa.mask(group.nodes or ()) for group in groups),
+            tuple(group.size for group in groups),
+            tuple(bitset.count_intersection(group.members, free) for group in groups),
+            tuple(
+                0
+                if reusable is None or group.nodes is None
+                else bitset.count_intersection(group.members, reusable)
+                for group in groups
+            ),
+            request,
+        )
+
+    def rows(self) -> list[tuple[str, str, NodeIds | None, int]]:
+        """Every listed or held device: id, health, NUMA nodes, holders."""
+        words = {ABSENT: "Gone", UNHEALTHY: "Unhealthy", HEALTHY: "Healthy"}
+        return [
+            (id, words[int(state)], self._index.nodes(int(topology)), int(holders))
+            for id, state, topology, holders in zip(
+                self._ids, self._state, self._topology, self._holders, strict=True
+            )
+            if state != ABSENT or holders
+        ]
+
+    # Interning.
+
+    def _set_ids(self, ids: list[str]) -> None:
+        self._ids = ids
+        self._rows = {id: row for row, id in enumerate(ids)}
+        self._index = DeviceIndex(ids)
+
+    def _intern(self, new_ids: Sequence[str]) -> None:
+        """Give ids dense numbers again, in order, keeping what is listed or held."""
+        ids = [*self._ids, *new_ids]
+        holders = _longer(self._holders, len(new_ids), 0)
+        old_index = self._index
+        held_or_listed = (self._state != ABSENT) | (holders > 0)
+        held_or_listed[len(self._ids) :] = True
+        order = sorted(np.flatnonzero(held_or_listed).tolist(), key=ids.__getitem__)
+        self._state, topology, self._holders = self._state[order], self._topology[order], holders[order]
+        self._set_ids([ids[i] for i in order])
+        renumbered = {old: self._index.intern(old_index.nodes(old)) for old in np.unique(topology).tolist()}
+        self._topology = np.array([renumbered[old] for old in topology.tolist()], np.int32)
+
+    def _pack(self) -> None:
+        self.healthy: Bits = _packed(self._state == HEALTHY)
+        self.allocated: Bits = _packed(self._holders > 0)
+        self._groups = None
+        numbers = np.unique(self._topology[self._state != ABSENT])
+        self._aligned = any(self._index.nodes(number) for number in numbers.tolist())
+
+    def _make_groups(self) -> tuple[Group, ...]:
+        listed = self._state != ABSENT
+        sizes = Counter(self._topology[listed].tolist())
+        return tuple(
+            Group(self._index.nodes(number), _packed((self._topology == number) & listed), size)
+            for number, size in sorted(sizes.items())
+        )
+
+    def _names_at(self, rows: NDArray[np.int32]) -> list[str]:
+        return [self._ids[row] for row in rows.tolist()]
+
+
+def _packed(flags: NDArray[np.bool_]) -> Bits:
+    words = (flags.shape[0] + 63) // 64
+    octets = np.zeros(8 * words, np.uint8)
+    packed = np.packbits(flags, bitorder="little")
+    octets[: packed.shape[0]] = packed
+    return octets.view("<u8").astype(np.uint64, copy=False)
+
+
+def _longer(column: NDArray[_Number], by: int, fill: int) -> NDArray[_Number]:
+    return np.concatenate([column, np.full(by, fill, column.dtype)])

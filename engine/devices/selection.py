@@ -1,0 +1,113 @@
+"""Which devices a container gets: the kubelet's order of choice, the lowest ids first within a class.
+
+Reusable devices of earlier init containers → NUMA-aligned → plugin-preferred → unaligned → no affinity.
+The plugin is consulted among the aligned ones only when fewer are needed than are aligned, among all free
+ones otherwise. Rule: kubelet v1.32 `devicemanager.devicesToAllocate`. Pure: a question to the plugin is
+yielded, its answer is sent back in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+
+from engine._fast import bitset
+from engine.devices.inventory import Inventory
+
+
+class SelectionError(Exception):
+    """No devices for the container; the text is the kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """A question to the plugin: which `size` of `available`, `must_include` among them?"""
+
+    available: list[str]
+    must_include: list[str]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The chosen devices, by why each was chosen, in order of choice."""
+
+    reused: tuple[str, ...] = ()
+    aligned: tuple[str, ...] = ()
+    preferred: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
+    no_affinity: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> list[str]:
+        return [*self.reused, *self.aligned, *self.preferred, *self.unaligned, *self.no_affinity]
+
+
+Choosing = Generator[Preference, Sequence[str], Selection]
+
+
+def select(
+    inventory: Inventory,
+    resource: str,
+    required: int,
+    *,
+    reusable: Collection[str] = (),
+    affinity: Collection[int] | None = None,
+    consult: bool = False,
+) -> Choosing:
+    """Choose `required` devices. `affinity`: NUMA node ids to stay near; `consult`: the plugin has opinions.
+
+    Raises `SelectionError` if there are not enough. Nothing is claimed: the caller does that.
+    """
+    reused = sorted(reusable)[:required]
+    needed = required - len(reused)
+    if needed == 0:
+        return Selection(tuple(reused))
+    available = inventory.available_count
+    if available < needed:
+        raise SelectionError(
+            f"requested number of devices unavailable for {resource}. "
+            f"Requested: {needed}, Available: {available}"
+        )
+    if affinity is None or not inventory.aligned:
+        if not consult:
+            lowest = inventory.lowest(inventory.healthy, inventory.allocated, needed)
+            return Selection(tuple(reused), no_affinity=tuple(lowest))
+        free = bitset.difference(inventory.healthy, inventory.allocated)
+        aligned, unaligned, nowhere = free[:0], free[:0], free
+        near: list[str] = []
+    else:
+        free = bitset.difference(inventory.healthy, inventory.allocated)
+        aligned, unaligned, nowhere = inventory.near(affinity, free)
+        if needed < bitset.count(aligned):
+            pool = inventory.names(aligned)
+            answer = yield from _ask(consult, pool, reused, required)
+            preferred = _picked(answer, pool, needed)
+            rest = [id for id in pool if id not in set(preferred)][: needed - len(preferred)]
+            return Selection(tuple(reused), tuple(rest), tuple(preferred))
+        near = inventory.names(aligned)
+        needed -= len(near)
+        if needed == 0:
+            return Selection(tuple(reused), tuple(near))
+    pool = inventory.names(free)
+    answer = yield from _ask(consult, pool, [*reused, *near], required)
+    preferred = _picked(answer, [id for id in pool if id not in set(near)], needed)
+    left = needed - len(preferred)
+    taken = inventory.bits(preferred)
+    off = inventory.lowest(unaligned, taken, left) if unaligned.size else []
+    anywhere = inventory.lowest(nowhere, taken, left - len(off)) if nowhere.size else []
+    return Selection(tuple(reused), tuple(near), tuple(preferred), tuple(off), tuple(anywhere))
+
+
+def _ask(
+    consult: bool, pool: Sequence[str], included: Sequence[str], size: int
+) -> Generator[Preference, Sequence[str], Sequence[str]]:
+    if not consult:
+        return ()
+    return (yield Preference(sorted({*pool, *included}), list(included), size))
+
+
+def _picked(answer: Sequence[str], pool: Collection[str], needed: int) -> list[str]:
+    """What the plugin prefers and may have, each once."""
+    allowed = set(pool)
+    return [id for id in dict.fromkeys(answer) if id in allowed][:needed]

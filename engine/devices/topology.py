@@ -1,0 +1,181 @@
+"""Topology policies: which NUMA nodes devices should come from, and whether a pod may start so.
+
+Rules: kubelet v1.32 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.topology`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from engine._fast import topology as kernels
+from engine.api.errors import InvalidInput
+from engine.devices.topology_search import DeviceCounts, merge_counts
+
+POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
+SCOPES = ("container", "pod")
+PREFER_CLOSEST = "prefer-closest-numa-nodes"
+MAX_ALLOWABLE = "max-allowable-numa-nodes"
+DEFAULT_MAX_ALLOWABLE = 8
+DENSE_NODES = 16
+SYSTEM_NODES = Path("/sys/devices/system/node")
+
+
+@dataclass(frozen=True, slots=True)
+class Numa:
+    """The machine's NUMA nodes in ascending order; `distances[i][j]` between the i-th and the j-th."""
+
+    nodes: tuple[int, ...] = (0,)
+    distances: tuple[tuple[int, ...], ...] = ()
+
+    def mask(self, nodes: Sequence[int]) -> int:
+        """Node ids as a mask of positions; ids that the machine does not have are left out."""
+        return sum(1 << i for i, node in enumerate(self.nodes) if node in nodes)
+
+    def ids(self, mask: int) -> tuple[int, ...]:
+        """The node ids of a mask."""
+        return tuple(node for i, node in enumerate(self.nodes) if mask >> i & 1)
+
+    @classmethod
+    def of_machine(cls, root: Path = SYSTEM_NODES) -> Numa:
+        """Read from sysfs; one node 0 where the kernel has no NUMA."""
+        found: dict[int, tuple[int, ...]] = {}
+        for entry in root.glob("node*") if root.is_dir() else ():
+            number = re.fullmatch(r"node(\d+)", entry.name)
+            if number is not None:
+                file = entry / "distance"
+                found[int(number[1])] = tuple(map(int, file.read_text().split())) if file.exists() else ()
+        nodes = tuple(sorted(found)) or (0,)
+        distances = tuple(found.get(node, ()) for node in nodes)
+        return cls(nodes, distances if all(len(row) == len(nodes) for row in distances) else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where devices would come from: a mask of node positions (None: anywhere) and whether that is ideal."""
+
+    mask: int | None
+    preferred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The merged hint, and whether the policy lets the pod in."""
+
+    hint: Hint
+    admit: bool
+
+
+Hints = Sequence[Hint] | DeviceCounts | None
+"""One resource's hints: None has no preference, an empty list has no place, counts stand for their hints."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyPolicy:
+    """A named policy with its options, over one machine. `decide` merges what resources ask for."""
+
+    name: str = "none"
+    scope: str = "container"
+    numa: Numa = field(default_factory=Numa)
+    prefer_closest: bool = False
+
+    @classmethod
+    def from_config(
+        cls, name: str, scope: str, options: Mapping[str, str] | None, numa: Numa
+    ) -> TopologyPolicy:
+        """Checks the kubelet's fields; `InvalidInput` names the field that is wrong.
+
+        More NUMA nodes than `max-allowable-numa-nodes` (8) are refused unless the policy is none.
+        """
+        if name not in POLICIES:
+            raise InvalidInput(
+                f"expected one of {', '.join(POLICIES)}, got {name!r}", subject="topologyManagerPolicy"
+            )
+        if scope not in SCOPES:
+            raise InvalidInput(f"expected container or pod, got {scope!r}", subject="topologyManagerScope")
+        subject = "topologyManagerPolicyOptions"
+        values = dict(options or {})
+        closest = values.pop(PREFER_CLOSEST, "false").lower()
+        if closest not in ("true", "false", "1", "0", "t", "f"):
+            raise InvalidInput(f"{PREFER_CLOSEST}: expected true or false, got {closest!r}", subject=subject)
+        most = values.pop(MAX_ALLOWABLE, str(DEFAULT_MAX_ALLOWABLE))
+        if not most.isdecimal() or int(most) < DEFAULT_MAX_ALLOWABLE:
+            raise InvalidInput(
+                f"{MAX_ALLOWABLE}: expected a number of at least {DEFAULT_MAX_ALLOWABLE}, got {most!r}",
+                subject=subject,
+            )
+        if values:
+            raise InvalidInput(f"unknown topology manager policy option {min(values)!r}", subject=subject)
+        if name != "none" and len(numa.nodes) > int(most):
+            raise InvalidInput(
+                f"unsupported on machines with more than {most} NUMA nodes (this one has {len(numa.nodes)}); "
+                f"raise {MAX_ALLOWABLE} in topologyManagerPolicyOptions",
+                subject=f"topologyManagerPolicy {name}",
+            )
+        return cls(name, scope, numa, closest in ("true", "1", "t"))
+
+    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> Decision:
+        """Merge the hints of every provider (resource → hints; None or empty has no preference)."""
+        if self.name == "none":
+            return Decision(Hint(None, False), True)
+        nodes = len(self.numa.nodes)
+        single = self.name == "single-numa-node"
+        wanted: list[Hints] = []
+        for provider in providers:
+            wanted += provider.values() if provider else [None]
+        distances = self._distances() if self.prefer_closest and not single else None
+        if nodes > DENSE_NODES:
+            mask, preferred = merge_counts(
+                nodes, [_counts(hints) for hints in wanted], distances, single=single
+            )
+        else:
+            families = [_family(nodes, hints, single) for hints in wanted]
+            mask, preferred = kernels.merge(nodes, families, distances)
+        everywhere = (1 << nodes) - 1
+        hint = Hint(None if single and mask == everywhere else mask, preferred)
+        return Decision(hint, preferred or self.name == "best-effort")
+
+    def _distances(self) -> kernels.Distances | None:
+        if not self.numa.distances:
+            return None
+        return np.array(self.numa.distances, np.int64)
+
+
+def _counts(hints: Hints) -> DeviceCounts | bool:
+    """For machines of many nodes: hints as counts, or as True (anywhere) or False (nowhere)."""
+    if hints is None:
+        return True
+    if isinstance(hints, DeviceCounts):
+        return hints
+    if hints:
+        raise InvalidInput(f"hints are given as device counts on more than {DENSE_NODES} NUMA nodes")
+    return False
+
+
+def _family(nodes: int, hints: Hints, single: bool) -> kernels.Family:
+    """One resource's hints as flags per mask and an opinion without a mask."""
+    opinion = kernels.NO_MASK
+    if hints is None:
+        flags, opinion = np.zeros(1 << nodes, np.uint8), kernels.ANY_NODE
+    elif isinstance(hints, DeviceCounts):
+        flags = hints.flags(nodes)
+        opinion = kernels.NO_MASK if flags.any() else kernels.NOWHERE
+    else:
+        flags = np.zeros(1 << nodes, np.uint8)
+        opinion = kernels.NO_MASK if hints else kernels.NOWHERE
+        for hint in hints:
+            if hint.mask is None:
+                opinion = max(opinion, kernels.ANY_NODE if hint.preferred else kernels.NOWHERE)
+            else:
+                flags[hint.mask] |= kernels.PREFERRED if hint.preferred else kernels.ORDINARY
+    if single:
+        alone = np.zeros(1 << nodes, np.uint8)
+        places = [1 << i for i in range(nodes)]
+        alone[places] = flags[places] & kernels.PREFERRED
+        flags = alone
+        opinion = kernels.NO_MASK if opinion == kernels.NOWHERE else opinion
+    return flags, opinion

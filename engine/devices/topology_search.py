@@ -1,0 +1,205 @@
+"""Hints as device counts, and their merge on machines with more NUMA nodes than masks can be listed for.
+
+Up to `topology.DENSE_NODES` nodes the lattice kernels list every mask. Beyond, 2^nodes masks are out of
+reach, but device hints have a shape that makes listing needless. A resource's hints are all masks that
+touch every reusable device and enough available ones: with a mask every larger one is a hint too. So
+
+- the neediest resource's smallest hint, size B, can be met exactly: the others take all nodes. The merged
+  mask that is not preferred therefore always has B nodes, and only *which* B nodes is open;
+- "some hints of the resources intersect in exactly x" also stays true when x grows, as "x is a hint of
+  every resource" (what a preferred merge needs) does.
+
+For both, the fittest mask of a given size under a condition that stays true on growing is found by
+deciding nodes from the highest down, leaving a node out first, and turning back as soon as even all the
+undecided nodes together would not do: the first mask found is the lowest. With distances the search goes
+on and keeps the closest. The number of steps is bounded (`STEPS`); past the bound the best mask found so
+far, or a neediest resource's own smallest hint, is the answer: a valid hint, maybe not the fittest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast import topology as kernels
+
+STEPS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCounts:
+    """Devices of one resource by the NUMA nodes that they are attached to, and how many are requested.
+
+    Group i is attached to the node positions in mask `groups[i]`. `everything`, `available` and
+    `reusable` count its devices; a reusable group without nodes rules every hint out.
+    """
+
+    groups: tuple[int, ...]
+    everything: tuple[int, ...]
+    available: tuple[int, ...]
+    reusable: tuple[int, ...]
+    request: int
+
+    def flags(self, nodes: int) -> kernels.Flags:
+        """All hints, as the kernels list them; shape (2^nodes,)."""
+        return kernels.generate(
+            nodes,
+            np.array(self.groups, np.uint64),
+            _column(self.everything),
+            _column(self.available),
+            _column(self.reusable),
+            self.request,
+        )
+
+    def enough(self, mask: int) -> bool:
+        """Whether `mask` is a hint."""
+        return self.may_be_enough(mask, 0, 0)
+
+    def may_be_enough(self, mask: int, undecided: int, more: int) -> bool:
+        """Whether `mask` and `more` of the `undecided` nodes could be a hint; never a false no."""
+        found = 0
+        for group, available, reusable in zip(self.groups, self.available, self.reusable, strict=True):
+            if group & mask:
+                found += available + reusable
+            elif reusable and not (more and group & undecided):
+                return False
+        rest = [a + r for a, r in zip(self.available, self.reusable, strict=True)]
+        return found + self._most(rest, mask, undecided, more) >= self.request
+
+    def may_suffice(self, mask: int, undecided: int, more: int) -> bool:
+        """The same as if every device were free and healthy."""
+        found = sum(n for group, n in zip(self.groups, self.everything, strict=True) if group & mask)
+        return found + self._most(self.everything, mask, undecided, more) >= self.request
+
+    def _most(self, counts: Sequence[int], mask: int, undecided: int, more: int) -> int:
+        """At most how many devices that do not touch `mask` touch `more` of the undecided nodes."""
+        if not more:
+            return 0
+        gains: dict[int, int] = {}
+        for group, count in zip(self.groups, counts, strict=True):
+            nodes = group & undecided if count and not group & mask else 0
+            while nodes:
+                lowest = nodes & -nodes
+                gains[lowest] = gains.get(lowest, 0) + count
+                nodes ^= lowest
+        return sum(sorted(gains.values(), reverse=True)[:more])
+
+
+Condition = Callable[[int, int, int], bool]
+"""`(mask, undecided, more)`: could `mask` and `more` of the undecided nodes do? Exact for more = 0."""
+
+
+def _column(counts: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(counts, np.int64)
+
+
+@dataclass(slots=True)
+class _Search:
+    """Bounded search for masks; `left` steps remain."""
+
+    nodes: int
+    distances: kernels.Distances | None
+    left: int = STEPS
+    _best: int | None = field(default=None, init=False)
+    _distance: int = field(default=0, init=False)
+
+    def fittest(self, size: int, may: Condition) -> int | None:
+        """The fittest mask of `size` nodes that will do; None if there is none."""
+        self._best = None
+        self._descend(self.nodes, size, 0, may)
+        return self._best
+
+    def smallest(self, may: Condition) -> int:
+        """The least size of a mask that will do; `nodes` if none is smaller."""
+        by_distance, self.distances = self.distances, None
+        size = next((n for n in range(1, self.nodes) if self.fittest(n, may) is not None), self.nodes)
+        self.distances = by_distance
+        return size
+
+    def _descend(self, undecided: int, more: int, mask: int, may: Condition) -> bool:
+        """Decide the `undecided` lowest nodes, the highest first; True ends the search."""
+        self.left -= 1
+        if self.left < 0:
+            return True
+        if more > undecided or not may(mask, (1 << undecided) - 1, more):
+            return False
+        if more == 0:
+            return self._take(mask)
+        below = undecided - 1
+        return self._descend(below, more, mask, may) or self._descend(below, more - 1, mask | 1 << below, may)
+
+    def _take(self, mask: int) -> bool:
+        if self.distances is None:
+            self._best = mask
+            return True
+        members = [i for i in range(self.nodes) if mask >> i & 1]
+        distance = int(self.distances[np.ix_(members, members)].sum())
+        if self._best is None or distance < self._distance:
+            self._best, self._distance = mask, distance
+        return False
+
+
+def merge_counts(
+    nodes: int,
+    resources: Sequence[DeviceCounts | bool],
+    distances: kernels.Distances | None,
+    *,
+    single: bool,
+    steps: int = STEPS,
+) -> tuple[int, bool]:
+    """Merge as `engine._fast.topology.merge` does: (mask, preferred). True has no opinion, False no place."""
+    everywhere = (1 << nodes) - 1
+    counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(everywhere)]
+    somewhere = all(r is True or r in counted for r in resources)
+    search = _Search(nodes, distances, steps)
+    if somewhere:
+        if not counted:
+            return everywhere, True
+        ideal = {search.smallest(resource.may_suffice) for resource in counted}
+        if len(ideal) == 1 and (ideal == {1} or not single):
+            found = search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in counted))
+            if found is not None:
+                return found, True
+    if single or not counted:
+        return everywhere, False
+    needs = [search.smallest(resource.may_be_enough) for resource in counted]
+    size = max(needs)
+
+    def may_be_reached(mask: int, undecided: int, more: int) -> bool:
+        return _reachable(mask | undecided if more else mask, everywhere, counted, search)
+
+    found = search.fittest(size, may_be_reached)
+    if found is None:
+        found = _Search(nodes, None, steps).fittest(size, counted[needs.index(size)].may_be_enough)
+    return found or everywhere, False
+
+
+def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:
+    """Whether hints of the resources intersect in exactly `mask`.
+
+    Each node outside has to be left out of some resource's hint: the outside is dealt out to the
+    resources so that each can spare its share.
+    """
+    if any(resource.enough(mask) for resource in resources):
+        return True
+    outside = [1 << i for i in range(everywhere.bit_length()) if not mask >> i & 1]
+
+    def deal(at: int, kept: list[int]) -> bool:
+        search.left -= 1
+        if search.left < 0:
+            return False
+        if at == len(outside):
+            return True
+        tried = set()
+        for i, resource in enumerate(resources):
+            without = kept[i] & ~outside[at]
+            if (i, without) not in tried and resource.enough(without):
+                tried.add((i, without))
+                if deal(at + 1, [*kept[:i], without, *kept[i + 1 :]]):
+                    return True
+        return False
+
+    return deal(0, [everywhere] * len(resources))
