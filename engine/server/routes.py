@@ -44,9 +44,7 @@ class Request:
         """From a request line. Raises `InvalidInput` for a target that is no path."""
         try:
             parts = urlsplit(target)
-            pairs = parse_qsl(
-                parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=32
-            )
+            pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
         except ValueError as error:
             raise InvalidInput(f"not a valid request target: {error}") from None
         if not parts.path.startswith("/"):

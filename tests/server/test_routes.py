@@ -94,6 +94,7 @@ async def test_healthz(serve: Any, door: str) -> None:
     sick = await served.ask("GET", "/healthz", **kwargs)
     assert sick.status == 500
     assert b"[-]syncloop failed: no turn for 3m0s" in sick.body
+    assert b"[+]ping ok" in (await served.ask("GET", "/healthz?verbose", **kwargs)).body
     assert (await served.ask("GET", "/healthz/ping", **kwargs)).status == 200
     assert (await served.ask("GET", "/healthz/other", **kwargs)).status == 404
 

@@ -1,0 +1,119 @@
+"""The agent's process: a runtime of our own if asked for, the node, and its HTTP server, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import click
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.cli._agent import default_socket
+from engine.node import Node
+from engine.server import Server
+
+EMBEDDED, HOLLOW = "embedded", "hollow"
+
+log = logging.getLogger("kubengine.run")
+
+
+class _OwnRuntime(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """`runtime` is `embedded`, `hollow` or a CRI socket; `clean_up` says what an interrupt does."""
+
+    config: KubeletConfiguration
+    kubengine_config: KubengineConfiguration
+    runtime: str
+    root_dir: Path
+    node_name: str | None
+    clean_up: bool
+
+
+class AgentProcess:
+    """Runs until a signal. SIGTERM leaves pods running; an interrupt with `clean_up` ends them first."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self.options = options
+        own = options.runtime in (EMBEDDED, HOLLOW)
+        config = options.config if not own or os.geteuid() == 0 else _without_root(options.config)
+        endpoint = str(options.root_dir / "runtime.sock") if own else options.runtime
+        self._runtime = _own_runtime(options.runtime, Path(endpoint), options.root_dir) if own else None
+        self.node = Node(
+            config=config,
+            kubengine_config=options.kubengine_config,
+            runtime_endpoint=endpoint,
+            root=options.root_dir,
+            name=options.node_name,
+        )
+        self._server = Server(self.node, socket_path=default_socket(options.root_dir))
+        self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
+
+    async def run(self, show: Callable[[Node], Awaitable[None]] | None = None) -> None:
+        """Starts, runs `show` beside the node, waits for a signal, stops. Raises what start-up raises."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        self.options.root_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if self._runtime is not None:
+            await self._runtime.start()
+        try:
+            await self._run_node(show)
+        finally:
+            if self._runtime is not None:
+                await self._runtime.stop()
+
+    async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
+        view: asyncio.Task[None] | None = None
+        try:
+            await self.node.start()
+            await self._server.start()
+            log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
+            if show is not None:
+                view = asyncio.ensure_future(_as_coroutine(show(self.node)))
+            number = await self._asked_to_end.get()
+            if number is signal.SIGINT and self.options.clean_up:
+                log.info("removing every pod")
+                await self.node.remove_all_pods()
+        finally:
+            if view is not None:
+                view.cancel()
+                await asyncio.gather(view, return_exceptions=True)
+            await self._server.stop()
+            await self.node.stop()
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._asked_to_end.full():
+            return
+        self._asked_to_end.put_nowait(number)
+
+
+async def _as_coroutine(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
+    click.echo("not root: pods run without cgroups and namespaces, so limits are not enforced", err=True)
+    return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
+
+
+def _own_runtime(choice: str, socket: Path, root_dir: Path) -> _OwnRuntime:
+    if choice == HOLLOW:
+        from engine.runtime.hollow import HollowRuntime
+
+        return HollowRuntime(socket)
+    raise InvalidInput("expected embedded, hollow or unix:///path", subject="--runtime")

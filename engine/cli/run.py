@@ -1,0 +1,99 @@
+"""`kubengine run`: the node agent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import click
+
+from engine.cli._agent import ROOT_DIR
+
+LEVELS = ["debug", "info", "warning", "error"]
+
+
+@click.command()
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="KubeletConfiguration or KubengineConfiguration, YAML or JSON; may be given more than once.",
+)
+@click.option(
+    "--manifests",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True),
+    help="Directory (or file) of Pod manifests.  [default: staticPodPath]",
+)
+@click.option(
+    "--runtime",
+    metavar="embedded|hollow|unix:///PATH",
+    help="The CRI runtime: our own with real containers, our own with none, or a socket.  "
+    "[default: containerRuntimeEndpoint, else embedded]",
+)
+@click.option(
+    "--root-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=ROOT_DIR,
+    show_default=True,
+    help="State of the node: pods' volumes, checkpoints and the agent's socket.",
+)
+@click.option("--pod-logs-dir", metavar="DIR", help="Containers' log files.  [default: podLogsDir]")
+@click.option("--cgroup-root", metavar="PATH", help="Parent of the pods' cgroups.  [default: cgroupRoot]")
+@click.option("--node-name", metavar="NAME", help="[default: the host name]")
+@click.option("--live", is_flag=True, help="Show the pods on the terminal instead of a log.")
+@click.option("--clean-up", is_flag=True, help="On Ctrl-C end and remove every pod.  [default: leave them]")
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
+def command(
+    configs: tuple[Path, ...],
+    manifests: Path | None,
+    runtime: str | None,
+    root_dir: Path,
+    pod_logs_dir: str | None,
+    cgroup_root: str | None,
+    node_name: str | None,
+    live: bool,
+    clean_up: bool,
+    log_level: str,
+) -> None:
+    """Run the node agent on a directory of Pod manifests.
+
+    SIGTERM stops the agent and leaves its pods running, to be adopted by the next one.
+    """
+    import msgspec
+
+    from engine.api.documents import load_config
+    from engine.cli._agent_process import EMBEDDED, AgentOptions, AgentProcess
+
+    config, kubengine_config = load_config(list(configs))
+    flags = {
+        "static_pod_path": str(manifests.absolute()) if manifests is not None else None,
+        "pod_logs_dir": str(Path(pod_logs_dir).absolute()) if pod_logs_dir is not None else None,
+        "cgroup_root": cgroup_root,
+    }
+    config = msgspec.structs.replace(
+        config, **{name: value for name, value in flags.items() if value is not None}
+    )
+    process = AgentProcess(
+        AgentOptions(
+            config=config,
+            kubengine_config=kubengine_config,
+            runtime=runtime or config.container_runtime_endpoint or EMBEDDED,
+            root_dir=root_dir.absolute(),
+            node_name=node_name,
+            clean_up=clean_up,
+        )
+    )
+    level = getattr(logging, log_level.upper())
+    if not live:
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        asyncio.run(process.run())
+        return
+    from engine.cli._live_view import LiveView
+
+    view = LiveView(leave="Ctrl-C removes the pods and ends" if clean_up else "Ctrl-C ends, pods stay")
+    logging.basicConfig(level=max(level, logging.INFO), handlers=[view])
+    asyncio.run(process.run(view.show))
