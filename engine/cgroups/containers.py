@@ -66,9 +66,9 @@ class ContainerRules:
 
 def container_resources(pod: Pod, container: Container, rules: ContainerRules) -> ContainerResources:
     """What the runtime is told for one container; the CPU request defaults to its limit."""
-    cpu_limit = _limit(pod, container, CPU).milli
+    cpu_limit = effective_limit(pod, container, CPU).milli
     cpu_request = container.requests.get(CPU)
-    memory_limit = _limit(pod, container, MEMORY).value
+    memory_limit = effective_limit(pod, container, MEMORY).value
     period = rules.cpu_period_us if rules.custom_cpu_period else DEFAULT_PERIOD_US
     limits = huge_page_limits(container.limits)
     unified: dict[str, str] = {}
@@ -93,7 +93,7 @@ def container_resources(pod: Pod, container: Container, rules: ContainerRules) -
     )
 
 
-def _limit(pod: Pod, container: Container, resource: str) -> Quantity:
+def effective_limit(pod: Pod, container: Container, resource: str) -> Quantity:
     """The container's own limit, else the pod's as a whole (KEP-2837)."""
     own = container.limits.get(resource, ZERO)
     if not own and pod.spec.resources is not None:
@@ -103,7 +103,7 @@ def _limit(pod: Pod, container: Container, resource: str) -> Quantity:
 
 def _memory_qos(pod: Pod, container: Container, rules: ContainerRules) -> dict[str, str]:
     request = container.requests.get(MEMORY, ZERO).value
-    limit = container.limits.get(MEMORY, ZERO).value
+    limit = effective_limit(pod, container, MEMORY).value
     unified: dict[str, str] = {}
     if request:
         soft = rules.tiered_memory and qos_class(pod) != GUARANTEED
@@ -147,7 +147,7 @@ def oom_score_adj(pod: Pod, container: Container, memory_capacity: int) -> int:
         return GUARANTEED_OOM_SCORE_ADJ
     if pod_class == BEST_EFFORT:
         return BEST_EFFORT_OOM_SCORE_ADJ
-    extra = _unassigned_memory(pod)
+    extra = unassigned_memory(pod)
     score = _score(container.requests.get(MEMORY, ZERO).value + extra, memory_capacity)
     if container.is_sidecar and any(c is container for c in pod.init_containers):
         smallest = min(c.requests.get(MEMORY, ZERO).value for c in pod.spec.containers)
@@ -161,7 +161,7 @@ def _score(request: int, capacity: int) -> int:
     return 1000 - 1000 * request // capacity if capacity > 0 else 0
 
 
-def _unassigned_memory(pod: Pod) -> int:
+def unassigned_memory(pod: Pod) -> int:
     """Each container's part of a pod-level memory request that no container asks for."""
     requests = (pod.spec.resources and pod.spec.resources.requests) or {}
     if MEMORY not in requests:

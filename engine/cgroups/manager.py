@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
@@ -21,6 +22,7 @@ from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Container, Pod
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
 from engine.api.quantity import Quantity
+from engine.api.resources import MEMORY
 from engine.cgroups.allocatable import reserved_values
 from engine.cgroups.containers import ContainerResources, container_resources
 from engine.cgroups.conversion import WeightFormula
@@ -29,6 +31,7 @@ from engine.cgroups.levels import LEVELS, Contribution, LevelSums, raised_to_usa
 from engine.cgroups.machine import huge_page_sizes, swap_capacity
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
+from engine.cgroups.resize import PodStep, resize_steps
 from engine.cgroups.runtime_formula import detect_formula
 from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.tree import CgroupTree
@@ -180,10 +183,60 @@ class CgroupManager:
         """File → text that the pod's cgroup should have."""
         return self.tree.rules.files(pod_values(pod, self.settings.pods))
 
-    def write_pod(self, pod: Pod, values: GroupValues) -> int:
-        """Give an existing pod cgroup these values (a step of a resize); the count of files written."""
+    async def resize_pod(
+        self,
+        old: Pod,
+        new: Pod,
+        update_container: Callable[[str, ContainerResources], Awaitable[None]],
+        container_usage: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Do an in-place resize: the pod's group, its containers through `update_container` (name and
+        values; CRI UpdateContainerResources) and its level, in the order that KEP-1287 asks for.
+
+        `container_usage` is memory in use by container name, in bytes. A memory limit below what is in
+        use is refused before anything would be killed. Raises `Refused` at the first step that cannot
+        be done; calling again goes on from there. Containers that restart for it are not updated.
+        """
+        if self.sums.pods.get(new.uid) is not None:
+            self.sums.put(new.uid, Contribution.of(new))
+        self._write_levels()
+        for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
+            if isinstance(step, PodStep):
+                self._resize_group(new, step)
+                continue
+            limit, used = step.resources.memory_limit_in_bytes, container_usage.get(step.container, 0)
+            if step.resource == MEMORY and step.shrinks and 0 < limit < used:
+                raise Refused(
+                    f"attempting to set container {step.container} memory limit ({limit}) below "
+                    f"current usage ({used})",
+                    subject=new.full_name,
+                    errno=errno.EBUSY,
+                )
+            await update_container(step.container, step.resources)
+
+    def _resize_group(self, pod: Pod, step: PodStep) -> None:
+        name = self._pod_name(pod)
+        files = self.pod_files(pod)
+        if step.resource == MEMORY:
+            limits = {MEMORY_LIMIT[self.mounts.version]}
+        else:
+            limits = {"cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"}
+        chosen = {
+            file: text
+            for file, text in files.items()
+            if file.partition(".")[0] == step.resource and (file in limits) == (step.part == "limit")
+        }
+        if step.resource == MEMORY and step.part == "limit" and step.shrinks:
+            limit = chosen[MEMORY_LIMIT[self.mounts.version]]
+            used = self.tree.read(name, MEMORY_USAGE[self.mounts.version]) or "0"
+            if limit.isdigit() and int(used) > int(limit):
+                raise Refused(
+                    f"attempting to set pod memory limit ({limit}) below current usage ({used})",
+                    subject=self.tree.group(name).path,
+                    errno=errno.EBUSY,
+                )
         with self._timed("update"):
-            return self.tree.write(self._pod_name(pod), self.tree.rules.files(values))
+            self.tree.write(name, chosen)
 
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
         """What the runtime is told for one container."""

@@ -27,7 +27,10 @@ CAPACITY = {"cpu": 3000, "memory": 8 * GI, "pid": 30000}
 def pod(uid: str, *containers: dict[str, Any], **spec: Any) -> Pod:
     """A pod whose containers have these resources."""
     listed = [{"name": f"c{number}", "resources": resources} for number, resources in enumerate(containers)]
-    document = {"metadata": {"name": uid, "uid": uid}, "spec": {"containers": listed, **spec}}
+    return as_pod({"metadata": {"name": uid, "uid": uid}, "spec": {"containers": listed, **spec}})
+
+
+def as_pod(document: dict[str, Any]) -> Pod:
     return msgspec.convert(document, Pod, dec_hook=decode_hook)
 
 
@@ -327,7 +330,11 @@ def leftovers(root: str) -> dict[str, Any]:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         manager.remove_pod("b", wait=5.0)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        return {"refused": refused, "pods": list(manager.existing_pods()), "alive": os.path.exists(f"/proc/{pid}")}
+        return {
+            "refused": refused,
+            "pods": list(manager.existing_pods()),
+            "alive": os.path.exists(f"/proc/{pid}"),
+        }
 
 
 def memory_qos(root: str) -> dict[str, Any]:

@@ -1,0 +1,340 @@
+"""In-place resize of cpu and memory: what a changed manifest asks for, whether it can be had, and in
+which order to do it. Pure; `CgroupManager.resize_pod` acts.
+
+Source: KEP-1287 and KEP-2837 as in kubelet v1.36: memory before cpu, a parent grows before its
+children and shrinks after them, limits grow before requests and shrink after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.pod import Container, Pod, ResourceList, ResourceRequirements
+from engine.api.qos import GUARANTEED, compute_qos_class
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import CPU, MEMORY, pod_requests
+from engine.api.status import PodCondition, ResourceAmounts
+from engine.cgroups.containers import LIMITED_SWAP, ContainerResources, ContainerRules, container_resources
+from engine.cgroups.conversion import (
+    milli_cpu_to_quota,
+    milli_cpu_to_shares,
+    quota_to_milli_cpu,
+    shares_to_milli_cpu,
+)
+from engine.cgroups.files import PAGE
+from engine.cgroups.values import PodRules, pod_values
+
+RESIZABLE = (MEMORY, CPU)
+RESTART_CONTAINER = "RestartContainer"
+CONFIG_ANNOTATIONS = "kubernetes.io/config."
+PENDING, IN_PROGRESS = "PodResizePending", "PodResizeInProgress"
+DEFERRED, INFEASIBLE, FAILED = "Deferred", "Infeasible", "Error"
+
+Verdict = Literal["Proceed", "Deferred", "Infeasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerChange:
+    """One container whose cpu or memory changes; `restart` if its resizePolicy asks for that."""
+
+    name: str
+    resources: tuple[str, ...]
+    restart: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodResize:
+    """What changes. A pod-level change may leave every container as it is."""
+
+    containers: tuple[ContainerChange, ...]
+    pod_level: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeDecision:
+    """Whether a resize goes ahead now, must wait, or can never be on this node, and why."""
+
+    verdict: Verdict
+    message: str = ""
+
+    def condition(self, generation: int = 0) -> PodCondition | None:
+        """The pod's PodResizePending condition; None when the resize proceeds."""
+        if self.verdict == "Proceed":
+            return None
+        return PodCondition(
+            type=PENDING,
+            status="True",
+            reason=self.verdict,
+            message=self.message,
+            observed_generation=generation,
+        )
+
+
+def in_progress(error: str = "", generation: int = 0) -> PodCondition:
+    """The condition while a resize is being done, with reason Error once a step was refused."""
+    return PodCondition(
+        type=IN_PROGRESS,
+        status="True",
+        reason=FAILED if error else "",
+        message=error,
+        observed_generation=generation,
+    )
+
+
+def resize_of(old: Pod, new: Pod) -> PodResize | None:
+    """What a new manifest resizes; None if it changes anything else, and the pod must be replaced.
+
+    Not a resize: another QoS class, a limit or request taken away, an ordinary init container's
+    resources, any other field, label or annotation.
+    """
+    if _without_amounts(old) != _without_amounts(new) or compute_qos_class(old) != compute_qos_class(new):
+        return None
+    changes: list[ContainerChange] = []
+    for before, after in zip(old.all_containers, new.all_containers, strict=True):
+        if _takes_away(before.resources, after.resources):
+            return None
+        changed = tuple(
+            name
+            for name in RESIZABLE
+            if before.requests.get(name) != after.requests.get(name)
+            or before.limits.get(name) != after.limits.get(name)
+        )
+        if changed:
+            changes.append(ContainerChange(after.name, changed, _restarts(after, changed)))
+    if _takes_away(old.spec.resources, new.spec.resources):
+        return None
+    pod_level = old.spec.resources != new.spec.resources
+    return PodResize(tuple(changes), pod_level) if changes or pod_level else None
+
+
+def _without_amounts(pod: Pod) -> tuple[object, ...]:
+    """All that a resize may not change."""
+    spec = msgspec.structs.replace(
+        pod.spec,
+        containers=[_stripped(c) for c in pod.spec.containers],
+        init_containers=[_stripped(c) if c.is_sidecar else c for c in pod.init_containers],
+        resources=_other_resources(pod.spec.resources),
+    )
+    annotations = {k: v for k, v in pod.annotations.items() if not k.startswith(CONFIG_ANNOTATIONS)}
+    return spec, pod.metadata.labels or {}, annotations
+
+
+def _stripped(container: Container) -> Container:
+    return msgspec.structs.replace(container, resources=_other_resources(container.resources))
+
+
+def _other_resources(resources: ResourceRequirements | None) -> ResourceRequirements:
+    resources = resources or ResourceRequirements()
+
+    def others(amounts: ResourceList | None) -> ResourceList:
+        return {name: amount for name, amount in (amounts or {}).items() if name not in RESIZABLE}
+
+    return ResourceRequirements(
+        requests=others(resources.requests), limits=others(resources.limits), claims=resources.claims or []
+    )
+
+
+def _takes_away(old: ResourceRequirements | None, new: ResourceRequirements | None) -> bool:
+    for part in ("requests", "limits"):
+        before = (getattr(old, part) if old else None) or {}
+        after = (getattr(new, part) if new else None) or {}
+        if before.keys() - after.keys():
+            return True
+    return False
+
+
+def _restarts(container: Container, changed: tuple[str, ...]) -> bool:
+    return any(
+        policy.resource_name in changed and policy.restart_policy == RESTART_CONTAINER
+        for policy in container.resize_policy or []
+    )
+
+
+def decide_resize(
+    old: Pod,
+    new: Pod,
+    *,
+    allocatable: Mapping[str, Quantity],
+    others: Mapping[str, Quantity],
+    config: KubeletConfiguration,
+) -> ResizeDecision:
+    """Whether the node can give the pod what it asks for now.
+
+    `others` are the summed requests of all other active pods. A pod larger than the node is
+    infeasible; one that does not fit beside the others is deferred; shrinking always fits.
+    """
+    if compute_qos_class(new) == GUARANTEED:
+        for policy, manager in (
+            (config.cpu_manager_policy == "static", "CPU Manager"),
+            (config.memory_manager_policy == "Static", "Memory Manager"),
+        ):
+            if policy:
+                return ResizeDecision(
+                    "Infeasible",
+                    f"Resize is infeasible for Guaranteed Pods alongside {manager} static policy",
+                )
+    swap = config.memory_swap.swap_behavior if config.memory_swap else ""
+    wanted, current = pod_requests(new), pod_requests(old)
+    if swap == LIMITED_SWAP and wanted.get(MEMORY, ZERO) != current.get(MEMORY, ZERO):
+        return ResizeDecision(
+            "Infeasible", "In-place resize of memory is infeasible for containers with swap"
+        )
+    for name in (CPU, MEMORY):
+        request, capacity = wanted.get(name, ZERO), allocatable.get(name, ZERO)
+        if request > capacity:
+            return ResizeDecision(
+                "Infeasible",
+                f"Node didn't have enough capacity: {name}, requested: {_number(name, request)}, "
+                f"capacity: {_number(name, capacity)}",
+            )
+    for name in (CPU, MEMORY):
+        request, capacity = wanted.get(name, ZERO), allocatable.get(name, ZERO)
+        used = others.get(name, ZERO)
+        if request > current.get(name, ZERO) and request + used > capacity:
+            return ResizeDecision(
+                "Deferred",
+                f"Node didn't have enough resource: {name}, requested: {_number(name, request)}, "
+                f"used: {_number(name, used)}, capacity: {_number(name, capacity)}",
+            )
+    return ResizeDecision("Proceed")
+
+
+def _number(name: str, amount: Quantity) -> int:
+    return amount.milli if name == CPU else amount.value
+
+
+@dataclass(frozen=True, slots=True)
+class PodStep:
+    """Write one resource's limit or request to the pod's cgroup."""
+
+    resource: str
+    part: Literal["limit", "request"]
+    shrinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStep:
+    """Tell the runtime a container's values; `shrinks` if memory's limit goes down."""
+
+    container: str
+    resource: str
+    resources: ContainerResources
+    shrinks: bool
+
+
+def resize_steps(
+    old: Pod, new: Pod, pods: PodRules, containers: ContainerRules
+) -> Iterator[PodStep | ContainerStep]:
+    """The writes of a resize, in the order in which no group ever has more than its parent allows.
+
+    Containers that restart for it are left out of the container steps: they start with their new
+    values.
+    """
+    before, after = pod_values(old, pods), pod_values(new, pods)
+    resize = resize_of(old, new)
+    if resize is None:
+        return
+    mixed = old
+    for resource in RESIZABLE:
+        if resource == MEMORY:
+            limits = before.memory, after.memory
+            requests = _protected(old, pods), _protected(new, pods)
+        else:
+            limits = before.cpu_quota, after.cpu_quota
+            requests = before.cpu_shares or 0, after.cpu_shares or 0
+        low, high = _ceiling(limits[0]), _ceiling(limits[1])
+        if high > low:
+            yield PodStep(resource, "limit", shrinks=False)
+        if requests[1] > requests[0]:
+            yield PodStep(resource, "request", shrinks=False)
+        mixed = _with(mixed, new, resource)
+        yield from _container_steps(old, mixed, new, resource, resize, containers)
+        if requests[1] < requests[0]:
+            yield PodStep(resource, "request", shrinks=True)
+        if high < low:
+            yield PodStep(resource, "limit", shrinks=True)
+
+
+def _container_steps(
+    old: Pod, mixed: Pod, new: Pod, resource: str, resize: PodResize, rules: ContainerRules
+) -> Iterator[ContainerStep]:
+    """Containers whose limit goes down come first, so that their sum never exceeds the pod's."""
+    restarting = {change.name for change in resize.containers if change.restart}
+    steps: list[ContainerStep] = []
+    for before, now in zip(old.all_containers, mixed.all_containers, strict=True):
+        values = container_resources(mixed, now, rules)
+        changed = before.requests.get(resource) != now.requests.get(resource)
+        changed = changed or before.limits.get(resource) != now.limits.get(resource)
+        follows_pod = (
+            old.spec.resources != new.spec.resources and container_resources(old, before, rules) != values
+        )
+        if now.name in restarting or not (changed or follows_pod):
+            continue
+        shrinks = now.limits.get(resource, ZERO) < before.limits.get(resource, ZERO)
+        steps.append(ContainerStep(now.name, resource, values, shrinks))
+    return iter(sorted(steps, key=lambda step: not step.shrinks))
+
+
+def _with(mixed: Pod, new: Pod, resource: str) -> Pod:
+    """`mixed` with the amounts that `new` has of one resource."""
+
+    def take(have: ResourceRequirements | None, want: ResourceRequirements | None) -> ResourceRequirements:
+        parts: dict[str, ResourceList] = {}
+        for part in ("requests", "limits"):
+            amounts = dict((getattr(have, part) if have else None) or {})
+            wanted = (getattr(want, part) if want else None) or {}
+            amounts.pop(resource, None)
+            if resource in wanted:
+                amounts[resource] = wanted[resource]
+            parts[part] = amounts
+        return ResourceRequirements(**parts, claims=have.claims if have else None)
+
+    def both(have: list[Container], want: list[Container]) -> list[Container]:
+        return [
+            msgspec.structs.replace(h, resources=take(h.resources, w.resources))
+            for h, w in zip(have, want, strict=True)
+        ]
+
+    spec = mixed.spec
+    pod_level = None if new.spec.resources is None else take(spec.resources, new.spec.resources)
+    return msgspec.structs.replace(
+        mixed,
+        spec=msgspec.structs.replace(
+            spec,
+            containers=both(spec.containers, new.spec.containers),
+            init_containers=both(mixed.init_containers, new.init_containers),
+            resources=pod_level,
+        ),
+    )
+
+
+def _protected(pod: Pod, rules: PodRules) -> int:
+    return pod_requests(pod).get(MEMORY, ZERO).value if rules.memory_qos else 0
+
+
+def _ceiling(limit: int | None) -> float:
+    return float("inf") if limit is None or limit <= 0 else float(limit)
+
+
+def status_resources(allocated: Container, actual: ContainerResources) -> ResourceAmounts:
+    """`status.containerStatuses[].resources`: what the runtime says the container has.
+
+    Amounts that come out of the kernel's units as they went in keep their text; others are converted
+    back. Other resources than cpu and memory are as allocated.
+    """
+    requests, limits = dict(allocated.requests), dict(allocated.limits)
+    if CPU in requests and milli_cpu_to_shares(requests[CPU].milli) != actual.cpu_shares:
+        requests[CPU] = Quantity.from_milli(shares_to_milli_cpu(actual.cpu_shares))
+    if CPU in limits and actual.cpu_period > 0:
+        expected = milli_cpu_to_quota(limits[CPU].milli, actual.cpu_period)
+        if expected != actual.cpu_quota:
+            limits[CPU] = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
+    held = actual.memory_limit_in_bytes
+    if MEMORY in limits and held > 0 and limits[MEMORY].value // PAGE != held // PAGE:
+        limits[MEMORY] = Quantity.from_value(held, "BinarySI")
+    return ResourceAmounts(requests=requests or None, limits=limits or None)
