@@ -105,17 +105,18 @@ class Node:
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
             allocatable=self.allocatable,
+            active_pods=self.active_pods,
             health=self._health,
             ready=self._ready,
             devices=self._device_grant,
             pod_changed=self._pod_changed,
+            pod_resized=self._resized,
         )
         self._pods = NodePods(
             services,
             admit=self._admit,
             accepted=self._accepted,
             released=self._released,
-            resized=self._resized,
         )
         self.rooms["cgroups"] = cgroups
         self._capacity = capacity
@@ -252,8 +253,8 @@ class Node:
     def _released(self, pod: Pod) -> None:
         pass
 
-    def _resized(self, old: Pod, new: Pod) -> bool:
-        return False
+    def _resized(self, pod: Pod) -> None:
+        pass
 
     # What the server shows
 
@@ -276,6 +277,10 @@ class Node:
                 node_info=dict(machine.node_info(services.runtime_name)),
             ),
         )
+
+    def active_pods(self) -> list[Pod]:
+        """Pods that hold, or will hold, resources of the node."""
+        return self._pods.active() if self._pods is not None else []
 
     def pods(self) -> list[Pod]:
         return self._pods.all() if self._pods is not None else []

@@ -35,13 +35,11 @@ class NodePods:
         admit: Admit,
         accepted: Released,
         released: Released,
-        resized: Callable[[Pod, Pod], bool],
     ) -> None:
         self._services = services
         self._admit = admit
         self._accepted = accepted
         self._released = released
-        self._resized = resized
         self._workers: dict[str, PodWorker] = {}
         self._pending: dict[str, Pod] = {}
         self._arrived = asyncio.Event()
@@ -78,7 +76,7 @@ class NodePods:
             known = self._workers.get(uid)
             if known is None or known.removing:
                 self._pending[uid] = pod
-            elif known.pod.spec != pod.spec and not self._resized(known.pod, pod):
+            elif known.wanted.spec != pod.spec:
                 known.update(pod)
         self._arrived.set()
         self._end_strangers()
@@ -96,6 +94,12 @@ class NodePods:
         worker = self._workers.get(uid)
         if worker is not None:
             worker.notify()
+
+    def room_was_made(self) -> None:
+        """Resizes that had to wait may fit now."""
+        for worker in self._workers.values():
+            if worker.waits_for_room:
+                worker.notify()
 
     def all(self) -> list[Pod]:
         """Every pod that was asked for, with status, rejected and finished ones included."""
@@ -159,6 +163,7 @@ class NodePods:
         stopped = worker.stopped
         await stopped.wait()
         self._released(worker.pod)
+        self.room_was_made()
         await worker.gone.wait()
         if self._workers.get(worker.pod.uid) is worker:
             del self._workers[worker.pod.uid]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class Services:
     backoff: Backoff
     starting: asyncio.Semaphore
     allocatable: Callable[[], Mapping[str, Quantity]]
+    active_pods: Callable[[], Sequence[Pod]]
     health: Callable[[ContainerRecord], Health]
     ready: Callable[[ContainerRecord], bool]
     devices: Callable[[Pod, Container], Awaitable[DeviceGrant | None]]
     pod_changed: Callable[[str], None]
+    pod_resized: Callable[[Pod], None]

@@ -17,9 +17,13 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
+from engine.api.status import ResourceAmounts
+from engine.cgroups.containers import ContainerResources
+from engine.cgroups.resize import status_resources
 from engine.node.actions import PodActions, next_actions
 from engine.node.cri_config import container_hash
 from engine.node.image_pull import StartRefused
+from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.runtime_state import EXITED, ContainerRecord
 from engine.node.services import Services
 from engine.node.starting import sandbox_config, start_container, start_sandbox
@@ -51,6 +55,7 @@ class PodWorker:
         self._refusals: list[asyncio.Future[None]] = []
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
+        self._resize: Resize | None = None
         self._messages: dict[str, str] = {}
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
@@ -68,10 +73,21 @@ class PodWorker:
         self._wake.set()
 
     def update(self, pod: Pod) -> None:
-        """A new spec under the same uid."""
+        """A new spec under the same uid: a resize where only amounts differ."""
         pod.status = self.pod.status
-        self.pod = pod
+        self._resize = Resize(pod) if can_resize(self.pod, pod) else None
+        if self._resize is None:
+            self.pod = pod
         self._wake.set()
+
+    @property
+    def wanted(self) -> Pod:
+        """The pod as its manifest has it, which it is not yet while a resize waits."""
+        return self._resize.wanted if self._resize is not None else self.pod
+
+    @property
+    def waits_for_room(self) -> bool:
+        return self._resize is not None and self._resize.waiting
 
     def end(self, end: PodEnd) -> None:
         """Fail the pod for good."""
@@ -181,6 +197,8 @@ class PodWorker:
             self.end(PodEnd("DeadlineExceeded", text))
             return None
         services = self._services
+        if self._resize is not None:
+            await self._try_resize(self._resize)
         record = services.watch.pod(self.pod.uid)
         actions = next_actions(self.pod, record, health=services.health, spec_hash=container_hash)
         if actions.finished:
@@ -193,6 +211,14 @@ class PodWorker:
         self._failures, self._last_failure = 0, ""
         await remove_dead_containers(services.watch.pod(self.pod.uid), services)
         return min((d for d in (delay, deadline) if d is not None), default=None)
+
+    async def _try_resize(self, resize: Resize) -> None:
+        resized = await carry_out(self.pod, resize, self._services)
+        if resized is not None:
+            resized.status = self.pod.status
+            self.pod = resized
+            self._resize = None
+            self._services.pod_resized(resized)
 
     def _deadline(self) -> float | None:
         seconds = self.pod.spec.active_deadline_seconds
@@ -339,6 +365,10 @@ class PodWorker:
                 else None,
                 start_time=self._start_time,
                 terminated=self.stopped.is_set(),
+                resources=self._resources,
+                extra_conditions=(self._resize.condition,)
+                if self._resize is not None and self._resize.condition is not None
+                else (),
                 message=self._message,
             ),
         )
@@ -355,6 +385,19 @@ class PodWorker:
                 termination_message(record, container.termination_message_policy) if container else ""
             )
         return self._messages[record.id]
+
+    def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
+        """What the runtime says that a container has, in the words of its manifest where they agree."""
+        container = next((c for c in self.pod.all_containers if c.name == record.name), None)
+        if container is None or record.resources is None or not record.running:
+            return None
+        shares, quota, period, memory = record.resources
+        return status_resources(
+            container,
+            ContainerResources(
+                cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit_in_bytes=memory
+            ),
+        )
 
     def _known_start(self) -> float | None:
         """A running pod of an earlier agent began when its first sandbox did."""

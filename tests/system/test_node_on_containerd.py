@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.status import ContainerStatus
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.node.conftest import Bench, eventually
@@ -185,6 +186,40 @@ async def test_a_missing_image_is_said_and_the_rest_runs(bench: Bench):
         return status.state.waiting.reason if status.state.waiting else ""
 
     await eventually(lambda: waiting() == "ErrImageNeverPull")
+
+
+async def test_a_live_container_is_resized_without_a_restart(bench: Bench, containerd: Containerd):
+    def amounts(cpu: str, memory: str) -> dict[str, Any]:
+        return {"containers": [container(resources={"limits": {"cpu": cpu, "memory": memory}})]}
+
+    await bench.start()
+    bench.write("sized", amounts("100m", "64Mi"))
+    await eventually(lambda: bench.phase("sized") == "Running")
+    identity, pod = only_container(containerd, bench, "sized")["ID"], f"pod{bench.pod('sized').uid}"
+    for cpu, memory, shares, limit in (("200m", "128Mi", 204, 128 << 20), ("50m", "32Mi", 51, 32 << 20)):
+        bench.write("sized", amounts(cpu, memory))
+
+        def has_its_values(shares: int = shares, limit: int = limit) -> bool:
+            levels = [(pod,), (pod, identity)]
+            return all(
+                cgroup_file(bench, "cpu", "cpu.shares", *level) == str(shares)
+                and cgroup_file(bench, "memory", "memory.limit_in_bytes", *level) == str(limit)
+                for level in levels
+            )
+
+        await eventually(has_its_values)
+    await eventually(
+        lambda: str(bench.pod("sized").status.container_statuses[0].resources.limits["cpu"]) == "50m"
+    )
+    assert bench.pod("sized").status.container_statuses[0].restart_count == 0
+    assert only_container(containerd, bench, "sized")["ID"] == identity
+    bench.write("sized", amounts("1000", "32Mi"))
+
+    def conditions() -> dict[str, str]:
+        return {c.type: c.reason for c in bench.pod("sized").status.conditions}
+
+    await eventually(lambda: conditions().get("PodResizePending") == "Infeasible")
+    assert cgroup_file(bench, "cpu", "cpu.shares", pod) == "51"
 
 
 async def test_everything_goes_with_the_node(bench: Bench, containerd: Containerd):
