@@ -1,0 +1,111 @@
+"""Memory and processes of one cgroup, read from descriptors that stay open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import Refused
+
+CGROUP_MOUNT: Final = Path("/sys/fs/cgroup")
+_PAGE = 4096
+_UNLIMITED = 1 << 60
+
+
+class HeldFile:
+    """A small kernel file, opened at the first read and read again from the same descriptor.
+
+    When its cgroup was removed and made again under the same name the descriptor is dead (ENODEV): it is
+    opened anew, once.
+    """
+
+    __slots__ = ("_descriptor", "path")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = -1
+
+    def read(self) -> bytes:
+        """Raises `OSError`."""
+        if self._descriptor >= 0:
+            try:
+                return os.pread(self._descriptor, _PAGE, 0)
+            except OSError:
+                self.close()
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(self._descriptor, _PAGE, 0)
+
+    def number(self) -> int:
+        """Raises `OSError`; `max` is a number too large to matter."""
+        text = self.read().strip()
+        return _UNLIMITED if text == b"max" else int(text)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def is_v1(mount: Path = CGROUP_MOUNT) -> bool:
+    return (mount / "memory").is_dir()
+
+
+def memory_directory(mount: Path, cgroup: str) -> Path:
+    """The directory of a cgroup (`/kubepods/pod1`) in the hierarchy that accounts memory."""
+    return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
+
+
+class CgroupUsage:
+    """The working set and the process count of one cgroup and all below it. `close` it when done."""
+
+    def __init__(self, cgroup: str, mount: Path = CGROUP_MOUNT) -> None:
+        self.cgroup = cgroup
+        self._v1 = is_v1(mount)
+        memory = memory_directory(mount, cgroup)
+        pids = (mount / "pids" if self._v1 else mount) / cgroup.strip("/")
+        self._usage = HeldFile(memory / ("memory.usage_in_bytes" if self._v1 else "memory.current"))
+        self._limit = HeldFile(memory / ("memory.limit_in_bytes" if self._v1 else "memory.max"))
+        self._stat = HeldFile(memory / "memory.stat")
+        self._pids = HeldFile(pids / "pids.current")
+
+    def working_set(self) -> int:
+        """Bytes in use less the page cache that nobody touched lately. Raises `OSError`, `Refused`."""
+        return max(self._usage.number() - self.inactive_file(), 0)
+
+    def usage_without_cache(self) -> int:
+        """Bytes in use less all page cache of files."""
+        stat = self._stat.read()
+        cache = _field(stat, self._name(b"inactive_file")) + _field(stat, self._name(b"active_file"))
+        return max(self._usage.number() - cache, 0)
+
+    def inactive_file(self) -> int:
+        return _field(self._stat.read(), self._name(b"inactive_file"))
+
+    def memory_limit(self) -> int | None:
+        """None if there is none."""
+        limit = self._limit.number()
+        return None if limit >= _UNLIMITED else limit
+
+    def processes(self) -> int:
+        """Tasks, as the kernel's limit counts them."""
+        return self._pids.number()
+
+    def close(self) -> None:
+        for file in (self._usage, self._limit, self._stat, self._pids):
+            file.close()
+
+    def _name(self, field: bytes) -> bytes:
+        return b"total_" + field if self._v1 else field
+
+
+def _field(stat: bytes, name: bytes) -> int:
+    """One number of a `name value` file. The name is matched whole: `file` is not `inactive_file`."""
+    at = 0 if stat.startswith(name + b" ") else stat.find(b"\n" + name + b" ") + 1
+    if at == 0 and not stat.startswith(name + b" "):
+        raise Refused(f"has no field {name.decode()}", subject="memory.stat")
+    start = at + len(name) + 1
+    end = stat.find(b"\n", start)
+    return int(stat[start : end if end >= 0 else None])

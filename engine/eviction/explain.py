@@ -1,0 +1,80 @@
+"""What the eviction manager sees and would do, for people. Pure but for the cgroups it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.api.pod import Pod
+from engine.api.qos import is_critical, qos_class
+from engine.api.resources import ranking_request
+from engine.eviction.signals import MEMORY, PIDS, Observations
+from engine.eviction.thresholds import Threshold
+from engine.eviction.usage import rank
+
+if TYPE_CHECKING:
+    from engine.eviction.manager import EvictionManager
+
+SHOWN = 20
+
+
+def explain(manager: EvictionManager, observations: Observations, pods: Sequence[Pod]) -> dict[str, Any]:
+    """Signals (bytes, inodes, process ids), thresholds with the distance to each (negative = met), and
+    the first pods in the order of eviction for memory and for process ids."""
+    tracker = manager.tracker
+    usage = manager.meter.quick(pods)
+    return {
+        "layout": manager.reader.layout,
+        "conditions": list(tracker.conditions),
+        "signals": {
+            signal: {"available": o.available, "capacity": o.capacity} for signal, o in observations.items()
+        },
+        "thresholds": [_threshold(threshold, observations) for threshold in tracker.thresholds],
+        "first": {
+            resource: [
+                _candidate(place, pod, amount, resource)
+                for place, (pod, amount) in enumerate(rank(pods, usage, resource)[:SHOWN], 1)
+            ]
+            for resource in (MEMORY, PIDS)
+        },
+    }
+
+
+def _threshold(threshold: Threshold, observations: Observations) -> dict[str, Any]:
+    observed = observations.get(threshold.signal)
+    limit = threshold.limit(observed.capacity) if observed is not None else None
+    return {
+        "signal": threshold.signal,
+        "value": str(threshold.value),
+        "gracePeriod": threshold.grace_period,
+        "minReclaim": str(threshold.min_reclaim) if threshold.min_reclaim is not None else None,
+        "limit": limit,
+        "distance": observed.available - limit if observed is not None and limit is not None else None,
+    }
+
+
+def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[str, Any]:
+    request = ranking_request(pod, resource).value if resource == MEMORY else None
+    return {
+        "place": place,
+        "pod": pod.full_name,
+        "uid": pod.uid,
+        "qos": qos_class(pod),
+        "priority": pod.spec.priority or 0,
+        "usage": amount,
+        "request": request,
+        "why": _why(pod, amount, request),
+    }
+
+
+def _why(pod: Pod, amount: int | None, request: int | None) -> str:
+    if is_critical(pod):
+        return "critical: passed over"
+    if amount is None:
+        return "nothing is known of its usage"
+    priority = f"priority {pod.spec.priority or 0}"
+    if request is None:
+        return f"{priority}, {amount} tasks"
+    if amount > request:
+        return f"uses {amount - request} bytes more than it requests, {priority}"
+    return f"stays within its request, {priority}"

@@ -1,0 +1,75 @@
+"""Local storage limits: an emptyDir's size, a pod's and a container's ephemeral storage. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.api.pod import Pod
+from engine.api.resources import EPHEMERAL_STORAGE, pod_limits
+from engine.eviction.layout import Part
+from engine.eviction.usage import PodUsage
+
+EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"
+POD_LIMIT: Final = "ephemeralpodfs.limit"
+CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
+
+
+@dataclass(frozen=True, slots=True)
+class LimitExceeded:
+    """`signal` is the label of the evictions metric."""
+
+    signal: str
+    message: str
+
+
+def has_limits(pod: Pod) -> bool:
+    """Whether anything of the pod's local storage is limited: others need not be measured."""
+    return (
+        any(volume.empty_dir is not None and volume.empty_dir.size_limit for volume in pod.spec.volumes or ())
+        or any(EPHEMERAL_STORAGE in container.limits for container in pod.all_containers)
+        or EPHEMERAL_STORAGE in (pod.spec.overhead or ())
+    )
+
+
+def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExceeded | None:
+    """The first limit that the pod exceeds: volumes, then the pod as a whole, then its containers.
+
+    A container's writable layer counts against its own limit unless it lies on a dedicated imagefs.
+    """
+    for volume in pod.spec.volumes or ():
+        limit = volume.empty_dir.size_limit if volume.empty_dir is not None else None
+        used = usage.volumes.get(volume.name)
+        if limit and used is not None and used.bytes > limit.value > 0:
+            return LimitExceeded(
+                EMPTY_DIR_LIMIT, f'Usage of EmptyDir volume "{volume.name}" exceeds the limit "{limit}". '
+            )
+    if not usage.disk_known:
+        return None
+    total = pod_limits(pod).get(EPHEMERAL_STORAGE)
+    if total is not None and usage_of_pod(pod, usage) > total.value:
+        return LimitExceeded(
+            POD_LIMIT, f"Pod ephemeral local storage usage exceeds the total limit of containers {total}. "
+        )
+    for container in pod.all_containers:
+        limit = container.limits.get(EPHEMERAL_STORAGE)
+        measured = usage.containers.get(container.name)
+        if not limit or measured is None:
+            continue
+        counted = measured.logs.bytes + (0 if dedicated_imagefs else measured.rootfs.bytes)
+        if counted > limit.value:
+            return LimitExceeded(
+                CONTAINER_LIMIT,
+                f'Container {container.name} exceeded its local ephemeral storage limit "{limit}". ',
+            )
+    return None
+
+
+def usage_of_pod(pod: Pod, usage: PodUsage) -> int:
+    """Bytes that count against the pod's limit: writable layers, logs, and emptyDirs on disk."""
+    parts: Sequence[Part] = ("root", "logs")
+    on_disk = {v.name for v in pod.spec.volumes or () if v.empty_dir is not None and v.empty_dir.medium == ""}
+    return usage.disk(parts).bytes + sum(
+        disk.bytes for name, disk in usage.volumes.items() if name in on_disk
+    )

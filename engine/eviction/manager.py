@@ -1,0 +1,405 @@
+"""The eviction manager: looks, reclaims, ends one pod at a time.
+
+Each look: read the signals, let the tracker say what is due, end pods over their local storage limits,
+otherwise take the most urgent threshold, clean up the node, measure again, and only then rank and end one
+pod; then wait until it is gone and look again. Between looks it sleeps for the interval or until the
+kernel says that memory runs short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from engine.api.config import ROOT_DIR, KubeletConfiguration
+from engine.api.errors import KubengineError
+from engine.api.events import WARNING, EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.api.lifecycle import KillPod, PodEnd
+from engine.api.node import NodeCondition
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+from engine.containers import ContainerGC
+from engine.eviction import admission, local_storage, message, pressure, signals
+from engine.eviction.cgroup_usage import memory_directory
+from engine.eviction.explain import explain
+from engine.eviction.layout import is_disk, measured_parts, reclaims, with_container_filesystem
+from engine.eviction.measure import PodCgroup, PodMeter
+from engine.eviction.notifier import MemoryNotifier
+from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
+from engine.eviction.readings import NodeView, SignalReader
+from engine.eviction.signals import RESOURCE_OF, Observations
+from engine.eviction.thresholds import Threshold, thresholds_from_config
+from engine.eviction.usage import PodUsage, rank
+from engine.images import ImageManager
+from engine.images.filesystem import runtime_filesystems, same_device
+from engine.metrics import Registry
+from engine.runtime.client import RuntimeClient
+
+HARD_GRACE_SECONDS: Final = 1
+CLEANUP_TIMEOUT: Final = 30.0
+CLEANUP_POLL: Final = 1.0
+MIN_KILL_TIMEOUT: Final = 10.0
+RECLAIM_TIMEOUT: Final = 300.0
+LAYOUT_TIMEOUT: Final = 10.0
+MIN_WAKE_INTERVAL: Final = 0.1
+
+_WORDS: Final = {
+    signals.MEMORY_PRESSURE: {
+        True: ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
+        False: ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    },
+    signals.DISK_PRESSURE: {
+        True: ("KubeletHasDiskPressure", "kubelet has disk pressure"),
+        False: ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    },
+    signals.PID_PRESSURE: {
+        True: ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
+        False: ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+    },
+}
+
+log = logging.getLogger("kubengine.eviction")
+
+
+class EvictionManager:
+    """Keeps memory, disk and process ids above their thresholds.
+
+    `kill_pod` ends a pod for good; `pod_cgroup(uid)` is its cgroup's path; `pod_cleaned_up(uid)` tells
+    that nothing of it is left (default: its cgroup is gone); `view` says what counts as the node.
+    `images` and `containers` are what it cleans up first. `conditions_changed` is called when a node
+    condition appears or clears. Raises `InvalidInput` for thresholds that make no sense.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        recorder: EventRecorder,
+        active_pods: Callable[[], Sequence[Pod]],
+        kill_pod: KillPod,
+        pod_cgroup: PodCgroup,
+        section: EvictionSection | None = None,
+        registry: Registry | None = None,
+        runtime: RuntimeClient | None = None,
+        images: ImageManager | None = None,
+        containers: ContainerGC | None = None,
+        pod_cleaned_up: Callable[[str], bool] | None = None,
+        volume_path: Callable[[Pod, str], Path] | None = None,
+        root_dir: Path = Path(ROOT_DIR),
+        view: NodeView | None = None,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        conditions_changed: Callable[[], None] | None = None,
+    ) -> None:
+        self.section = section or EvictionSection()
+        view = view or NodeView()
+        self._config = config
+        self._configured = thresholds_from_config(config)
+        self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
+        self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
+        self._runtime, self._images, self._containers = runtime, images, containers
+        self._clock, self._monotonic = clock, monotonic
+        self._conditions_changed = conditions_changed
+        self.reader = SignalReader(view, nodefs=root_dir, memory_signal=self.section.memory_signal)
+        self.meter = PodMeter(
+            pod_cgroup=pod_cgroup,
+            runtime=runtime,
+            pod_logs_dir=Path(config.pod_logs_dir),
+            root_dir=root_dir,
+            mount=view.mount,
+            volume_path=volume_path,
+        )
+        self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
+        self._since: dict[str, float] = dict.fromkeys(CONDITIONS, clock())
+        self._layout_known = False
+        self._wake = asyncio.Event()
+        self._notifiers: dict[str, MemoryNotifier] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._kills: set[asyncio.Task[None]] = set()
+        registry = registry or Registry()
+        self._evictions = registry.counter(
+            "kubelet_evictions", "Pods evicted, by the signal that was met.", ["eviction_signal"]
+        )
+        self._stats_age = registry.histogram(
+            "kubelet_eviction_stats_age_seconds",
+            "Age of the readings that an eviction was decided on.",
+            ["eviction_signal"],
+        )
+
+    async def start(self) -> None:
+        """Look now, then every interval and whenever the kernel wakes it."""
+        if self.section.notifications:
+            self._start_notifiers()
+        self._task = asyncio.create_task(self._loop(), name="eviction")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        for notifier in self._notifiers.values():
+            notifier.stop()
+        self._notifiers.clear()
+        self.reader.close()
+
+    def admit(self, pod: Pod) -> None:
+        """Raises `AdmissionRejected` for a pod that the node doesn't take under its present pressure."""
+        admission.check(pod, self.tracker.conditions)
+
+    @property
+    def under_pressure(self) -> tuple[str, ...]:
+        """Node conditions that hold: of MemoryPressure, DiskPressure, PIDPressure."""
+        return self.tracker.conditions
+
+    def conditions(self) -> list[NodeCondition]:
+        """The three conditions for the node's status."""
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        found = []
+        for name in CONDITIONS:
+            holds = name in self.tracker.conditions
+            reason, text = _WORDS[name][holds]
+            found.append(
+                NodeCondition(
+                    type=name,
+                    status="True" if holds else "False",
+                    last_heartbeat_time=now,
+                    last_transition_time=datetime.fromtimestamp(self._since[name], UTC),
+                    reason=reason,
+                    message=text,
+                )
+            )
+        return found
+
+    def describe(self, **_query: str) -> dict[str, Any]:
+        """Signals, thresholds with the distance to each, and who would go first and why."""
+        return explain(self, self.reader.read(self._monotonic()), list(self._active_pods()))
+
+    async def synchronize(self) -> list[Pod]:
+        """One look. Returns the pods that were ended: at most one for a threshold, all that are over
+        their own local storage limits."""
+        await self._find_layout()
+        if not self.tracker.thresholds and not self._config.local_storage_capacity_isolation:
+            return []
+        pods = list(self._active_pods())
+        observations = self.reader.read(self._monotonic())
+        seen = self.tracker.look(observations, self._monotonic())
+        self._announce(seen)
+        self._arm_notifiers(observations)
+        if self._config.local_storage_capacity_isolation:
+            evicted = await self._evict_over_limits(pods)
+            if evicted:
+                return evicted
+        if not seen.act_on:
+            return []
+        threshold = seen.act_on[0]
+        resource = RESOURCE_OF[threshold.signal]
+        self._recorder.node(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
+        if await self._reclaim(threshold.signal):
+            return []
+        if not pods:
+            log.warning("%s is short and there is no pod to evict", resource)
+            return []
+        return await self._evict_one(threshold, seen, observations, pods)
+
+    async def ranking(self, signal: str, pods: Sequence[Pod]) -> list[tuple[Pod, int | None]]:
+        """Pods in the order in which `signal` would evict them, with the usage that counts."""
+        usage = await self.meter.whole(pods) if is_disk(signal) else self.meter.quick(pods)
+        return self._ranked(signal, pods, usage)
+
+    def _ranked(
+        self, signal: str, pods: Sequence[Pod], usage: dict[str, PodUsage]
+    ) -> list[tuple[Pod, int | None]]:
+        parts = measured_parts(self.reader.layout, signal) if is_disk(signal) else ()
+        return rank(pods, usage, RESOURCE_OF[signal], parts)
+
+    async def _evict_one(
+        self, threshold: Threshold, seen: Pressure, observations: Observations, pods: Sequence[Pod]
+    ) -> list[Pod]:
+        usage = await self.meter.whole(pods)
+        ranked = self._ranked(threshold.signal, pods, usage)
+        if self.section.recheck_before_evict:
+            again = self.reader.read(self._monotonic())
+            if not pressure.met(seen.act_on, again, reclaimed=True):
+                log.info("%s recovered before a pod was evicted", threshold.signal)
+                return []
+        now = self._monotonic()
+        for due in seen.act_on:
+            self._stats_age.observe(now - observations[due.signal].at, due.signal)
+        for pod, _amount in ranked:
+            text, annotations = message.eviction_message(
+                RESOURCE_OF[threshold.signal], pod, usage.get(pod.uid), seen.act_on, observations
+            )
+            if await self._evict(pod, self._grace(threshold, pod), text, annotations):
+                self._evictions.inc(threshold.signal)
+                return [pod]
+        log.warning("%s: no pod could be evicted", threshold.signal)
+        return []
+
+    def _grace(self, threshold: Threshold, pod: Pod) -> int:
+        if threshold.hard:
+            return HARD_GRACE_SECONDS
+        limit = self._config.eviction_max_pod_grace_period
+        own = pod.spec.termination_grace_period_seconds
+        return limit if own is None else min(limit, own)
+
+    async def _evict_over_limits(self, pods: Sequence[Pod]) -> list[Pod]:
+        limited = [pod for pod in pods if local_storage.has_limits(pod)]
+        if not limited:
+            return []
+        usage = await self.meter.whole(limited)
+        evicted = []
+        for pod in limited:
+            over = local_storage.exceeded(
+                pod, usage[pod.uid], dedicated_imagefs=self.reader.layout != "shared"
+            )
+            if over is not None and await self._evict(pod, HARD_GRACE_SECONDS, over.message, {}):
+                self._evictions.inc(over.signal)
+                evicted.append(pod)
+        return evicted
+
+    async def _evict(self, pod: Pod, grace: int, text: str, annotations: dict[str, str]) -> bool:
+        """Whether the pod counts as evicted: a kill that fails does, a critical pod doesn't."""
+        if is_critical(pod):
+            log.warning("pod %s is critical and is not evicted", pod.full_name)
+            return False
+        self._recorder.pod(pod, WARNING, message.REASON, text, annotations=annotations)
+        end = PodEnd(message.REASON, text, grace, message.CONDITION_REASON, annotations)
+        kill = asyncio.ensure_future(self._kill_pod(pod, end))
+        self._kills.add(kill)
+        kill.add_done_callback(self._kills.discard)
+        try:
+            async with asyncio.timeout(max(grace * 1.5, MIN_KILL_TIMEOUT)):
+                await asyncio.shield(kill)
+        except TimeoutError:
+            self._recorder.pod(
+                pod,
+                WARNING,
+                "ExceededGracePeriod",
+                "Container runtime did not kill the pod within specified grace period.",
+            )
+            kill.add_done_callback(_say_if_failed)
+        except KubengineError as error:
+            log.warning("evicting pod %s failed: %s", pod.full_name, error)
+        return True
+
+    async def _reclaim(self, signal: str) -> bool:
+        """Clean up the node; whether that was enough."""
+        steps: list[Callable[[], Awaitable[Any]]] = []
+        for name in reclaims(self.reader.layout, signal):
+            if name == "containers" and self._containers is not None:
+                steps.append(self._containers.delete_all_unused)
+            if name == "images" and self._images is not None:
+                steps.append(self._images.delete_unused)
+        for step in steps:
+            try:
+                async with asyncio.timeout(RECLAIM_TIMEOUT):
+                    report = await step()
+                if report.error:
+                    log.warning("reclaiming for %s: %s", signal, report.error)
+            except TimeoutError:
+                log.warning("reclaiming for %s took more than %.0f s", signal, RECLAIM_TIMEOUT)
+        return bool(steps) and self.tracker.is_relieved(self.reader.read(self._monotonic()))
+
+    async def _find_layout(self) -> None:
+        """Once, as soon as the runtime says where it keeps images."""
+        if self._layout_known:
+            return
+        if self._runtime is not None:
+            try:
+                async with asyncio.timeout(LAYOUT_TIMEOUT):
+                    where = await runtime_filesystems(self._runtime)
+                dedicated = not same_device(where.images, self.reader.nodefs)
+                layers = where.containers or where.images
+                split = dedicated and not same_device(where.images, layers)
+            except (KubengineError, OSError, TimeoutError) as error:
+                log.warning("where the runtime keeps images is not known yet: %s", error)
+                return
+            self.reader.imagefs, self.reader.containerfs = where.images, layers
+            self.reader.layout = "split" if split else "imagefs" if dedicated else "shared"
+        else:
+            self.reader.imagefs = self.reader.containerfs = self.reader.nodefs
+        self.tracker.thresholds = with_container_filesystem(self._configured, self.reader.layout)
+        self._layout_known = True
+
+    def _announce(self, seen: Pressure) -> None:
+        for name in (*seen.raised, *seen.cleared):
+            self._since[name] = self._clock()
+            log.warning("node condition %s is %s", name, name in seen.conditions)
+        if (seen.raised or seen.cleared) and self._conditions_changed is not None:
+            self._conditions_changed()
+
+    async def _loop(self) -> None:
+        while True:
+            began = self._monotonic()
+            try:
+                evicted = await self.synchronize()
+            except KubengineError as error:
+                log.warning("eviction: %s", error)
+                evicted = []
+            if evicted:
+                await self._wait_for_cleanup(evicted)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(float(self.section.interval), MIN_WAKE_INTERVAL)):
+                    await self._wake.wait()
+            self._wake.clear()
+            await asyncio.sleep(max(MIN_WAKE_INTERVAL - (self._monotonic() - began), 0))
+
+    async def _wait_for_cleanup(self, pods: Sequence[Pod]) -> None:
+        deadline = self._monotonic() + CLEANUP_TIMEOUT
+        left = {pod.uid: pod for pod in pods}
+        while True:
+            left = {uid: pod for uid, pod in left.items() if not self._pod_cleaned_up(uid)}
+            if not left:
+                return
+            if self._monotonic() >= deadline:
+                names = ", ".join(pod.full_name for pod in left.values())
+                log.warning("still there %.0f s after their eviction: %s", CLEANUP_TIMEOUT, names)
+                return
+            await asyncio.sleep(CLEANUP_POLL)
+
+    def _cgroup_is_gone(self, uid: str) -> bool:
+        cgroup = self._pod_cgroup(uid)
+        return cgroup is None or not memory_directory(self.reader.view.mount, cgroup).exists()
+
+    def _start_notifiers(self) -> None:
+        view = self.reader.view
+        watched = {signals.MEMORY_AVAILABLE: view.cgroup}
+        if view.pods_cgroup is not None:
+            watched[signals.ALLOCATABLE_MEMORY_AVAILABLE] = view.pods_cgroup
+        configured = {threshold.signal for threshold in self._configured}
+        for signal, cgroup in watched.items():
+            if signal in configured:
+                self._notifiers[signal] = MemoryNotifier(cgroup, self._wake.set, view.mount)
+                self._notifiers[signal].start()
+
+    def _arm_notifiers(self, observations: Observations) -> None:
+        for signal, notifier in self._notifiers.items():
+            observed = observations.get(signal)
+            group = self.reader.node if signal == signals.MEMORY_AVAILABLE else self.reader.pods
+            if observed is None or group is None:
+                continue
+            try:
+                cache = group.inactive_file()
+            except (OSError, KubengineError):
+                continue
+            notifier.arm(
+                {
+                    observed.capacity - threshold.limit(observed.capacity) + cache
+                    for threshold in self._configured
+                    if threshold.signal == signal
+                }
+            )
+
+
+def _say_if_failed(kill: asyncio.Future[None]) -> None:
+    if not kill.cancelled() and kill.exception() is not None:
+        log.warning("a pod that outlived its grace period could not be ended: %s", kill.exception())

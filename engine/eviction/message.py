@@ -1,0 +1,67 @@
+"""What an evicted pod is told, in the kubelet's words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engine.api.pod import Pod
+from engine.api.quantity import BINARY_SI, ZERO, Quantity
+from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, RESOURCE_OF, Observations
+from engine.eviction.thresholds import Threshold, format_bytes
+from engine.eviction.usage import ContainerUsage, PodUsage
+
+REASON: Final = "Evicted"
+CONDITION_REASON: Final = "TerminationByKubelet"
+OFFENDING_CONTAINERS: Final = "offending_containers"
+OFFENDING_CONTAINERS_USAGE: Final = "offending_containers_usage"
+STARVED_RESOURCE: Final = "starved_resource"
+
+
+def eviction_message(
+    resource: str,
+    pod: Pod,
+    usage: PodUsage | None,
+    thresholds: Sequence[Threshold],
+    observations: Observations,
+) -> tuple[str, dict[str, str]]:
+    """The message and the event's annotations. Without stats of the pod there are no annotations."""
+    message = f"The node was low on resource: {resource}. "
+    for threshold in thresholds:
+        observed = observations.get(threshold.signal)
+        if RESOURCE_OF[threshold.signal] == resource and observed is not None:
+            quantity = threshold.value.quantity or format_bytes(threshold.limit(observed.capacity))
+            message += f"Threshold quantity: {quantity}, available: {format_available(observed.available)}. "
+            break
+    if usage is None:
+        return message, {}
+    names, amounts = [], []
+    for container in [*pod.spec.containers, *(c for c in pod.init_containers if c.is_sidecar)]:
+        measured = usage.containers.get(container.name)
+        amount = _amount(resource, measured) if measured is not None else None
+        request = container.requests.get(resource, ZERO)
+        if amount is not None and amount > request:
+            message += (
+                f"Container {container.name} was using {amount}, request is {request}, "
+                f"has larger consumption of {resource}. "
+            )
+            names.append(container.name)
+            amounts.append(str(amount))
+    return message, {
+        OFFENDING_CONTAINERS: ",".join(names),
+        OFFENDING_CONTAINERS_USAGE: ",".join(amounts),
+        STARVED_RESOURCE: resource,
+    }
+
+
+def format_available(amount: int) -> Quantity:
+    """An amount in binary units: whole Ki where it is one, otherwise bytes."""
+    return Quantity.from_value(amount, BINARY_SI)
+
+
+def _amount(resource: str, usage: ContainerUsage) -> Quantity | None:
+    if resource == MEMORY and usage.memory is not None:
+        return format_bytes(usage.memory)
+    if resource == EPHEMERAL_STORAGE:
+        return format_bytes(usage.rootfs.bytes + usage.logs.bytes)
+    return None

@@ -1,0 +1,108 @@
+"""From observations to what must be done: which thresholds are met, held long enough, and which node
+conditions they raise. A deterministic core: no clock, no I/O.
+
+A threshold that was acted on stays met until what is available also covers its minimum reclaim. A node
+condition stays for the transition period after it was last seen. Source: kubelet v1.32 eviction manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.eviction.signals import (
+    CONDITION_OF,
+    DISK_PRESSURE,
+    MEMORY_PRESSURE,
+    MEMORY_SIGNALS,
+    PID_PRESSURE,
+    Observation,
+    Observations,
+)
+from engine.eviction.thresholds import Threshold
+
+CONDITIONS: Final = (MEMORY_PRESSURE, DISK_PRESSURE, PID_PRESSURE)
+
+
+def is_met(threshold: Threshold, observation: Observation, *, reclaimed: bool = False) -> bool:
+    """Whether less is available than the threshold allows; with `reclaimed`, less than that and its
+    minimum reclaim together."""
+    return observation.available < threshold.limit(observation.capacity, reclaimed=reclaimed)
+
+
+def met(
+    thresholds: Iterable[Threshold], observations: Observations, *, reclaimed: bool = False
+) -> list[Threshold]:
+    """Thresholds that are met. A signal that could not be read meets nothing."""
+    return [
+        threshold
+        for threshold in thresholds
+        if threshold.signal in observations
+        and is_met(threshold, observations[threshold.signal], reclaimed=reclaimed)
+    ]
+
+
+def by_urgency(thresholds: Sequence[Threshold]) -> list[Threshold]:
+    """Memory before everything else, otherwise as configured."""
+    return sorted(thresholds, key=lambda threshold: threshold.signal not in MEMORY_SIGNALS)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """One look. `act_on`: thresholds to relieve now, most urgent first; `waiting`: met thresholds whose
+    grace period runs, with the seconds left; `raised` and `cleared`: changes of node conditions."""
+
+    act_on: tuple[Threshold, ...]
+    waiting: tuple[tuple[Threshold, float], ...]
+    conditions: tuple[str, ...]
+    raised: tuple[str, ...]
+    cleared: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class PressureTracker:
+    """The memory between two looks."""
+
+    thresholds: Sequence[Threshold]
+    transition_period: float
+    first_met: dict[Threshold, float] = field(default_factory=dict)
+    last_seen: dict[str, float] = field(default_factory=dict)
+    acted_on: list[Threshold] = field(default_factory=list)
+    conditions: tuple[str, ...] = ()
+    last: Observations = field(default_factory=dict)
+
+    def look(self, observations: Observations, now: float) -> Pressure:
+        """Take in one set of observations; `now` in seconds of a clock that only goes forward."""
+        current = met(self.thresholds, observations)
+        current += [t for t in met(self.acted_on, observations, reclaimed=True) if t not in current]
+        self.first_met = {t: self.first_met.get(t, now) for t in current}
+        for threshold in current:
+            self.last_seen[CONDITION_OF[threshold.signal]] = now
+        before, self.conditions = (
+            self.conditions,
+            tuple(
+                c for c in CONDITIONS
+                if c in self.last_seen and (
+                    now - self.last_seen[c] < self.transition_period or self.last_seen[c] == now
+                )
+            ),
+        )  # fmt: skip
+        ripe = [t for t in current if now - self.first_met[t] >= t.grace_period]
+        self.acted_on = ripe
+        fresh = [
+            t for t in ripe
+            if t.signal not in self.last or observations[t.signal].at > self.last[t.signal].at
+        ]  # fmt: skip
+        self.last = observations
+        return Pressure(
+            tuple(by_urgency(fresh)),
+            tuple((t, t.grace_period - (now - self.first_met[t])) for t in current if t not in ripe),
+            self.conditions,
+            tuple(c for c in self.conditions if c not in before),
+            tuple(c for c in before if c not in self.conditions),
+        )
+
+    def is_relieved(self, observations: Observations) -> bool:
+        """Whether no threshold is met any more, minimum reclaims included."""
+        return not met(self.thresholds, observations, reclaimed=True)

@@ -1,0 +1,155 @@
+"""Reads the eviction signals of a node: a few system calls, no allocation to speak of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.eviction import signals
+from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage, HeldFile, is_v1
+from engine.eviction.layout import CONTAINERFS, IMAGEFS, NODEFS, Layout
+from engine.eviction.signals import Observation, Observations
+from engine.images.filesystem import read_filesystem
+
+WORKING_SET: Final = "working-set"
+MEMAVAILABLE: Final = "memavailable"
+PROC: Final = Path("/proc")
+
+log = logging.getLogger("kubengine.eviction")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What counts as the node.
+
+    By default the machine. With a `cgroup`, that cgroup and what is in it, with the given capacities
+    (bytes, process ids): so an agent can be held to a part of a machine. `pods_cgroup` is the root of all
+    pods' cgroups, for allocatableMemory.available.
+    """
+
+    cgroup: str = "/"
+    memory_capacity: int | None = None
+    pid_capacity: int | None = None
+    pods_cgroup: str | None = None
+    mount: Path = CGROUP_MOUNT
+
+
+class SignalReader:
+    """Keeps the descriptors open; `close` it when done.
+
+    A signal that cannot be read is left out of the observations, and said once until it can be again.
+    """
+
+    def __init__(self, view: NodeView, *, nodefs: Path, memory_signal: str = WORKING_SET) -> None:
+        if memory_signal not in (WORKING_SET, MEMAVAILABLE):
+            raise InvalidInput(
+                f"{memory_signal!r} is none of {WORKING_SET}, {MEMAVAILABLE}", subject="eviction.memorySignal"
+            )
+        self.view = view
+        self.node = CgroupUsage(view.cgroup, view.mount)
+        self.pods = CgroupUsage(view.pods_cgroup, view.mount) if view.pods_cgroup else None
+        self.nodefs = nodefs
+        self.imagefs: Path | None = None
+        self.containerfs: Path | None = None
+        self.layout: Layout = "shared"
+        self._kernel_estimate = memory_signal == MEMAVAILABLE
+        self._whole_machine = view.cgroup.strip("/") == ""
+        self._meminfo = HeldFile(PROC / "meminfo")
+        self._loadavg = HeldFile(PROC / "loadavg")
+        self._pid_limits = (HeldFile(PROC / "sys/kernel/pid_max"), HeldFile(PROC / "sys/kernel/threads-max"))
+        self._capacity = view.memory_capacity
+        self._unreadable: set[str] = set()
+
+    def read(self, now: float) -> Observations:
+        """All signals that can be read. `now` becomes their time."""
+        found: Observations = {}
+        self._try(found, signals.MEMORY_AVAILABLE, self._memory, now)
+        if self.pods is not None:
+            self._try(found, signals.ALLOCATABLE_MEMORY_AVAILABLE, self._allocatable_memory, now)
+        self._try(found, signals.PID_AVAILABLE, self._pids, now)
+        for name, path in (
+            (NODEFS, self.nodefs),
+            (IMAGEFS, self.imagefs),
+            (CONTAINERFS, self.containerfs),
+        ):
+            if path is not None:
+                self._filesystem(found, name, path, now)
+        return found
+
+    def memory_capacity(self) -> int:
+        """Bytes. Raises `OSError`."""
+        if self._capacity is None:
+            self._capacity = self._meminfo_field(b"MemTotal:")
+        return self._capacity
+
+    def close(self) -> None:
+        self.node.close()
+        if self.pods is not None:
+            self.pods.close()
+        for file in (self._meminfo, self._loadavg, *self._pid_limits):
+            file.close()
+
+    def _memory(self) -> tuple[int, int] | None:
+        capacity = self.memory_capacity()
+        if not self._whole_machine:
+            used = self.node.usage_without_cache() if self._kernel_estimate else self.node.working_set()
+            return capacity - used, capacity
+        if self._kernel_estimate:
+            return self._meminfo_field(b"MemAvailable:"), capacity
+        if is_v1(self.view.mount):
+            return capacity - self.node.working_set(), capacity
+        used = self._meminfo_field(b"MemTotal:") - self._meminfo_field(b"MemFree:")
+        return capacity - max(used - self.node.inactive_file(), 0), capacity
+
+    def _allocatable_memory(self) -> tuple[int, int] | None:
+        assert self.pods is not None
+        limit = self.pods.memory_limit()
+        return None if limit is None else (limit - self.pods.working_set(), limit)
+
+    def _pids(self) -> tuple[int, int] | None:
+        if self.view.pid_capacity is not None:
+            return self.view.pid_capacity - self.node.processes(), self.view.pid_capacity
+        capacity = min(file.number() for file in self._pid_limits)
+        running = int(self._loadavg.read().split()[3].partition(b"/")[2])
+        return capacity - running, capacity
+
+    def _filesystem(self, found: Observations, name: str, path: Path, now: float) -> None:
+        available, inodes_free = f"{name}.available", f"{name}.inodesFree"
+        try:
+            reading = read_filesystem(path)
+        except OSError as error:
+            self._say(available, error)
+            return
+        self._unreadable.discard(available)
+        if reading.capacity and reading.available is not None:
+            found[available] = Observation(min(reading.available, reading.capacity), reading.capacity, now)
+        if reading.inodes:
+            found[inodes_free] = Observation(
+                min(reading.inodes_free or 0, reading.inodes), reading.inodes, now
+            )
+
+    def _try(
+        self, found: Observations, signal: str, read: Callable[[], tuple[int, int] | None], now: float
+    ) -> None:
+        try:
+            amounts = read()
+        except (OSError, ValueError, IndexError, KubengineError) as error:
+            self._say(signal, error)
+            return
+        self._unreadable.discard(signal)
+        if amounts is not None:
+            found[signal] = Observation(amounts[0], amounts[1], now)
+
+    def _say(self, signal: str, error: Exception) -> None:
+        if signal not in self._unreadable:
+            self._unreadable.add(signal)
+            log.warning("eviction signal %s cannot be read: %s", signal, error)
+
+    def _meminfo_field(self, name: bytes) -> int:
+        text = self._meminfo.read()
+        start = text.index(name) + len(name)
+        return int(text[start : text.index(b"kB", start)]) * 1024
