@@ -59,6 +59,12 @@ class NoCgroups:
     def existing_pods(self) -> dict[str, PodGroup]:
         return {}
 
+    def pod_path(self, uid: str) -> str | None:
+        return None
+
+    def root_path(self) -> str:
+        return self._parent
+
     def update_qos(self, active_pods: Sequence[Pod]) -> int:
         return 0
 

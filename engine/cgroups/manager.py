@@ -106,6 +106,7 @@ class CgroupManager:
 
             slices = SystemdSlices.connect()
         self.tree = CgroupTree(self.mounts, files, driver=self.settings.driver, slices=slices)
+        self._root_values = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
         self.sums = LevelSums()
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
@@ -268,6 +269,15 @@ class CgroupManager:
         """Pod cgroups on the machine, whoever made them, by uid: for cleaning up at start."""
         return {group.uid: group for group in self.pod_groups()}
 
+    def pod_path(self, uid: str) -> str | None:
+        """The pod's cgroup from the root of the hierarchy (`/kubepods/…`), None if it has none."""
+        name = self._pods.get(uid)
+        return to_path(name, self.settings.driver) if name is not None else None
+
+    def root_path(self) -> str:
+        """The root of all pods' cgroups, from the root of the hierarchy."""
+        return to_path(self.settings.root, self.settings.driver)
+
     def pod_groups(self) -> list[PodGroup]:
         """Like `existing_pods`; a uid is there twice if it has a group under two levels."""
         root, driver = self.settings.root, self.settings.driver
@@ -335,8 +345,7 @@ class CgroupManager:
     def level_values(self) -> dict[str, GroupValues]:
         """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
         levels = self.sums.values(self.settings.levels)
-        root = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
-        levels[GUARANTEED] = replace(root, unified=levels[GUARANTEED].unified)
+        levels[GUARANTEED] = replace(self._root_values, unified=levels[GUARANTEED].unified)
         return levels
 
     def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
