@@ -81,7 +81,8 @@ def victims_by_node(
     needs: NDArray[np.int64],
     threads: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """The same for many nodes: node i has rows `offsets[i]` to `offsets[i + 1]` and `needs[i]` (int64[nodes, k]).
+    """The same for many nodes: node i has rows `offsets[i]` to `offsets[i + 1]` and `needs[i]`
+    (int64[nodes, k]).
 
     Returns victim offsets int64[nodes + 1], victim rows int32 and what stays short int64[nodes, k].
     `threads` 0 uses every core.

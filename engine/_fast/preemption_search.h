@@ -138,13 +138,22 @@ static int64_t kb_left(const kb_columns *columns, int slot, int64_t need, const 
 
 #endif
 
-/* Sums of squared remaining shares for the 16 entries of a node, by reciprocals. Returns whether any is
-   at most `limit`. */
-static inline int KB_NAME(kb_bounds)(const double *h, const kb_remaining *left, double limit, double *sums)
+static inline unsigned KB_NAME(kb_bits)(kb_four_masks mask)
+{
+#ifdef __AVX2__
+    return (unsigned)__builtin_ia32_movmskpd256((kb_four)mask);
+#else
+    return (mask[0] & 1) | (mask[1] & 2) | (mask[2] & 4) | (mask[3] & 8);
+#endif
+}
+
+/* Sums of squared remaining shares for the 16 entries of a node, by reciprocals. Returns a bit for each
+   that is at most `limit`. */
+static inline unsigned KB_NAME(kb_bounds)(const double *h, const kb_remaining *left, double limit, double *sums)
 {
     const kb_four zero = {0.0, 0.0, 0.0, 0.0};
     kb_four sum[4] = {zero, zero, zero, zero};
-    kb_four_masks any;
+    unsigned bits = 0;
     int a, i;
     for (a = 0; a < left->count; a++) {
         const kb_four *has = (const kb_four *)(h + left->slot[a] * KB_FAN);
@@ -155,10 +164,11 @@ static inline int KB_NAME(kb_bounds)(const double *h, const kb_remaining *left, 
             sum[i] += rest * rest;
         }
     }
-    for (i = 0; i < 4; i++)
+    for (i = 0; i < 4; i++) {
         ((kb_four *)sums)[i] = sum[i];
-    any = (sum[0] <= limit) | (sum[1] <= limit) | (sum[2] <= limit) | (sum[3] <= limit);
-    return (any[0] | any[1] | any[2] | any[3]) != 0;
+        bits |= KB_NAME(kb_bits)(sum[i] <= limit) << (i * 4);
+    }
+    return bits;
 }
 
 static inline double KB_NAME(kb_distance)(const kb_columns *columns, const kb_remaining *left, int32_t row)
@@ -196,10 +206,10 @@ static void KB_NAME(kb_search_rows)(const kb_tree *tree, const kb_columns *colum
 {
     double sums[KB_FAN];
     const int64_t first = node * KB_FAN;
-    int i;
-    if (!KB_NAME(kb_bounds)(tree->h[0] + first * tree->width, left, best->distance + left->margin, sums))
-        return;
-    for (i = 0; i < KB_FAN; i++) {
+    unsigned bits = KB_NAME(kb_bounds)(tree->h[0] + first * tree->width, left,
+                                       best->distance + left->margin, sums);
+    for (; bits; bits &= ~(1u << (31 - __builtin_clz(bits)))) {
+        const int i = 31 - __builtin_clz(bits);
         const int64_t entry = first + i;
         double distance;
         if (sums[i] > best->distance + left->margin || tree->position[0][entry] < 0)
@@ -219,42 +229,73 @@ static void KB_NAME(kb_search)(const kb_tree *tree, const kb_columns *columns, c
                                int level, int64_t node, kb_best *best, int64_t *touched)
 {
     double sums[KB_FAN];
-    int order[KB_FAN], pending = 0, i, j;
     const int64_t first = node * KB_FAN;
     const double *h = tree->h[level] + first * tree->width;
-    const int64_t *memory = tree->memory[level] + first, *cpu = tree->cpu[level] + first;
-    const int32_t *position = tree->position[level] + first;
+    unsigned bits;
     *touched += KB_FAN;
     if (level == 0) {
         KB_NAME(kb_search_rows)(tree, columns, left, node, best);
         return;
     }
-    if (!KB_NAME(kb_bounds)(h, left, best->distance + left->margin, sums))
-        return;
-    for (i = 0; i < KB_FAN; i++) {
-        if (sums[i] - left->margin > best->distance || position[i] < 0)
-            continue;
-        for (j = pending++; j > 0; j--) {
-            const int other = order[j - 1];
-            if (sums[other] < sums[i] ||
-                (sums[other] == sums[i] &&
-                 (memory[other] < memory[i] ||
-                  (memory[other] == memory[i] &&
-                   (cpu[other] < cpu[i] || (cpu[other] == cpu[i] && position[other] >= position[i]))))))
-                break;
-            order[j] = other;
+    bits = KB_NAME(kb_bounds)(h, left, best->distance + left->margin, sums);
+    if (best->entry < 0) { /* the first descent: towards the nearest */
+        unsigned rest = bits;
+        int nearest = -1;
+        for (; rest; rest &= rest - 1) {
+            const int i = __builtin_ctz(rest);
+            if (tree->position[level][first + i] >= 0 && (nearest < 0 || sums[i] < sums[nearest]))
+                nearest = i;
         }
-        order[j] = i;
+        if (nearest >= 0) {
+            KB_NAME(kb_search)(tree, columns, left, level - 1, first + nearest, best, touched);
+            bits &= ~(1u << nearest);
+        }
     }
-    for (j = 0; j < pending; j++) {
-        i = order[j];
-        if (sums[i] - left->margin > best->distance)
-            break;
-        if (tree->exact && sums[i] + left->margin >= best->distance &&
-            !kb_better(KB_NAME(kb_box_distance)(h, i, left), memory[i], cpu[i], position[i], best))
+    /* Backwards: where amounts are larger, memory is smaller and positions are later. */
+    for (; bits; bits &= ~(1u << (31 - __builtin_clz(bits)))) {
+        const int i = 31 - __builtin_clz(bits);
+        const int64_t entry = first + i;
+        if (sums[i] > best->distance + left->margin || tree->position[level][entry] < 0)
             continue;
-        KB_NAME(kb_search)(tree, columns, left, level - 1, first + i, best, touched);
+        if (tree->exact && sums[i] + left->margin >= best->distance &&
+            !kb_better(KB_NAME(kb_box_distance)(h, i, left), tree->memory[level][entry],
+                       tree->cpu[level][entry], tree->position[level][entry], best))
+            continue;
+        KB_NAME(kb_search)(tree, columns, left, level - 1, entry, best, touched);
     }
+}
+
+/* The largest of a node's 16 amounts, and the smallest of its 16 tie-breakers. */
+static inline double KB_NAME(kb_largest)(const double *amounts)
+{
+    const kb_four *a = (const kb_four *)amounts;
+    kb_four best = a[0];
+    double largest;
+    int i;
+    for (i = 1; i < 4; i++) {
+        const kb_four_masks higher = a[i] > best;
+        best = (kb_four)(((kb_four_masks)a[i] & higher) | ((kb_four_masks)best & ~higher));
+    }
+    largest = best[0];
+    for (i = 1; i < 4; i++)
+        largest = best[i] > largest ? best[i] : largest;
+    return largest;
+}
+
+static inline int64_t KB_NAME(kb_smallest)(const int64_t *amounts)
+{
+    const kb_four_masks *a = (const kb_four_masks *)amounts;
+    kb_four_masks best = a[0];
+    int64_t smallest;
+    int i;
+    for (i = 1; i < 4; i++) {
+        const kb_four_masks lower = a[i] < best;
+        best = (a[i] & lower) | (best & ~lower);
+    }
+    smallest = best[0];
+    for (i = 1; i < 4; i++)
+        smallest = best[i] < smallest ? best[i] : smallest;
+    return smallest;
 }
 
 /* Entry `node` of level + 1 from the 16 entries of node `node` of `level`. Returns whether it changed. */
@@ -265,21 +306,18 @@ static int KB_NAME(kb_summarise)(kb_tree *tree, int level, int64_t node)
     const int spot = (int)(node % KB_FAN);
     const double *h = tree->h[level] + first * tree->width;
     double *up = tree->h[level + 1] + above * tree->width + spot;
-    int64_t memory = INT64_MAX, cpu = INT64_MAX;
+    int64_t memory, cpu;
     int32_t position = -1;
     int i, s, changed = 0;
     for (s = 0; s < tree->width; s++) {
-        double largest = 0.0;
-        for (i = 0; i < KB_FAN; i++)
-            largest = h[s * KB_FAN + i] > largest ? h[s * KB_FAN + i] : largest;
+        const double largest = KB_NAME(kb_largest)(h + s * KB_FAN);
         changed |= up[s * KB_FAN] != largest;
         up[s * KB_FAN] = largest;
     }
+    memory = KB_NAME(kb_smallest)(tree->memory[level] + first);
+    cpu = KB_NAME(kb_smallest)(tree->cpu[level] + first);
     for (i = 0; i < KB_FAN; i++) {
-        const int64_t m = tree->memory[level][first + i], c = tree->cpu[level][first + i];
         const int32_t p = tree->position[level][first + i];
-        memory = m < memory ? m : memory;
-        cpu = c < cpu ? c : cpu;
         position = p > position ? p : position;
     }
     changed |= tree->memory[level + 1][node] != memory || tree->cpu[level + 1][node] != cpu ||
@@ -301,7 +339,7 @@ static void KB_NAME(kb_refresh)(kb_tree *tree, int64_t entry)
 }
 
 /* Neighbours in the tree should be alike: interleave the leading bits of the amounts that differ, then
-   those of memory. Any order is correct; this one lets bounds prune. */
+   those of memory, small last. Any order is correct; this one lets bounds prune. */
 static void KB_NAME(kb_sort_alike)(const kb_columns *columns, const kb_remaining *left,
                                    const int32_t *rows, int32_t n, kb_keyed_row *keyed, kb_keyed_row *spare)
 {
@@ -342,7 +380,7 @@ static void KB_NAME(kb_sort_alike)(const kb_columns *columns, const kb_remaining
             share = share < 1.0 ? share : 1.0;
             key |= spread[(int)(share * (double)((1 << bits) - 1))] << a;
         }
-        key = key << 16 | (uint64_t)((double)columns->memory[rows[i]] * memory_scale * 65535.0);
+        key = key << 16 | (65535 - (uint64_t)((double)columns->memory[rows[i]] * memory_scale * 65535.0));
         keyed[i].key = key;
         keyed[i].row = rows[i];
         keyed[i].rest = i;
@@ -374,31 +412,40 @@ static void KB_NAME(kb_build)(kb_tree *tree, const kb_columns *columns, const kb
     spare = kb_carve(&at, (size_t)n * sizeof *spare);
     if (sorted) {
         KB_NAME(kb_sort_alike)(columns, left, rows, n, keyed, spare);
-    } else {
         for (i = 0; i < n; i++) {
-            keyed[i].row = rows[i];
-            keyed[i].rest = i;
-        }
-    }
-    for (i = 0; i < entries[0]; i++) {
-        const int real = i < n;
-        tree->row[i] = real ? keyed[i].row : -1;
-        tree->position[0][i] = real ? keyed[i].rest : -1;
-        tree->memory[0][i] = real ? columns->memory[keyed[i].row] : INT64_MAX;
-        tree->cpu[0][i] = real ? columns->cpu[keyed[i].row] : INT64_MAX;
-        if (real)
+            tree->row[i] = keyed[i].row;
+            tree->position[0][i] = keyed[i].rest;
             tree->slot_at[keyed[i].rest] = i;
+        }
+    } else {
+        memcpy(tree->row, rows, (size_t)n * sizeof *rows);
+        for (i = 0; i < n; i++)
+            tree->position[0][i] = tree->slot_at[i] = i;
+    }
+    for (i = 0; i < n; i++)
+        tree->memory[0][i] = columns->memory[tree->row[i]];
+    for (i = 0; i < n; i++)
+        tree->cpu[0][i] = columns->cpu[tree->row[i]];
+    for (i = n; i < entries[0]; i++) {
+        tree->row[i] = tree->position[0][i] = -1;
+        tree->memory[0][i] = tree->cpu[0][i] = INT64_MAX;
     }
     for (s = 0; s < tree->width; s++) {
-        double *h = tree->h[0] + s * KB_FAN;
+        const int64_t *column = columns->column[s];
         int64_t cap = 0;
         for (a = 0; a < left->count; a++)
             cap = left->slot[a] == s ? left->need[a] : cap;
         tree->exact &= cap < KB_EXACT_DOUBLE;
-        for (i = 0; i < entries[0]; i++) {
-            int64_t has = i < n ? kb_amount(columns, s, keyed[i].row) : 0;
-            has = has < cap ? has : cap;
-            h[(int64_t)(i / KB_FAN) * tree->width * KB_FAN + i % KB_FAN] = (double)has;
+        for (node = 0; node < entries[0] / KB_FAN; node++) {
+            double *h = tree->h[0] + (node * tree->width + s) * KB_FAN;
+            const int32_t *row = tree->row + node * KB_FAN;
+            const int real = n - node * KB_FAN < KB_FAN ? (int)(n - node * KB_FAN) : KB_FAN;
+            for (i = 0; i < real; i++) {
+                const int64_t has = column ? column[row[i]] : 1;
+                h[i] = (double)(has < cap ? has : cap);
+            }
+            for (; i < KB_FAN; i++)
+                h[i] = 0.0;
         }
     }
     for (level = 0; level + 1 < tree->levels; level++) {
@@ -450,14 +497,10 @@ static double KB_NAME(kb_fewest_rounds)(const kb_tree *tree, const kb_remaining 
 {
     const int top = tree->levels - 1;
     double rounds = 0.0;
-    int a, i;
+    int a;
     for (a = 0; a < left->count; a++) {
-        double largest = 0.0, share;
-        for (i = 0; i < KB_FAN; i++) {
-            const double has = tree->h[top][left->slot[a] * KB_FAN + i];
-            largest = has > largest ? has : largest;
-        }
-        share = (double)left->need[a] / (largest + 1.0);
+        const double largest = KB_NAME(kb_largest)(tree->h[top] + left->slot[a] * KB_FAN);
+        const double share = (double)left->need[a] / (largest + 1.0);
         rounds = share > rounds ? share : rounds;
     }
     return rounds;

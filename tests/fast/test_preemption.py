@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine._fast import _preemption_c as kernel
-from engine._fast import _preemption_py as twin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from engine._fast import _preemption_c as kernel
+from engine._fast import _preemption_py as twin
 
 AVX2 = "avx2" in Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else False
 HUGE = 2**62
