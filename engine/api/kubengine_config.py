@@ -75,7 +75,15 @@ class DevicesSection(Struct, forbid_unknown_fields=True):
 
 
 class ProbesSection(Struct, forbid_unknown_fields=True):
-    pass
+    """`max_connections`: sockets that the native loop has open at once; what is due beyond it waits.
+
+    `library_concurrency`: exec, HTTPS and by-name probes that run at once. `metrics`: whose samples
+    `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a pod's containers) or `off`.
+    """
+
+    max_connections: int = 1024
+    library_concurrency: int = 32
+    metrics: str = "container"
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):
