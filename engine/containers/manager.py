@@ -136,12 +136,12 @@ class ContainerGC:
             sources_ready = self._sources_ready()
             errors = []
             for step in (
-                self._evict_containers(report, sources_ready, evict_non_deleted),
-                self._evict_sandboxes(report, evict_non_deleted),
-                self._evict_logs(report, sources_ready),
+                lambda: self._evict_containers(report, sources_ready, evict_non_deleted),
+                lambda: self._evict_sandboxes(report, evict_non_deleted),
+                lambda: self._evict_logs(report, sources_ready),
             ):
                 try:
-                    await step
+                    await step()
                 except (KubengineError, OSError) as error:
                     errors.append(str(error))
             report.error = errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]" if errors else ""
