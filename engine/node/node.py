@@ -18,16 +18,18 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node as NodeObject
-from engine.api.node import NodeAddress, NodeSpec, NodeStatus
+from engine.api.node import NodeAddress, NodeCondition, NodeSpec, NodeStatus
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups import CgroupManager, NoCgroups
+from engine.eviction import NodeView
 from engine.metrics import Registry
 from engine.node import machine
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
 from engine.node.pods import NodePods
+from engine.node.rooms import Rooms
 from engine.node.runtime_state import ContainerRecord
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import DeviceGrant, Services
@@ -59,6 +61,7 @@ class Node:
         root: Path,
         name: str | None = None,
         clock: Callable[[], float] = time.time,
+        view: NodeView | None = None,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -68,12 +71,14 @@ class Node:
         self.recorder = EventRecorder(clock)
         self.rooms: dict[str, object] = {}
         self._clock = clock
+        self._view = view
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._services: Services | None = None
         self._pods: NodePods | None = None
         self._source: ManifestDirectory | None = None
         self._reconciler: asyncio.Task[None] | None = None
+        self._rooms: Rooms | None = None
 
     # Life
 
@@ -118,11 +123,28 @@ class Node:
             accepted=self._accepted,
             released=self._released,
         )
-        self.rooms["cgroups"] = cgroups
         self._capacity = capacity
+        self._rooms = Rooms(
+            config=self.config,
+            kubengine_config=self.kubengine_config,
+            runtime=runtime,
+            cgroups=cgroups,
+            recorder=self.recorder,
+            registry=self.registry,
+            root=self.root,
+            clock=self._clock,
+            active_pods=self.active_pods,
+            kill_pod=self.kill_pod,
+            gone=self._pods.is_gone,
+            over=self._pods.is_over,
+            sources_ready=self._sources_ready,
+            view=self._view,
+        )
+        self.rooms.update(self._rooms.by_name(), cgroups=cgroups)
         await watch.start()
         await self._pods.start()
         await self._start_source()
+        await self._rooms.start()
         self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
 
     async def stop(self) -> None:
@@ -132,6 +154,8 @@ class Node:
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
+        if self._rooms is not None:
+            await self._rooms.stop()
         if self._pods is not None:
             await self._pods.stop()
         if self._services is not None:
@@ -213,6 +237,9 @@ class Node:
         await self._source.start()
         await self._source.ready.wait()
 
+    def _sources_ready(self) -> bool:
+        return self._source is None or self._source.ready.is_set()
+
     def _manifest_fault(self, error: InvalidInput) -> None:
         self.recorder.node(WARNING, "FailedManifest", str(error))
 
@@ -245,7 +272,8 @@ class Node:
         return None
 
     async def _admit(self, pod: Pod) -> None:
-        return None
+        assert self._rooms is not None
+        self._rooms.eviction.admit(pod)
 
     def _accepted(self, pod: Pod) -> None:
         pass
@@ -274,6 +302,7 @@ class Node:
                     NodeAddress(type="InternalIP", address=services.host_ip),
                     NodeAddress(type="Hostname", address=self.name),
                 ],
+                conditions=self.conditions(),
                 node_info=dict(machine.node_info(services.runtime_name)),
             ),
         )
@@ -281,6 +310,11 @@ class Node:
     def active_pods(self) -> list[Pod]:
         """Pods that hold, or will hold, resources of the node."""
         return self._pods.active() if self._pods is not None else []
+
+    def conditions(self) -> list[NodeCondition]:
+        """The node's pressures, and whether it is ready for pods."""
+        assert self._rooms is not None
+        return self._rooms.eviction.conditions()
 
     def pods(self) -> list[Pod]:
         return self._pods.all() if self._pods is not None else []

@@ -112,6 +112,18 @@ class NodePods:
     def get(self, uid: str) -> PodWorker | None:
         return self._workers.get(uid)
 
+    def is_gone(self, uid: str) -> bool:
+        """Nothing of the pod is wanted any more: its manifest has gone and its containers have stopped."""
+        worker = self._workers.get(uid)
+        if worker is None:
+            return uid not in self._pending
+        return worker.removing and worker.stopped.is_set()
+
+    def is_over(self, uid: str) -> bool:
+        """The pod has ended, for whatever reason."""
+        worker = self._workers.get(uid)
+        return self.is_gone(uid) or (worker is not None and (worker.finished or worker.stopped.is_set()))
+
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """`engine.api.lifecycle.KillPod`."""
         worker = self._workers.get(pod.uid)

@@ -31,7 +31,13 @@ class Bench:
             static_pod_path=str(self.manifests),
             pod_logs_dir=str(directory / "logs"),
             resolv_conf="",
-            **{"cgroups_per_qos": False, "enforce_node_allocatable": [], **config},
+            **{
+                "cgroups_per_qos": False,
+                "enforce_node_allocatable": [],
+                "eviction_hard": {"memory.available": "0%"},
+                "image_gc_high_threshold_percent": 100,
+                **config,
+            },
         )
         self.section = KubengineConfiguration()
         self.node: Node | None = None

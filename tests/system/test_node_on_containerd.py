@@ -208,10 +208,12 @@ async def test_a_live_container_is_resized_without_a_restart(bench: Bench, conta
             )
 
         await eventually(has_its_values)
-    await eventually(
-        lambda: str(bench.pod("sized").status.container_statuses[0].resources.limits["cpu"]) == "50m"
-    )
-    assert bench.pod("sized").status.container_statuses[0].restart_count == 0
+
+    def status() -> ContainerStatus:
+        return bench.pod("sized").status.container_statuses[0]
+
+    await eventually(lambda: str(status().resources.limits["cpu"]) == "50m")
+    assert status().restart_count == 0
     assert only_container(containerd, bench, "sized")["ID"] == identity
     bench.write("sized", amounts("1000", "32Mi"))
 

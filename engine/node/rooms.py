@@ -1,0 +1,115 @@
+"""The rooms of a running node beside its pods: made together, started and stopped in order.
+
+Each gets what it needs from the node and knows nothing of the others but what is passed to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from engine.api.config import KubeletConfiguration
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.lifecycle import KillPod
+from engine.api.pod import Pod
+from engine.cgroups import CgroupManager, NoCgroups
+from engine.containers import ContainerGC
+from engine.eviction import EvictionManager, NodeView
+from engine.images import ImageManager
+from engine.metrics import Registry
+from engine.runtime.client import RuntimeClient
+
+
+class Managed(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class Rooms:
+    """Image GC, container GC and eviction of one node.
+
+    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended. `view` says what counts
+    as the node for eviction, the whole machine by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        kubengine_config: KubengineConfiguration,
+        runtime: RuntimeClient,
+        cgroups: CgroupManager | NoCgroups,
+        recorder: EventRecorder,
+        registry: Registry,
+        root: Path,
+        clock: Callable[[], float],
+        active_pods: Callable[[], Sequence[Pod]],
+        kill_pod: KillPod,
+        gone: Callable[[str], bool],
+        over: Callable[[str], bool],
+        sources_ready: Callable[[], bool],
+        view: NodeView | None = None,
+    ) -> None:
+        self.images = ImageManager(
+            runtime=runtime,
+            config=config,
+            recorder=recorder,
+            section=kubengine_config.images,
+            registry=registry,
+            active_pods=active_pods,
+            state_dir=root,
+            clock=clock,
+        )
+        self.containers = ContainerGC(
+            runtime=runtime,
+            recorder=recorder,
+            section=kubengine_config.container_gc,
+            content_removed=gone,
+            runtime_removed=over,
+            sources_ready=sources_ready,
+            pod_logs_dir=Path(config.pod_logs_dir),
+            clock=clock,
+        )
+        pods_cgroup = cgroups.root_path() if cgroups.enabled else None
+        self.eviction = EvictionManager(
+            config=config,
+            recorder=recorder,
+            active_pods=active_pods,
+            kill_pod=kill_pod,
+            pod_cgroup=cgroups.pod_path,
+            section=kubengine_config.eviction,
+            registry=registry,
+            runtime=runtime,
+            images=self.images,
+            containers=self.containers,
+            root_dir=root,
+            view=view or NodeView(pods_cgroup=pods_cgroup),
+            clock=clock,
+        )
+        self._managed: tuple[Managed, ...] = (self.images, self.containers, self.eviction)
+
+    def by_name(self) -> dict[str, object]:
+        """What can be described and told something, by the name of its room."""
+        return {"images": self.images, "containers": self.containers, "eviction": self.eviction}
+
+    async def start(self) -> None:
+        for room in self._managed:
+            await room.start()
+
+    async def stop(self) -> None:
+        """In reverse; every room is stopped even if one fails to."""
+        await _each([room.stop for room in reversed(self._managed)])
+
+
+async def _each(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    failure: Exception | None = None
+    for call in calls:
+        try:
+            await call()
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
