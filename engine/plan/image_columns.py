@@ -12,7 +12,7 @@ from engine.tables import ImageColumns
 
 
 def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray[np.int64]]:
-    """Columns of all images, and int64[nodes + 1] where each node's begin; `rows` gets a note on their origin."""
+    """Columns of all images, and int64[nodes + 1] where each node begins; notes their origin in `rows`."""
     images = snapshot.images
     node = images["node"].to_numpy()
     starts = np.searchsorted(node, np.arange(snapshot.node_count + 1)).astype(np.int64)

@@ -1,0 +1,153 @@
+"""devices: fragmentation of GPUs and other devices. Can N more be given under a topology policy, and where?
+
+The policy decides as on the node (`engine.devices.topology`); what it is asked is counted per NUMA node from
+the snapshot's devices, or from allocatable less requests where no device is known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from engine.api.errors import InvalidInput
+from engine.api.resources import is_extended
+from engine.devices.topology import Numa, TopologyPolicy
+from engine.devices.topology_search import DeviceCounts
+from engine.plan.answers import Answer, Rows
+from engine.plan.snapshot import Snapshot
+
+
+class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What devices takes."""
+
+    resource: Annotated[str, Meta(description="the resource; none: the only extended one there is")] = ""
+    counts: Annotated[list[int], Meta(description="how many devices one container asks for")] = msgspec.field(
+        default_factory=lambda: [1, 2, 4, 8]
+    )
+    policy: Annotated[
+        str, Meta(description="topology policy: none, best-effort, restricted or single-numa-node")
+    ] = "single-numa-node"
+
+
+def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
+    """Per node with the resource: `free` (healthy and unassigned), then for each count `fits` (how often it
+    can be given, one after another), `fragmented` (enough are free, the policy refuses) or `full`.
+    """
+    rows = Rows(snapshot.node_names)
+    resource = parameters.resource or _only_resource(snapshot)
+    groups = _groups(snapshot, resource)
+    counted = snapshot.allocatable(resource)
+    requested = _requested(snapshot, resource)
+    unnamed = 0
+    for node in range(snapshot.node_count):
+        known = groups.get(node)
+        if known is None:
+            if counted[node] <= 0:
+                continue
+            unnamed += 1
+            free = max(int(counted[node] - requested[node]), 0)
+            known = {0: (int(counted[node]), free)}
+        _node(rows, node, known, parameters)
+    if unnamed:
+        rows.note(
+            f"devices of {unnamed} nodes are not known by name: free is allocatable less requests, no NUMA"
+        )
+    return rows.answer()
+
+
+def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters: DevicesParameters) -> None:
+    masks = tuple(sorted(groups))
+    everything = tuple(groups[mask][0] for mask in masks)
+    free = tuple(groups[mask][1] for mask in masks)
+    nodes = max(1, *(mask.bit_length() for mask in masks))
+    numa = Numa(tuple(range(nodes)))
+    policy = TopologyPolicy.from_config(parameters.policy, "container", None, numa)
+    where = ", ".join(f"{_numa_text(mask)}: {count}" for mask, count in zip(masks, free, strict=True))
+    rows.add(node, "free", "", where, sum(free), "devices")
+    for count in parameters.counts:
+        if count < 1:
+            raise InvalidInput(f"expected at least 1, got {count}", subject="counts")
+        object = f"{count} devices"
+        times, first = _times(policy, DeviceCounts(masks, everything, free, (0,) * len(masks), count))
+        if times:
+            rows.add(node, "fits", object, f"first on {first}", times, "times")
+        elif sum(free) >= count:
+            rows.add(
+                node, "fragmented", object, f"{parameters.policy} refuses ({where})", sum(free), "devices"
+            )
+        else:
+            rows.add(node, "full", object, f"{sum(free)} free", sum(free), "devices")
+
+
+def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
+    """How often the request can be met in turn, and the NUMA nodes of the first time."""
+    times, first = 0, ""
+    while sum(counts.available) >= counts.request:
+        hints = counts if any(counts.groups) else None
+        decision = policy.decide([{"device": hints}] if hints is not None else [None])
+        if not decision.admit:
+            break
+        mask = decision.hint.mask
+        first = first or (_numa_text(mask) if mask is not None else "any NUMA node")
+        counts = replace(counts, available=_taken(counts, mask))
+        times += 1
+    return times, first
+
+
+def _taken(counts: DeviceCounts, mask: int | None) -> tuple[int, ...]:
+    """What is left after one request, aligned devices first."""
+    left = counts.request
+    available = list(counts.available)
+    aligned = [i for i, group in enumerate(counts.groups) if mask is None or group & mask]
+    for index in [*aligned, *(i for i in range(len(available)) if i not in aligned)]:
+        taken = min(left, available[index])
+        available[index] -= taken
+        left -= taken
+    return tuple(available)
+
+
+def _groups(snapshot: Snapshot, resource: str) -> dict[int, dict[int, tuple[int, int]]]:
+    """node → NUMA mask → (devices, healthy and free ones)."""
+    table = snapshot.devices
+    found: dict[int, dict[int, tuple[int, int]]] = {}
+    columns: Sequence[list[object]] = [
+        table[name].to_pylist() for name in ("node", "resource", "numa", "healthy", "pod_uid")
+    ]
+    for node, name, numa, healthy, owner in zip(*columns, strict=True):
+        if name != resource:
+            continue
+        mask = sum(1 << int(part) for part in str(numa).split(",") if part)
+        mine = found.setdefault(int(str(node)), {})
+        everything, free = mine.get(mask, (0, 0))
+        mine[mask] = (everything + 1, free + (1 if healthy and not owner else 0))
+    return found
+
+
+def _requested(snapshot: Snapshot, resource: str) -> NDArray[np.int64]:
+    if resource not in snapshot.resources.ids:
+        return np.zeros(snapshot.node_count, np.int64)
+    sums = np.concatenate([[0], np.cumsum(snapshot.per_pod(f"request/{resource}"))])
+    return np.diff(sums[snapshot.offsets])
+
+
+def _only_resource(snapshot: Snapshot) -> str:
+    offered = [
+        name
+        for name in snapshot.resources.names
+        if is_extended(name) and (snapshot.allocatable(name) > 0).any()
+    ]
+    if len(offered) != 1:
+        found = ", ".join(offered) or "none"
+        raise InvalidInput(f"name one of the extended resources (found: {found})", subject="resource")
+    return offered[0]
+
+
+def _numa_text(mask: int) -> str:
+    nodes = [str(i) for i in range(mask.bit_length()) if mask >> i & 1]
+    return f"NUMA {'+'.join(nodes)}" if nodes else "no NUMA node"
