@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -135,11 +135,12 @@ class ContainerGC:
             report = self.last_report = ContainerGCReport(self._clock())
             sources_ready = self._sources_ready()
             errors = []
-            for step in (
+            steps: tuple[Callable[[], Awaitable[None]], ...] = (
                 lambda: self._evict_containers(report, sources_ready, evict_non_deleted),
                 lambda: self._evict_sandboxes(report, evict_non_deleted),
                 lambda: self._evict_logs(report, sources_ready),
-            ):
+            )
+            for step in steps:
                 try:
                     await step()
                 except (KubengineError, OSError) as error:
