@@ -71,7 +71,17 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):
-    pass
+    """Devices beyond the kubelet's.
+
+    `admission_retry`: how long a pod waits for a plugin that has not registered again since the agent or
+    the plugin restarted, before it is refused; 0 refuses at once. `release_init_surplus` returns devices
+    that only init containers used to the pool once the app containers run. `one_allocate_per_pod` makes
+    one Allocate call per plugin and pod instead of one per container.
+    """
+
+    admission_retry: Duration = Duration(0)
+    release_init_surplus: bool = False
+    one_allocate_per_pod: bool = False
 
 
 class ProbesSection(Struct, forbid_unknown_fields=True):
@@ -90,12 +100,14 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     """`cpu_weight`: which formula gives cgroup v2 weights: `linear`, `logarithmic`, or `auto`, which
     asks the OCI runtime's version (`oci_runtime`: its path; by default runc, else crun, on the PATH).
     `reconcile_sample`: how many pod groups are re-read each minute. `tiered_memory_protection`: with
-    the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones."""
+    the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones.
+    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable."""
 
     cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
     oci_runtime: str = ""
     reconcile_sample: int = 32
     tiered_memory_protection: bool = False
+    cpu_ceiling: bool = False
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):
