@@ -11,16 +11,37 @@ from typing import Protocol
 
 import click
 
+ROOT = Path("/var/lib/kubengine/runtime")
+STATE = Path("/run/kubengine/runtime")
+
 
 class _Runtime(Protocol):
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
+    async def purge(self) -> None: ...
+
     def counts(self) -> Mapping[str, Mapping[str, int]]: ...
 
 
-@click.command()
+_root = click.option(
+    "--root",
+    type=click.Path(path_type=Path),
+    default=ROOT,
+    show_default=True,
+    help="Directory of images and containers' writable layers.",
+)
+_state = click.option(
+    "--state",
+    type=click.Path(path_type=Path),
+    default=STATE,
+    show_default=True,
+    help="Directory of what is running.",
+)
+
+
+@click.group(invoke_without_command=True)
 @click.option(
     "--socket",
     type=click.Path(path_type=Path),
@@ -28,6 +49,18 @@ class _Runtime(Protocol):
     show_default=True,
     help="Unix socket to serve the CRI on.",
 )
+@_root
+@_state
+@click.option("--images-dir", type=click.Path(path_type=Path), help="Image archives that a pull looks in.")
+@click.option("--pod-cidr", help="Pods' subnet; by default a free /20 of 10.64.0.0/10.")
+@click.option(
+    "--cgroup-driver",
+    type=click.Choice(["cgroupfs", "systemd"]),
+    default="cgroupfs",
+    show_default=True,
+    help="How cgroups are named.",
+)
+@click.option("--clean-up-on-exit", is_flag=True, help="At the end remove every pod, image and file.")
 @click.option("--hollow", is_flag=True, help="Keep states only: no processes, no root needed.")
 @click.option("--pod-ip", default="127.0.0.1", show_default=True, help="Every pod's address (hollow only).")
 @click.option(
@@ -35,16 +68,72 @@ class _Runtime(Protocol):
     type=click.Path(path_type=Path),
     help="Write calls and bytes per method here, as JSON, each second and at the end.",
 )
-def command(socket: Path, hollow: bool, pod_ip: str, stats_file: Path | None) -> None:
-    """Serve the Container Runtime Interface from this package's own runtime."""
-    from engine.runtime.hollow import HollowRuntime
+@click.pass_context
+def command(
+    context: click.Context,
+    socket: Path,
+    root: Path,
+    state: Path,
+    images_dir: Path | None,
+    pod_cidr: str | None,
+    cgroup_driver: str,
+    clean_up_on_exit: bool,
+    hollow: bool,
+    pod_ip: str,
+    stats_file: Path | None,
+) -> None:
+    """Serve the Container Runtime Interface from this package's own runtime.
 
-    if not hollow:
-        raise click.UsageError("only --hollow so far")
-    asyncio.run(_serve(lambda: HollowRuntime(socket, pod_ip=pod_ip), stats_file))
+    It is for development, tests and demos; production is containerd or CRI-O. SIGTERM and Ctrl-C leave
+    the containers running for the next start, unless --clean-up-on-exit is given.
+    """
+    if context.invoked_subcommand is not None:
+        return
+
+    def make() -> _Runtime:
+        if hollow:
+            from engine.runtime.hollow import HollowRuntime
+
+            return HollowRuntime(socket, pod_ip=pod_ip)
+        from engine.runtime.embedded import EmbeddedRuntime
+
+        return EmbeddedRuntime(
+            socket=socket,
+            root=root,
+            state=state,
+            cgroup_driver=cgroup_driver,
+            archives=images_dir,
+            pod_cidr=pod_cidr,
+        )
+
+    asyncio.run(_serve(make, stats_file, clean_up_on_exit))
 
 
-async def _serve(make: Callable[[], _Runtime], stats_file: Path | None) -> None:
+@command.command("import")
+@click.argument("archives", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
+@_root
+def import_(archives: tuple[Path, ...], root: Path) -> None:
+    """Import image archives (docker save, OCI layout), also while a runtime uses the directory."""
+    from engine.runtime.images import ImageStore
+
+    store = ImageStore(root)
+    for archive in archives:
+        for image in store.import_archive(archive):
+            click.echo(f"{image.id}  {' '.join(image.tags)}")
+
+
+@command.command()
+@_root
+@_state
+def purge(root: Path, state: Path) -> None:
+    """Remove everything: processes, cgroups, networks, images and files. The runtime must be stopped."""
+    from engine.runtime.embedded import EmbeddedRuntime
+
+    runtime = EmbeddedRuntime(socket=state / "purge.sock", root=root, state=state)
+    asyncio.run(runtime.purge())
+
+
+async def _serve(make: Callable[[], _Runtime], stats_file: Path | None, clean_up: bool) -> None:
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -60,7 +149,7 @@ async def _serve(make: Callable[[], _Runtime], stats_file: Path | None) -> None:
             except TimeoutError:
                 continue
     finally:
-        await runtime.stop()
+        await (runtime.purge() if clean_up else runtime.stop())
         if stats_file is not None:
             _write_stats(stats_file, runtime.counts())
 

@@ -222,6 +222,10 @@ class HollowRuntime:
         await self.service.stop()
         await self._server.stop()
 
+    async def purge(self) -> None:
+        """The same as `stop`: there is nothing to leave behind."""
+        await self.stop()
+
     async def __aenter__(self) -> HollowRuntime:
         await self.start()
         return self

@@ -216,7 +216,7 @@ class RuntimeService:
                 raise WrongState("its sandbox is not ready", subject=subject)
             try:
                 await self._backend.start_container(container)
-            except Exception as error:
+            except BaseException as error:
                 self._finish(container, START_ERROR, time.time_ns(), "StartError", str(error))
                 raise
             if container.state == CREATED:

@@ -1,0 +1,116 @@
+"""Pods' addresses on this machine: a bridge, a subnet, and who has which address."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import InvalidInput, Refused
+from engine.runtime.shim.network import Netlink
+
+POOL = ipaddress.IPv4Network("10.64.0.0/10")
+PREFIX = 20
+
+
+class PodNetwork:
+    """The bridge and subnet of the runtime whose state is in `state`; the choice is kept in a file there.
+
+    Without `cidr`, a /20 of 10.64.0.0/10 is chosen that no route of this machine touches.
+    """
+
+    def __init__(self, state: Path, cidr: str | None = None) -> None:
+        self._file = state / "network.json"
+        self._wanted = cidr
+        self.bridge = "kbe" + hashlib.sha256(str(state).encode()).hexdigest()[:10]
+        self.subnet = POOL
+        self._taken: set[str] = set()
+        self._last = 1
+
+    def open(self, taken: Iterable[str]) -> None:
+        """Make the bridge where it isn't yet; `taken` are the addresses of pods that exist."""
+        self._taken = set(taken)
+        self.subnet = self._choose()
+        self._file.write_text(json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}))
+        if Path("/sys/class/net", self.bridge).exists():
+            return
+        netlink = Netlink()
+        try:
+            netlink.add_bridge(self.bridge)
+            netlink.add_address(socket.if_nametoindex(self.bridge), self.gateway, self.subnet.prefixlen)
+            netlink.up(self.bridge)
+        finally:
+            netlink.close()
+
+    @property
+    def gateway(self) -> str:
+        return str(self.subnet.network_address + 1)
+
+    def take(self) -> str:
+        """A free address, not one that was given back a moment ago. Raises Refused when all are taken."""
+        count = self.subnet.num_addresses
+        for step in range(1, count):
+            number = (self._last + step) % count
+            address = str(self.subnet.network_address + number)
+            if 2 <= number < count - 1 and address not in self._taken:
+                self._last = number
+                self._taken.add(address)
+                return address
+        raise Refused("every address is taken", subject=f"pod network {self.subnet}")
+
+    def give_back(self, address: str) -> None:
+        self._taken.discard(address)
+
+    def join(self, sandbox_id: str, address: str) -> dict[str, Any]:
+        """What a sandbox's shim needs to know."""
+        return {
+            "veth": "kb" + sandbox_id[:11],
+            "bridge": socket.if_nametoindex(self.bridge),
+            "address": address,
+            "prefix": self.subnet.prefixlen,
+            "gateway": self.gateway,
+        }
+
+    def remove(self) -> None:
+        """Delete the bridge."""
+        if Path("/sys/class/net", self.bridge).exists():
+            netlink = Netlink()
+            try:
+                netlink.delete(self.bridge)
+            finally:
+                netlink.close()
+
+    def _choose(self) -> ipaddress.IPv4Network:
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+            return ipaddress.IPv4Network(json.loads(self._file.read_text())["subnet"])
+        if self._wanted is not None:
+            try:
+                return ipaddress.IPv4Network(self._wanted)
+            except ValueError as error:
+                raise InvalidInput(str(error), subject=f"pod CIDR {self._wanted!r}") from None
+        routes = _routes()
+        candidates: list[ipaddress.IPv4Network] = list(POOL.subnets(new_prefix=PREFIX))
+        first = int.from_bytes(os.urandom(2), "big") % len(candidates)
+        for candidate in candidates[first:] + candidates[:first]:
+            if not any(candidate.overlaps(route) for route in routes):
+                return candidate
+        raise Refused("no free subnet; give one with --pod-cidr", subject=f"pod network {POOL}")
+
+
+def _routes() -> list[ipaddress.IPv4Network]:
+    """Destinations of this machine's IPv4 routes, without the default route."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path("/proc/net/route").read_text().splitlines()[1:]:
+            words = line.split("\t")
+            network, mask = (socket.inet_ntoa(struct.pack("=I", int(words[i], 16))) for i in (1, 7))
+            if mask != "0.0.0.0":
+                found.append(ipaddress.IPv4Network(f"{network}/{mask}", strict=False))
+    return found

@@ -1,0 +1,98 @@
+"""The embedded runtime: a small CRI server of our own, for development, tests and demos.
+
+    runtime = EmbeddedRuntime(socket=…, root=…, state=…)
+    await runtime.start()
+    …
+    await runtime.stop()     # containers go on; the next start adopts them
+    await runtime.purge()    # or: nothing is left
+
+It isn't meant for production: there is no seccomp, AppArmor or SELinux, no registry, no user namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.runtime.hollow import HollowBackend
+from engine.runtime.processes import ProcessBackend
+from engine.runtime.server import CriServer
+from engine.runtime.service import RuntimeService
+from engine.wire import cri_v1_pb2 as cri
+
+
+class EmbeddedRuntime:
+    """A CRI runtime on `socket`.
+
+    `root` holds images and writable layers, `state` (best below /run) what is running. With `hollow` there
+    are no processes and neither directory is used. `archives` is a directory of image archives that
+    PullImage looks in; `pod_cidr` the pods' subnet (chosen freely by default). Raises Refused where the
+    user isn't root (unless hollow) or another runtime has the state directory or the socket.
+    """
+
+    def __init__(
+        self,
+        *,
+        socket: Path | str,
+        root: Path | str,
+        state: Path | str,
+        cgroup_driver: str = "cgroupfs",
+        hollow: bool = False,
+        archives: Path | None = None,
+        pod_cidr: str | None = None,
+        cgroup_mount: Path = Path("/sys/fs/cgroup"),
+        overlay: bool = True,
+    ) -> None:
+        self._processes: ProcessBackend | None = None
+        if not hollow:
+            self._processes = ProcessBackend(
+                root=Path(root),
+                state=Path(state),
+                cgroup_driver=cgroup_driver,
+                cgroup_mount=cgroup_mount,
+                pod_cidr=pod_cidr,
+                archives=archives,
+                overlay=overlay,
+            )
+        self.service = RuntimeService(self._processes or HollowBackend(), cgroup_driver=cgroup_driver)
+        self._server = CriServer(Path(socket), self.service)
+        self.socket = self._server.socket
+        self._serving = False
+
+    async def start(self) -> None:
+        await self.service.start()
+        try:
+            await self._server.start()
+        except BaseException:
+            await self.service.stop()
+            raise
+        self._serving = True
+
+    async def stop(self) -> None:
+        """Stop serving. Containers go on running."""
+        self._serving = False
+        await self.service.stop()
+        await self._server.stop()
+
+    async def purge(self) -> None:
+        """Stop and remove every pod, then the network, cgroups and files of the runtime."""
+        if not self._serving:
+            await self.service.start()
+        for sandbox in list(self.service.records.sandboxes):
+            await self.service.remove_pod_sandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+        await self.stop()
+        if self._processes is not None:
+            await self._processes.remove_everything()
+
+    async def import_image(self, archive: Path) -> list[str]:
+        """Ids of the images of `archive`, now in the store."""
+        if self._processes is None:
+            return []
+        stored = await asyncio.to_thread(self._processes.images.import_archive, archive)
+        return [image.id for image in stored]
+
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """Calls, errors, bytes_in and bytes_out of each method that was called, since the start."""
+        return {name: asdict(count) for name, count in self._server.counts.items() if count.calls}

@@ -1,0 +1,215 @@
+"""The cgroups of containers: where they are, making them, and the values that the CRI asks for.
+
+Layouts are v1 (a directory per controller) and v2 (one tree), found below one mount directory. Values
+are written as runc writes them; a value of zero means that it is left alone. A controller that the
+machine doesn't have is skipped, as runc does without a limit for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.runtime.shim import cgroup
+from engine.wire import cri_v1_pb2 as cri
+
+V1_ORDER = ("memory", "cpu", "cpuacct", "cpuset", "pids", "devices", "freezer", "blkio", "hugetlb", "net_cls",
+            "net_prio", "perf_event", "rdma", "misc", "name=systemd")  # fmt: skip
+V2_CONTROLLERS = ("cpu", "cpuset", "io", "memory", "pids", "hugetlb")
+DEFAULT_DEVICES = (
+    "c *:* m", "b *:* m", "c 1:3 rwm", "c 1:5 rwm", "c 1:7 rwm", "c 1:8 rwm", "c 1:9 rwm", "c 5:0 rwm",
+    "c 5:2 rwm", "c 136:* rwm",
+)  # fmt: skip
+
+
+class Hierarchy:
+    """The cgroup file systems below `mount`. Raises Refused where there is none."""
+
+    def __init__(self, mount: Path = Path("/sys/fs/cgroup")) -> None:
+        self.mount = mount
+        self.v2 = (mount / "cgroup.controllers").exists()
+        self.trees = {"": mount} if self.v2 else _v1_trees(mount)
+        if not self.trees:
+            raise Refused("no cgroup file system is mounted here", subject=str(mount))
+
+    def directories(self, path: str) -> list[str]:
+        """The directory of cgroup `path` in each tree, without symbolic duplicates."""
+        return [f"{tree}/{path.strip('/')}" for tree in dict.fromkeys(self.trees.values())]
+
+    def make(self, path: str) -> list[str]:
+        """Make cgroup `path` with its parents, able to hold processes; answers its directories."""
+        if self.v2:
+            self._make_v2(path)
+        else:
+            for name, tree in self.trees.items():
+                _make_v1(tree, path, cpuset=name == "cpuset")
+        return self.directories(path)
+
+    def apply(self, path: str, wanted: cri.LinuxContainerResources) -> None:
+        """Write the limits. Raises Refused with the file and the kernel's reason."""
+        for directory, name, value in (
+            self._v2_values(path, wanted) if self.v2 else self._v1_values(path, wanted)
+        ):
+            file = Path(directory, name)
+            if not file.exists():
+                if name.startswith(("hugetlb.", "memory.swap", "memory.memsw")):
+                    continue
+                raise Refused("this kernel or cgroup has no such file", subject=str(file))
+            try:
+                cgroup.write(str(file), value)
+            except OSError as error:
+                raise Refused(
+                    f"writing {value!r}: {error.strerror}", subject=str(file), errno=error.errno
+                ) from None
+
+    def allow_devices(self, path: str, rules: Iterable[str] | None) -> None:
+        """v1: the device list; None allows all. v2 has no file for it (it would need a BPF program)."""
+        tree = self.trees.get("devices")
+        if tree is None:
+            return
+        directory = tree / path.strip("/")
+        with contextlib.suppress(PermissionError):
+            if rules is None:
+                cgroup.write(f"{directory}/devices.allow", "a")
+                return
+            cgroup.write(f"{directory}/devices.deny", "a")
+            for rule in (*DEFAULT_DEVICES, *rules):
+                cgroup.write(f"{directory}/devices.allow", rule)
+
+    def views(self, path: str) -> list[tuple[str, str]]:
+        """v1: name and directory of each tree, to show a container below /sys/fs/cgroup."""
+        if self.v2:
+            return []
+        return [(tree.name, f"{tree}/{path.strip('/')}") for tree in dict.fromkeys(self.trees.values())]
+
+    def _make_v2(self, path: str) -> None:
+        directory = self.mount
+        for part in path.strip("/").split("/"):
+            _enable(directory)
+            directory = directory / part
+            directory.mkdir(exist_ok=True)
+
+    def _v1_values(self, path: str, wanted: cri.LinuxContainerResources) -> Iterable[tuple[str, str, str]]:
+        def at(controller: str) -> str:
+            tree = self.trees.get(controller)
+            if tree is None:
+                raise Refused("this machine lacks the controller", subject=f"cgroup controller {controller}")
+            return f"{tree}/{path.strip('/')}"
+
+        if wanted.cpu_shares:
+            yield at("cpu"), "cpu.shares", str(wanted.cpu_shares)
+        if wanted.cpu_period:
+            yield at("cpu"), "cpu.cfs_period_us", str(wanted.cpu_period)
+        if wanted.cpu_quota:
+            yield at("cpu"), "cpu.cfs_quota_us", str(wanted.cpu_quota)
+        if wanted.memory_limit_in_bytes:
+            yield at("memory"), "memory.limit_in_bytes", str(wanted.memory_limit_in_bytes)
+        if wanted.memory_swap_limit_in_bytes:
+            yield at("memory"), "memory.memsw.limit_in_bytes", str(wanted.memory_swap_limit_in_bytes)
+        if wanted.cpuset_cpus:
+            yield at("cpuset"), "cpuset.cpus", wanted.cpuset_cpus
+        if wanted.cpuset_mems:
+            yield at("cpuset"), "cpuset.mems", wanted.cpuset_mems
+        if "hugetlb" in self.trees:
+            for huge in wanted.hugepage_limits:
+                yield at("hugetlb"), f"hugetlb.{huge.page_size}.limit_in_bytes", str(huge.limit)
+
+    def _v2_values(self, path: str, wanted: cri.LinuxContainerResources) -> Iterable[tuple[str, str, str]]:
+        directory = f"{self.mount}/{path.strip('/')}"
+        if wanted.cpu_shares:
+            yield directory, "cpu.weight", str(cpu_weight(wanted.cpu_shares))
+        if wanted.cpu_quota or wanted.cpu_period:
+            quota = "max" if wanted.cpu_quota <= 0 else str(wanted.cpu_quota)
+            yield directory, "cpu.max", f"{quota} {wanted.cpu_period or 100_000}"
+        if wanted.memory_limit_in_bytes:
+            yield directory, "memory.max", _or_max(wanted.memory_limit_in_bytes)
+        if wanted.memory_swap_limit_in_bytes:
+            swap = wanted.memory_swap_limit_in_bytes
+            if swap > 0 and wanted.memory_limit_in_bytes > 0:
+                swap -= wanted.memory_limit_in_bytes  # v1 counts memory and swap together, v2 swap alone
+            yield directory, "memory.swap.max", _or_max(swap)
+        if wanted.cpuset_cpus:
+            yield directory, "cpuset.cpus", wanted.cpuset_cpus
+        if wanted.cpuset_mems:
+            yield directory, "cpuset.mems", wanted.cpuset_mems
+        for huge in wanted.hugepage_limits:
+            yield directory, f"hugetlb.{huge.page_size}.max", str(huge.limit)
+        for name, value in wanted.unified.items():
+            if "/" in name or "." not in name:
+                raise InvalidInput("expected the name of a cgroup file", subject=f"unified {name!r}")
+            yield directory, name, value
+
+
+def container_path(parent: str, identifier: str, driver: str) -> str:
+    """The cgroup path of a sandbox or container below `cgroup_parent`.
+
+    cgroupfs: `<parent>/<id>`. systemd: the parent is a slice (`kubepods-burstable-podX.slice`), which lies
+    below the slices that its name spells, and the child is a scope.
+    """
+    parent = parent or ("kubengine.slice" if driver == "systemd" else "/kubengine")
+    if driver != "systemd":
+        return f"/{parent.strip('/')}/{identifier}"
+    name = parent.rsplit("/", 1)[-1]
+    if not name.endswith(".slice"):
+        raise InvalidInput("with the systemd driver it must be a slice", subject=f"cgroup_parent {parent!r}")
+    words = name.removesuffix(".slice").split("-")
+    slices = ["-".join(words[: count + 1]) + ".slice" for count in range(len(words))]
+    return "/" + "/".join([*slices, f"kubengine-{identifier}.scope"])
+
+
+def cpu_weight(shares: int) -> int:
+    """cpu.shares [2, 262144] as cpu.weight [1, 10000]: the linear rule of runc before 1.3.2."""
+    return 1 + (min(max(shares, 2), 262_144) - 2) * 9_999 // 262_142
+
+
+def _or_max(value: int) -> str:
+    return "max" if value < 0 else str(value)
+
+
+def _v1_trees(mount: Path) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, tail = line.partition(" - ")
+        kind, _, options = tail.split(" ", 2)
+        where = Path(fields.split(" ")[4])
+        if kind == "cgroup" and where.parent == mount:
+            for option in options.split(","):
+                if option in V1_ORDER:
+                    found[option] = where
+    return {name: found[name] for name in V1_ORDER if name in found}
+
+
+def _make_v1(tree: Path, path: str, *, cpuset: bool) -> None:
+    directory = tree
+    for part in path.strip("/").split("/"):
+        above, directory = directory, directory / part
+        directory.mkdir(exist_ok=True)
+        if cpuset:
+            for name in ("cpuset.cpus", "cpuset.mems"):
+                if not (directory / name).read_text().strip():
+                    cgroup.write(f"{directory}/{name}", (above / name).read_text().strip())
+
+
+def _enable(directory: Path) -> None:
+    """Let the children of a v2 group have every controller that it has."""
+    available = (directory / "cgroup.controllers").read_text().split()
+    enabled = (directory / "cgroup.subtree_control").read_text().split()
+    for name in V2_CONTROLLERS:
+        if name in available and name not in enabled:
+            try:
+                cgroup.write(f"{directory}/cgroup.subtree_control", f"+{name}")
+            except OSError as error:
+                if error.errno not in (errno.EBUSY, errno.ENOENT, errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+
+
+def remove(directories: Sequence[str]) -> None:
+    """Kill whoever is there and remove the groups."""
+    existing = [directory for directory in directories if os.path.isdir(directory)]  # noqa: PTH112
+    if existing:
+        cgroup.kill_all(existing)
+        cgroup.remove(existing)

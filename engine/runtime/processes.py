@@ -1,0 +1,572 @@
+"""The backend that runs containers as real processes: namespaces, cgroups, file systems, by way of shims.
+
+Everything that must outlive this process is in the state directory or belongs to a shim. A start is in
+two steps: the shim prepares and says who it is, that is written down, and only then does it go on; so
+whatever moment this process dies at, no container runs that the next one doesn't know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import InvalidInput, Refused
+from engine.runtime import hierarchy, requests, usage
+from engine.runtime.addresses import PodNetwork
+from engine.runtime.backend import ExecResult, Listener
+from engine.runtime.failures import Missing, TimedOut
+from engine.runtime.images import ImageStore, StoredImage
+from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, Container, Records, Sandbox
+from engine.runtime.shim import linux
+from engine.runtime.spawning import Conversation, Spawner
+from engine.runtime.state import Extras, StateDirectory
+from engine.wire import cri_v1_pb2 as cri
+
+KILL_TIMEOUT = 30.0
+STARTS_AT_ONCE = 16
+LOST = 255
+
+
+class ProcessBackend:
+    """`root` holds images and writable layers, `state` what is running; `hierarchy` is the cgroup side."""
+
+    name = "kubengine"
+
+    def __init__(
+        self,
+        *,
+        root: Path,
+        state: Path,
+        cgroup_driver: str = "cgroupfs",
+        cgroup_mount: Path = Path("/sys/fs/cgroup"),
+        pod_cidr: str | None = None,
+        archives: Path | None = None,
+        overlay: bool = True,
+    ) -> None:
+        if os.geteuid() != 0:
+            raise Refused(
+                "containers need root (namespaces, cgroups, mounts); other users can run the hollow runtime",
+                subject="embedded runtime",
+            )
+        self.root = root.absolute()
+        self.state = StateDirectory(state.absolute())
+        self.images = ImageStore(self.root, archives=archives, layers_in_use=self._layers_in_use)
+        self.network = PodNetwork(self.state.path, pod_cidr)
+        self._hierarchy = hierarchy.Hierarchy(cgroup_mount)
+        self._driver = cgroup_driver
+        self._overlay = overlay
+        self._spawner = Spawner(self.state.path)
+        self._extras: dict[str, Extras] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+        self._watched: set[int] = set()
+        self._usage = usage.Usage()
+        self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._lock = -1
+        self._listener: Listener | None = None
+        self._records = Records()
+
+    # Life of the backend
+
+    async def start(self, records: Records, listener: Listener) -> None:
+        """Adopt what runs. Raises Refused where another runtime has the state directory."""
+        self._records, self._listener = records, listener
+        self.state.open()
+        self.images.open()
+        (self.root / "containers").mkdir(mode=0o750, exist_ok=True)
+        self._take_lock()
+        for sandbox, extras in list(self.state.load_sandboxes()):
+            if extras.made:
+                self._adopt_sandbox(sandbox, extras)
+            else:
+                await self._discard_sandbox(sandbox, extras)
+        for container, extras in list(self.state.load_containers(records.sandboxes)):
+            self._adopt_container(container, extras)
+        for directory in list(self.state.half_made()):
+            self.state.forget_directory(directory)
+        for directory in (self.root / "containers").iterdir():
+            if directory.name not in records.containers:
+                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
+        await self._spawner.start()
+
+    async def stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        for fd in self._watched:
+            loop.remove_reader(fd)
+            os.close(fd)
+        self._watched.clear()
+        await self._spawner.stop()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    async def remove_everything(self) -> None:
+        """After `start` and the removal of all pods: bridge, default cgroup, files."""
+        self.network.remove()
+        parent = "kubengine.slice" if self._driver == "systemd" else "kubengine"
+        for directory in self._hierarchy.directories(parent):
+            with contextlib.suppress(OSError):
+                Path(directory).rmdir()
+        await self.stop()
+        for path in (self.state.path, *(self.root / name for name in ("containers", "images", "layers"))):
+            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.root.rmdir()
+
+    # Sandboxes
+
+    async def run_sandbox(self, sandbox: Sandbox) -> None:
+        requests.check_sandbox(sandbox)
+        parent = sandbox.config.linux.cgroup_parent
+        extras = Extras(cgroup=hierarchy.container_path(parent, sandbox.id, self._driver))
+        on_bridge = not requests.host_network(sandbox)
+        if on_bridge:
+            sandbox.ips = [self.network.take()]
+        self.state.save_sandbox(sandbox, extras)
+        try:
+            async with self._starts:
+                groups = self._hierarchy.make(extras.cgroup)
+                network = self.network.join(sandbox.id, sandbox.ips[0]) if on_bridge else None
+                talk = await self._spawner.ask(requests.sandbox_request(sandbox, groups, network))
+                try:
+                    await self._bring_up(sandbox, extras, talk)
+                finally:
+                    talk.close()
+        except BaseException:
+            await asyncio.shield(self._discard_sandbox(sandbox, extras))
+            raise
+        self._extras[sandbox.id] = extras
+        self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
+
+    async def _bring_up(self, sandbox: Sandbox, extras: Extras, talk: Conversation) -> None:
+        ready = False
+        while not (ready and sandbox.pid):
+            message = await talk.hear()
+            if "error" in message:
+                raise Refused(message["error"], subject=f"sandbox {sandbox.config.metadata.name!r}")
+            ready |= "ready" in message
+            sandbox.pid = message.get("pid", sandbox.pid)
+            sandbox.start_time = message.get("start_time", sandbox.start_time)
+        directory = self.state.directory(sandbox)
+        (directory / "hosts").write_text(requests.hosts_file(sandbox))
+        (directory / "resolv.conf").write_text(requests.resolv_conf(sandbox))
+        (directory / "hostname").write_text(requests.hostname(sandbox) + "\n")
+        for name in ("hosts", "resolv.conf", "hostname"):
+            (directory / name).chmod(0o644)
+        extras.made = True
+        sandbox.state = READY
+        self.state.save_sandbox(sandbox, extras)
+        talk.go()
+
+    async def stop_sandbox(self, sandbox: Sandbox) -> None:
+        extras = self._extras.get(sandbox.id)
+        if extras is None:
+            return
+        _signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
+        await self._wait_end(sandbox.id)
+        sandbox.pid = 0
+        self._release_address(sandbox)
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        sandbox.state = NOT_READY
+        self.state.save_sandbox(sandbox, extras)
+
+    async def remove_sandbox(self, sandbox: Sandbox) -> None:
+        self.state.forget(sandbox)
+        self._extras.pop(sandbox.id, None)
+        self._usage.forget(sandbox.id)
+
+    async def _discard_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+        """Undo a sandbox that was never whole."""
+        _signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        self._release_address(sandbox)
+        self.state.forget(sandbox)
+
+    def _release_address(self, sandbox: Sandbox) -> None:
+        for address in sandbox.ips:
+            self.network.give_back(address)
+        sandbox.ips = []
+
+    def _sandbox_gone(self, sandbox: Sandbox) -> None:
+        if sandbox.state == READY and self._listener is not None:
+            self._listener.sandbox_died(sandbox)
+            self.state.save_sandbox(sandbox, self._extras[sandbox.id])
+
+    def _adopt_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+        self._extras[sandbox.id] = extras
+        alive = sandbox.pid > 0 and linux.start_time(sandbox.pid) == sandbox.start_time
+        if not alive:
+            sandbox.state, sandbox.pid = NOT_READY, 0
+            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
+        self._records.add_sandbox(sandbox)
+        if alive:
+            self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
+
+    # Containers
+
+    async def create_container(self, container: Container, image: cri.Image) -> None:
+        stored = self.images.get(image.id)
+        if stored is None:
+            raise Missing("was removed meanwhile", subject=f"image {image.id}")
+        sandbox = container.sandbox
+        parent = sandbox.config.linux.cgroup_parent
+        path = hierarchy.container_path(parent, container.id, self._driver)
+        target = self._target(container)
+        place = self.root / "containers" / container.id
+        volumes = self._image_volumes(container, place)
+        request = requests.container_request(
+            container,
+            stored,
+            directory=self.state.directory(container),
+            rootfs=self._rootfs(stored, place),
+            cgroups=self._hierarchy.directories(path),
+            cgroup_views=self._hierarchy.views(path),
+            cgroup2=self._hierarchy.v2,
+            etc=self.state.directory(sandbox),
+            image_volumes={path: str(place / name) for path, (name, _) in volumes.items()},
+            target=target,
+        )
+        extras = Extras(
+            cgroup=path,
+            layers=[*stored.layers, *(layer for _, image in volumes.values() for layer in image.layers)],
+            request=request,
+            stop_signal=_stop_signal(container.config, stored.config),
+        )
+        try:
+            for name in ("rootfs", "upper", "work"):
+                (place / name).mkdir(mode=0o755, parents=True)
+            for name, volume in volumes.values():
+                await asyncio.to_thread(self._fill_image_volume, place / name, volume)
+            self.state.save_container(container, extras)
+        except BaseException:
+            self.state.forget(container)
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        self._extras[container.id] = extras
+
+    async def start_container(self, container: Container) -> None:
+        extras = self._extras[container.id]
+        if extras.request["pid_namespace"] == "target":
+            extras.request["target_start_time"] = linux.start_time(extras.request["target"])
+        try:
+            async with self._starts:
+                self._make_cgroup(container, extras)
+                talk = await self._spawner.ask(extras.request)
+                try:
+                    await self._let_it_run(container, extras, talk)
+                finally:
+                    talk.close()
+        except BaseException as error:
+            container.state, container.shim, container.pid = EXITED, 0, 0
+            container.exit_code, container.finished_at = 128, time.time_ns()
+            container.reason, container.message = "StartError", str(error)
+            self.state.save_container(container, extras)
+            container.state = CREATED
+            groups = self._hierarchy.directories(extras.cgroup)
+            await asyncio.shield(asyncio.to_thread(hierarchy.remove, groups))
+            raise
+
+    async def _let_it_run(self, container: Container, extras: Extras, talk: Conversation) -> None:
+        subject = f"container {container.config.metadata.name!r}"
+        message = await talk.hear()
+        if "error" in message:
+            raise Refused(message["error"], subject=subject)
+        container.pid, container.start_time = message["pid"], message["start_time"]
+        container.shim, container.shim_start_time = message["shim"], message["shim_start_time"]
+        uid, gid, groups = message["user"]
+        container.user = cri.ContainerUser(
+            linux=cri.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups)
+        )
+        container.state, container.started_at = RUNNING, time.time_ns()
+        self.state.save_container(container, extras)
+        container.state = CREATED
+        talk.go()
+        message = await talk.hear()
+        if "error" in message:
+            raise Refused(message["error"], subject=subject)
+        self._watch(container.id, container.shim, lambda: self._container_gone(container))
+
+    async def stop_container(self, container: Container, grace: float) -> None:
+        ended = self._ended.get(container.id)
+        if ended is None:
+            return
+        if grace > 0:
+            _signal(container.pid, container.start_time, self._extras[container.id].stop_signal)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), grace)
+                return
+        _signal(container.pid, container.start_time, signal.SIGKILL)
+        await self._wait_end(container.id)
+
+    async def remove_container(self, container: Container) -> None:
+        extras = self._extras[container.id]
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        self.state.forget(container)
+        await asyncio.to_thread(shutil.rmtree, self.root / "containers" / container.id, ignore_errors=True)
+        del self._extras[container.id]
+        self._usage.forget(container.id)
+        if extras.layers and self.images.get(container.image_id) is None:
+            await asyncio.to_thread(self.images.collect)
+
+    async def exec_sync(
+        self, container: Container, command: Sequence[str], timeout: float | None
+    ) -> ExecResult:
+        request = requests.command_request(container, self._extras[container.id].request, command)
+        talk = await self._spawner.ask(request)
+        try:
+            message = await talk.hear(timeout)
+        except TimeoutError:
+            await talk.gone(5)
+            raise TimedOut(
+                f"command {command[0]!r} timed out: {timeout:g}s exceeded",
+                subject=f"container {container.id}",
+            ) from None
+        finally:
+            talk.close()
+        if "error" in message:
+            raise Refused(message["error"], subject=f"container {container.id}")
+        return ExecResult(message["stdout"], message["stderr"], message["exit_code"])
+
+    async def reopen_log(self, container: Container) -> None:
+        if not container.log_path:
+            return
+        _signal(container.shim, container.shim_start_time, signal.SIGUSR1)
+        for _ in range(200):
+            if Path(container.log_path).exists():
+                return
+            await asyncio.sleep(0.01)
+        raise Refused("the new log file did not appear", subject=container.log_path)
+
+    async def update_resources(self, container: Container, wanted: cri.LinuxContainerResources) -> None:
+        extras = self._extras[container.id]
+        if container.state == RUNNING:
+            self._hierarchy.apply(extras.cgroup, wanted)
+        current = container.config.linux.resources
+        if wanted.hugepage_limits:
+            del current.hugepage_limits[:]
+        current.MergeFrom(wanted)
+        self.state.save_container(container, extras)
+
+    def _make_cgroup(self, container: Container, extras: Extras) -> None:
+        security = container.config.linux.security_context
+        self._hierarchy.make(extras.cgroup)
+        self._hierarchy.apply(extras.cgroup, container.config.linux.resources)
+        rules = None if security.privileged else _device_rules(container.config.devices)
+        self._hierarchy.allow_devices(extras.cgroup, rules)
+
+    def _container_gone(self, container: Container) -> None:
+        """Its shim has ended."""
+        extras = self._extras.get(container.id)
+        if extras is None or container.state == EXITED or self._listener is None:
+            return
+        ending = self.state.ending(container)
+        if ending is None:
+            _signal(container.pid, container.start_time, signal.SIGKILL)
+            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
+            self._listener.container_exited(
+                container, exit_code=LOST, finished_at=time.time_ns(), reason="Error",
+                message="the process that watched it was killed",
+            )  # fmt: skip
+        else:
+            self._listener.container_exited(
+                container,
+                exit_code=ending.exit_code,
+                finished_at=ending.finished_at,
+                reason="OOMKilled" if ending.oom_kills else "",
+            )
+        self.state.save_container(container, extras)
+
+    def _adopt_container(self, container: Container, extras: Extras) -> None:
+        self._extras[container.id] = extras
+        self._records.add_container(container)
+        if container.state != RUNNING:
+            return
+        shim_lives = linux.start_time(container.shim) == container.shim_start_time != 0
+        if shim_lives and self.state.ending(container) is None:
+            self._watch(container.id, container.shim, lambda: self._container_gone(container))
+        else:
+            self._container_gone(container)
+
+    # Stats
+
+    async def container_stats(self, containers: Sequence[Container]) -> list[cri.ContainerStats]:
+        def read() -> list[cri.ContainerStats]:
+            found = []
+            for container in containers:
+                extras = self._extras.get(container.id)
+                if extras is not None:
+                    groups = self._hierarchy.directories(extras.cgroup)
+                    upper = self.root / "containers" / container.id / "upper"
+                    found.append(self._usage.container(container, groups, upper, str(self.root)))
+            return found
+
+        return await asyncio.to_thread(read)
+
+    async def sandbox_stats(self, sandbox: Sandbox) -> cri.LinuxPodSandboxStats:
+        groups = self._hierarchy.directories(str(Path(self._extras[sandbox.id].cgroup).parent))
+        return cri.LinuxPodSandboxStats(
+            cpu=self._usage.cpu(sandbox.id, groups),
+            memory=usage.memory(groups),
+            network=usage.network(sandbox.pid) if sandbox.ips else None,
+            process=usage.processes(groups),
+        )
+
+    def info(self, record: Sandbox | Container) -> dict[str, str]:
+        extras = self._extras[record.id]
+        facts: dict[str, Any] = {"pid": record.pid, "cgroupPath": extras.cgroup}
+        if isinstance(record, Container):
+            facts |= {"sandboxID": record.sandbox.id, "shim": record.shim, "runtimeSpec": extras.request}
+        else:
+            facts |= {"bridge": self.network.bridge, "ips": record.ips}
+        return {"info": json.dumps(facts)}
+
+    # Parts
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.state.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = -1
+            raise Refused("another runtime uses it", subject=str(self.state.path)) from None
+
+    def _watch(self, identifier: str, pid: int, gone: Callable[[], None]) -> None:
+        """Call `gone` once process `pid`, a shim or a sandbox's own, has ended."""
+        ended = self._ended[identifier] = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            loop.call_soon(self._on_end, identifier, -1, ended, gone)
+            return
+        self._watched.add(fd)
+        loop.add_reader(fd, self._on_end, identifier, fd, ended, gone)
+
+    def _on_end(self, identifier: str, fd: int, ended: asyncio.Event, gone: Callable[[], None]) -> None:
+        if fd >= 0:
+            asyncio.get_running_loop().remove_reader(fd)
+            self._watched.discard(fd)
+            os.close(fd)
+        self._ended.pop(identifier, None)
+        try:
+            gone()
+        finally:
+            ended.set()
+
+    async def _wait_end(self, identifier: str) -> None:
+        ended = self._ended.get(identifier)
+        if ended is None:
+            return
+        try:
+            await asyncio.wait_for(ended.wait(), KILL_TIMEOUT)
+        except TimeoutError:
+            raise Refused(f"still there {KILL_TIMEOUT:g}s after SIGKILL", subject=identifier) from None
+
+    def _layers_in_use(self) -> set[str]:
+        return {layer for extras in self._extras.values() for layer in extras.layers}
+
+    def _rootfs(self, image: StoredImage, place: Path) -> dict[str, Any]:
+        return {
+            "overlay": self._overlay,
+            "path": str(place / "rootfs"),
+            "upper": str(place / "upper"),
+            "work": str(place / "work"),
+            "layers_directory": str(self.images.layers),
+            "layers": ["/"] if image.is_host else image.layers,
+        }
+
+    def _target(self, container: Container) -> Container | None:
+        options = container.config.linux.security_context.namespace_options
+        if options.pid != cri.TARGET:
+            return None
+        target = self._records.container(options.target_id)
+        if target.sandbox is not container.sandbox or target.state != RUNNING:
+            raise InvalidInput(
+                "must be a running container of the same pod", subject=f"target {options.target_id}"
+            )
+        return target
+
+    def _image_volumes(self, container: Container, place: Path) -> dict[str, tuple[str, StoredImage]]:
+        found = {}
+        for number, mount in enumerate(container.config.mounts):
+            if mount.image.image:
+                image = self.images.get(mount.image.image)
+                if image is None or image.is_host:
+                    raise Missing("not here; pull it first", subject=f"image {mount.image.image!r}")
+                name = f"image-{number}"
+                sub = f"{name}/{mount.image_sub_path.strip('/')}" if mount.image_sub_path else name
+                if ".." in sub.split("/"):
+                    raise InvalidInput("leads out of the image", subject=mount.image_sub_path)
+                found[mount.container_path] = (sub, image)
+        return found
+
+    def _fill_image_volume(self, place: Path, image: StoredImage) -> None:
+        from engine.runtime.shim.flatten import flatten
+
+        top = next(p for p in (place, *place.parents) if p.parent.parent == self.root / "containers")
+        flatten([self.images.layers / layer for layer in image.layers], top)
+        if not place.exists():
+            raise Missing("no such path in the image", subject=str(place.relative_to(top)))
+
+
+def _signal(pid: int, start_time: int, number: int) -> None:
+    """Signal that very process, never another that got its number."""
+    if pid <= 0:
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if linux.start_time(pid) == start_time:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, number)
+    finally:
+        os.close(fd)
+
+
+def _stop_signal(config: cri.ContainerConfig, image: dict[str, Any]) -> int:
+    if config.stop_signal:
+        name = cri.Signal.Name(config.stop_signal)
+    else:
+        name = str(image.get("StopSignal") or "SIGTERM").upper()
+    if name.isdigit():
+        return int(name)
+    base, plus, offset = name.replace("PLUS", "+").replace("MINUS", "-").partition("+")
+    if not plus:
+        base, plus, offset = base.partition("-")
+        offset = f"-{offset}" if plus else "0"
+    try:
+        number = {"SIGCLD": signal.SIGCHLD, "SIGPOLL": signal.SIGIO}.get(base) or signal.Signals[
+            base if base.startswith("SIG") else f"SIG{base}"
+        ]
+        return int(number) + int(offset)
+    except (KeyError, ValueError):
+        raise InvalidInput("unknown stop signal", subject=name) from None
+
+
+def _device_rules(devices: Sequence[cri.Device]) -> list[str]:
+    """v1 device rules for the wanted devices, directories included."""
+    rules = []
+    for device in devices:
+        top = Path(device.host_path)
+        nodes = [p for p in top.rglob("*") if not p.is_dir()] if top.is_dir() else [top]
+        for node in nodes:
+            try:
+                status = node.stat()
+            except OSError as error:
+                raise InvalidInput(error.strerror or "unreadable", subject=f"device {node}") from None
+            kind = "b" if node.is_block_device() else "c"
+            numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            rules.append(f"{kind} {numbers} {device.permissions or 'rwm'}")
+    return rules

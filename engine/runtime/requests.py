@@ -1,0 +1,268 @@
+"""What the shims are asked: CRI configurations and image configurations, made into plain dictionaries.
+
+Pure: nothing here touches the system, except for the text of the host's own hosts and resolv.conf files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import InvalidInput
+from engine.runtime.failures import Unsupported
+from engine.runtime.images import DEFAULT_PATH, StoredImage
+from engine.runtime.records import Container, Sandbox
+from engine.runtime.shim.identity import CAPABILITIES
+from engine.wire import cri_v1_pb2 as cri
+
+DEFAULT_CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID", "SETFCAP", "SETPCAP",
+    "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE",
+)  # fmt: skip
+EXEC_LIMIT = 7 * 1024 * 1024
+
+
+def namespaces(sandbox: Sandbox) -> cri.NamespaceOption:
+    return sandbox.config.linux.security_context.namespace_options
+
+
+def host_network(sandbox: Sandbox) -> bool:
+    return namespaces(sandbox).network == cri.NODE
+
+
+def check_sandbox(sandbox: Sandbox) -> None:
+    """Raises Unsupported or InvalidInput for what no shim can do."""
+    options = namespaces(sandbox)
+    subject = f"sandbox {sandbox.config.metadata.name!r}"
+    if options.HasField("userns_options") and options.userns_options.mode == cri.POD:
+        raise Unsupported("user namespaces are left out", subject=subject)
+    for key in sandbox.config.linux.sysctls:
+        if options.network == cri.NODE and key.startswith("net."):
+            raise InvalidInput(f"sysctl {key} needs a network of the pod's own", subject=subject)
+        if options.ipc == cri.NODE and key.startswith(
+            ("kernel.shm", "kernel.msg", "kernel.sem", "fs.mqueue.")
+        ):
+            raise InvalidInput(f"sysctl {key} needs an IPC namespace of the pod's own", subject=subject)
+    for mapping in sandbox.config.port_mappings:
+        if mapping.host_port:
+            raise Unsupported(f"host ports are left out ({mapping.host_port})", subject=subject)
+
+
+def hostname(sandbox: Sandbox) -> str:
+    if host_network(sandbox):
+        return os.uname().nodename
+    return sandbox.config.hostname or sandbox.config.metadata.name[:63]
+
+
+def sandbox_request(
+    sandbox: Sandbox, cgroups: Sequence[str], network: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    options = namespaces(sandbox)
+    return {
+        "role": "sandbox",
+        "host_network": network is None,
+        "host_pid": options.pid == cri.NODE,
+        "host_ipc": options.ipc == cri.NODE,
+        "hostname": hostname(sandbox),
+        "sysctls": dict(sandbox.config.linux.sysctls),
+        "cgroups": list(cgroups),
+        "network": dict(network or {}),
+    }
+
+
+def container_request(
+    container: Container,
+    image: StoredImage,
+    *,
+    directory: Path,
+    rootfs: Mapping[str, Any],
+    cgroups: Sequence[str],
+    cgroup_views: Sequence[tuple[str, str]],
+    cgroup2: bool,
+    etc: Path,
+    image_volumes: Mapping[str, str],
+    target: Container | None,
+) -> dict[str, Any]:
+    """`etc` holds the sandbox's hosts, resolv.conf and hostname files."""
+    config, sandbox = container.config, container.sandbox
+    security = config.linux.security_context
+    keep = capabilities(security)
+    return {
+        "role": "container",
+        "directory": str(directory),
+        "log_path": container.log_path,
+        "tty": config.tty,
+        "stdin": config.stdin,
+        "args": arguments(config, image.config),
+        "env": environment(config, image.config, hostname(sandbox)),
+        "cwd": config.working_dir or image.config.get("WorkingDir") or "/",
+        "pause": sandbox.pid,
+        "pause_start_time": sandbox.start_time,
+        "pid_namespace": _pid_namespace(security.namespace_options),
+        "target": target.pid if target else 0,
+        "target_start_time": target.start_time if target else 0,
+        "host_ipc": namespaces(sandbox).ipc == cri.NODE,
+        "cgroups": list(cgroups),
+        "cgroup_mounts": list(cgroup_views),
+        "cgroup2": cgroup2,
+        "oom_score_adj": config.linux.resources.oom_score_adj,
+        "rootfs": dict(rootfs),
+        "mounts": mounts(config, etc, image_volumes),
+        "devices": [{"host": d.host_path, "container": d.container_path} for d in config.devices],
+        "privileged": security.privileged,
+        "masked_paths": [] if security.privileged else list(security.masked_paths),
+        "readonly_paths": [] if security.privileged else list(security.readonly_paths),
+        "readonly_rootfs": security.readonly_rootfs,
+        "user": user(security, image.config),
+        "capabilities": sorted(keep),
+        "ambient": sorted(_names(security.capabilities.add_ambient_capabilities)),
+        "no_new_privs": security.no_new_privs and not security.privileged,
+    }
+
+
+def command_request(
+    container: Container, request: Mapping[str, Any], command: Sequence[str]
+) -> dict[str, Any]:
+    """Run `command` in `container`, as what `request` (its `container_request`) made of it."""
+    linux = container.user.linux if container.user else cri.LinuxContainerUser()
+    return {
+        **{
+            key: request[key] for key in ("env", "cwd", "cgroups", "oom_score_adj", "capabilities", "ambient")
+        },
+        "no_new_privs": request["no_new_privs"],
+        "role": "command",
+        "pid": container.pid,
+        "start_time": container.start_time,
+        "identity": (linux.uid, linux.gid, list(linux.supplemental_groups)),
+        "args": list(command),
+        "limit": EXEC_LIMIT,
+    }
+
+
+def arguments(config: cri.ContainerConfig, image: Mapping[str, Any]) -> list[str]:
+    """The pod's command replaces the image's entry point and its arguments; args replace these alone."""
+    entrypoint, args = list(config.command), list(config.args)
+    if not entrypoint:
+        entrypoint = list(image.get("Entrypoint") or [])
+        args = args or list(image.get("Cmd") or [])
+    whole = entrypoint + args
+    if not whole:
+        raise InvalidInput("no command specified", subject=f"container {config.metadata.name!r}")
+    return whole
+
+
+def environment(config: cri.ContainerConfig, image: Mapping[str, Any], host: str) -> dict[str, str]:
+    found = dict([DEFAULT_PATH.split("=", 1)])
+    found["HOSTNAME"] = host
+    if config.tty:
+        found["TERM"] = "xterm"
+    for pair in image.get("Env") or []:
+        key, _, value = pair.partition("=")
+        found[key] = value
+    for item in config.envs:
+        value = item.value
+        found[item.key] = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    return found
+
+
+def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The pod's files under /etc and the wanted mounts, outer ones first."""
+    found = []
+    taken = {_clean(mount.container_path) for mount in config.mounts}
+    for name in ("hosts", "resolv.conf", "hostname"):
+        if f"/etc/{name}" not in taken:
+            found.append(
+                _mount(str(etc / name), f"/etc/{name}", config.linux.security_context.readonly_rootfs)
+            )
+    for mount in sorted(config.mounts, key=lambda m: _clean(m.container_path).count("/")):
+        source = image_volumes.get(mount.container_path) or mount.host_path
+        if not source:
+            raise InvalidInput("expected a host path or an image", subject=f"mount {mount.container_path}")
+        found.append(
+            {
+                **_mount(source, _clean(mount.container_path), mount.readonly or bool(mount.image.image)),
+                "propagation": int(mount.propagation),
+                "recursive_readonly": mount.recursive_read_only,
+            }
+        )
+    return found
+
+
+def capabilities(security: cri.LinuxContainerSecurityContext) -> set[str]:
+    """The names, without CAP_, that the container keeps. Raises InvalidInput for an unknown one."""
+    if security.privileged:
+        return set(CAPABILITIES)
+    added = {name.upper() for name in security.capabilities.add_capabilities}
+    dropped = {name.upper() for name in security.capabilities.drop_capabilities}
+    kept = set(CAPABILITIES) if "ALL" in added else set(DEFAULT_CAPABILITIES)
+    if "ALL" in dropped:
+        kept = set(CAPABILITIES) if "ALL" in added else set()
+    kept |= _names(added - {"ALL"})
+    return kept - _names(dropped - {"ALL"})
+
+
+def user(security: cri.LinuxContainerSecurityContext, image: Mapping[str, Any]) -> dict[str, Any]:
+    """Who it runs as, in names or numbers: the pod's wish, else the image's."""
+    name, _, group = str(image.get("User") or "").partition(":")
+    if security.run_as_username:
+        name, group = security.run_as_username, ""
+    if security.HasField("run_as_user"):
+        name, group = str(security.run_as_user.value), ""
+    if security.HasField("run_as_group"):
+        group = str(security.run_as_group.value)
+    return {
+        "user": name,
+        "group": group,
+        "groups": list(security.supplemental_groups),
+        "strict": security.supplemental_groups_policy == cri.Strict,
+    }
+
+
+def hosts_file(sandbox: Sandbox) -> str:
+    try:
+        text = Path("/etc/hosts").read_text()
+    except OSError:
+        text = "127.0.0.1\tlocalhost\n"
+    if sandbox.ips and not host_network(sandbox):
+        text += f"{sandbox.ips[0]}\t{hostname(sandbox)}\n"
+    return text
+
+
+def resolv_conf(sandbox: Sandbox) -> str:
+    config = sandbox.config
+    if not config.HasField("dns_config"):
+        try:
+            return Path("/etc/resolv.conf").read_text()
+        except OSError:
+            return ""
+    lines = [f"nameserver {server}\n" for server in config.dns_config.servers]
+    if config.dns_config.searches:
+        lines.insert(0, f"search {' '.join(config.dns_config.searches)}\n")
+    if config.dns_config.options:
+        lines.append(f"options {' '.join(config.dns_config.options)}\n")
+    return "".join(lines)
+
+
+def _mount(source: str, target: str, readonly: bool) -> dict[str, Any]:
+    return {
+        "source": source, "target": target, "readonly": readonly,
+        "propagation": int(cri.PROPAGATION_PRIVATE), "recursive_readonly": False,
+    }  # fmt: skip
+
+
+def _pid_namespace(options: cri.NamespaceOption) -> str:
+    return {cri.POD: "pod", cri.CONTAINER: "new", cri.NODE: "host", cri.TARGET: "target"}[options.pid]
+
+
+def _clean(path: str) -> str:
+    return os.path.normpath(f"/{path.lstrip('/')}")
+
+
+def _names(wanted: Any) -> set[str]:
+    names = {name.upper().removeprefix("CAP_") for name in wanted}
+    unknown = names - set(CAPABILITIES) - {"ALL"}
+    if unknown:
+        raise InvalidInput(f"unknown capability {sorted(unknown)[0]!r}", subject="capabilities")
+    return set(CAPABILITIES) if "ALL" in names else names

@@ -1,0 +1,97 @@
+"""A container's own cgroups, seen from its shim: join, kill, out-of-memory count, removal.
+
+Paths are absolute directories, one per hierarchy (v1) or one (v2).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Sequence
+
+
+def join(groups: Sequence[str]) -> None:
+    """Move this process into each group."""
+    for group in groups:
+        write(f"{group}/cgroup.procs", "0")
+
+
+def members(groups: Sequence[str]) -> list[int]:
+    """Processes of the first group that can be read, and of the groups below it."""
+    for group in groups:
+        found: list[int] = []
+        for directory, _, files in os.walk(group):
+            if "cgroup.procs" in files:
+                try:
+                    with open(f"{directory}/cgroup.procs", "rb") as file:
+                        found.extend(int(line) for line in file)
+                except OSError:
+                    continue
+        if os.path.isdir(group):
+            return [pid for pid in found if pid > 0]
+    return []
+
+
+def kill_all(groups: Sequence[str]) -> None:
+    """SIGKILL until nobody is left, at most ten seconds."""
+    for _ in range(500):
+        pids = [pid for pid in members(groups) if pid != os.getpid()]
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.02)
+
+
+def remove(groups: Sequence[str]) -> None:
+    """Remove the groups and those below them. Groups that are still busy stay."""
+    for group in groups:
+        for directory, _, _ in os.walk(group, topdown=False):
+            for _ in range(50):
+                try:
+                    os.rmdir(directory)
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY:
+                        break
+                    time.sleep(0.01)
+                else:
+                    break
+
+
+def oom_kills(groups: Sequence[str]) -> int:
+    """How many of its processes the kernel killed for memory."""
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            try:
+                with open(f"{group}/{name}", "rb") as file:
+                    for line in file:
+                        if line.startswith(b"oom_kill "):
+                            return int(line.split()[1])
+            except OSError:
+                continue
+    return 0
+
+
+def set_oom_score_adj(wanted: int) -> None:
+    """Where the kernel forbids lowering it (no CAP_SYS_RESOURCE) it stays as low as it is."""
+    try:
+        write("/proc/self/oom_score_adj", str(wanted))
+    except PermissionError:
+        return
+
+
+def write(path: str, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, value.encode())
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), path) from None
+    finally:
+        os.close(fd)

@@ -1,0 +1,289 @@
+"""Starts a container's process and stays beside it: copies its output, records its end.
+
+Files in the container's directory: `exit` (written once, atomically: code, signal, out-of-memory kills,
+Unix nanoseconds). SIGUSR1 reopens the log. When this process dies, the container is killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import marshal
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING, Any
+
+from engine.runtime.shim import cgroup, identity, linux, rootfs
+from engine.runtime.shim.logs import LogFile
+
+if TYPE_CHECKING:
+    from engine.runtime.shim.spawner import Report
+
+NAMESPACES = {"net": linux.CLONE_NEWNET, "ipc": linux.CLONE_NEWIPC, "uts": linux.CLONE_NEWUTS}
+CHUNK = 64 * 1024
+DRAIN = 2.0
+
+
+def run(request: dict[str, Any], report: Report) -> int:
+    linux.set_process_name("kubengine-shim")
+    detach_stdio()
+    log = LogFile(request["log_path"])
+    pause = open_namespaces(request["pause"], request["pause_start_time"], (*NAMESPACES, "pid", "mnt"))
+    host_mounts = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    enter_pid_namespace(request, pause)
+    wake, signalled = os.pipe()
+    os.set_blocking(signalled, False)
+    signal.set_wakeup_fd(signalled)
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    outputs, stdio = _make_stdio(request)
+    status_in, status_out = os.pipe()
+    go_in, go_out = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        os.close(status_in)
+        os.close(go_out)
+        run_child(lambda: _prepare(request, pause, host_mounts, stdio), status_out, go_in)
+    for fd in {*stdio, status_out, go_in, host_mounts, *pause.values()}:
+        os.close(fd)
+    return _supervise(request, report, child, log, outputs, (wake, status_in, go_out))
+
+
+def run_child(prepare: Any, status_out: int, go_in: int) -> None:
+    """In the forked child: prepare, say who it is, wait for the go, exec. Never returns."""
+    try:
+        who, arguments, environment = prepare()
+        ready = {"user": (who.uid, who.gid, who.groups)}
+        os.write(status_out, marshal.dumps(ready))
+        if os.read(go_in, 1) != b"g":
+            os._exit(1)
+        try:
+            execute(arguments, environment)
+        except OSError as error:
+            raise OSError(error.errno, f"exec {arguments[0]!r}: {error.strerror}") from None
+    except BaseException as error:
+        text = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror:
+            text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        os.write(status_out, marshal.dumps({"error": text}))
+    finally:
+        os._exit(127)
+
+
+def open_namespaces(pid: int, start_time: int, kinds: tuple[str, ...]) -> dict[str, int]:
+    """Descriptors of the namespaces of `pid`, surely that process and not a later one of the same number."""
+    found = {kind: os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
+    if linux.start_time(pid) != start_time:
+        raise ProcessLookupError(3, "the process that holds its namespaces is gone")
+    return found
+
+
+def enter_pid_namespace(request: dict[str, Any], pause: dict[str, int]) -> None:
+    """The next child will be in the wanted process namespace."""
+    mode = request["pid_namespace"]
+    if mode == "new":
+        linux.unshare(linux.CLONE_NEWPID)
+    elif mode == "pod":
+        linux.setns(pause["pid"], linux.CLONE_NEWPID)
+    elif mode == "target":
+        target = open_namespaces(request["target"], request["target_start_time"], ("pid",))
+        linux.setns(target["pid"], linux.CLONE_NEWPID)
+        os.close(target["pid"])
+
+
+def detach_stdio() -> None:
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+
+
+def become_ready(who: identity.Identity, request: dict[str, Any]) -> dict[str, str]:
+    """Working directory, limits of privilege, signals; answers the environment."""
+    os.umask(0o022)
+    directory = request["cwd"] or "/"
+    if not os.path.isdir(directory):
+        os.makedirs(directory, mode=0o755, exist_ok=True)
+    os.chdir(directory)
+    identity.become(
+        who, keep=request["capabilities"], ambient=request["ambient"], no_new_privs=request["no_new_privs"]
+    )
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    reset_signals()
+    environment = dict(request["env"])
+    environment.setdefault("HOME", who.home)
+    return environment
+
+
+def reset_signals() -> None:
+    for number in signal.valid_signals():
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            try:
+                signal.signal(number, signal.SIG_DFL)
+            except OSError:
+                continue
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
+
+
+def execute(arguments: list[str], environment: dict[str, str]) -> None:
+    """exec, searching the container's own PATH. Raises FileNotFoundError or PermissionError."""
+    program = arguments[0]
+    if "/" in program:
+        os.execve(program, arguments, environment)
+    denied = False
+    for directory in environment.get("PATH", "").split(":"):
+        candidate = f"{directory or '.'}/{program}"
+        if os.path.isfile(candidate):
+            if os.access(candidate, os.X_OK):
+                os.execve(candidate, arguments, environment)
+            denied = True
+    if denied:
+        raise PermissionError(13, "permission denied")
+    raise FileNotFoundError(2, "executable file not found in $PATH")
+
+
+def _prepare(
+    request: dict[str, Any], pause: dict[str, int], host_mounts: int, stdio: tuple[int, int, int]
+) -> tuple[identity.Identity, list[str], dict[str, str]]:
+    os.setsid()
+    for number, fd in enumerate(stdio):
+        os.dup2(fd, number)
+    if request["tty"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    cgroup.join(request["cgroups"])
+    cgroup.set_oom_score_adj(request["oom_score_adj"])
+    if request["host_ipc"]:
+        shm = linux.open_tree("/dev/shm")
+    else:
+        linux.setns(pause["mnt"], linux.CLONE_NEWNS)
+        shm = linux.open_tree("/", recursive=False)
+        linux.setns(host_mounts, linux.CLONE_NEWNS)
+    for kind, flag in NAMESPACES.items():
+        linux.setns(pause[kind], flag)
+    rootfs.enter(request, shm)
+    who = identity.look_up(request["user"])
+    if request["tty"]:
+        os.fchown(0, who.uid, -1)
+    return who, request["args"], become_ready(who, request)
+
+
+def _make_stdio(request: dict[str, Any]) -> tuple[dict[int, bytes], tuple[int, int, int]]:
+    """Descriptors to read output from, by stream, and the child's three descriptors."""
+    if request["tty"]:
+        master, slave = os.openpty()
+        return {master: b"stdout"}, (slave, slave, slave)
+    out, child_out = os.pipe()
+    error, child_error = os.pipe()
+    if request["stdin"]:
+        stdin, _held_open = os.pipe()
+    else:
+        stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    return {out: b"stdout", error: b"stderr"}, (stdin, child_out, child_error)
+
+
+def _supervise(
+    request: dict[str, Any],
+    report: Report,
+    child: int,
+    log: LogFile,
+    outputs: dict[int, bytes],
+    pipes: tuple[int, int, int],
+) -> int:
+    wake, status_in, go_out = pipes
+    answer = read_status(status_in) or {"error": "its process died before it could start"}
+    if "error" in answer:
+        _give_up(request, child)
+        report.send(answer)
+        return 1
+    start_time, own = linux.start_time(child), os.getpid()
+    report.send({"pid": child, "start_time": start_time, "shim": own,
+                 "shim_start_time": linux.start_time(own), **answer})  # fmt: skip
+    if not report.may_go():
+        os.close(go_out)
+        _give_up(request, child)
+        return 1
+    os.write(go_out, b"g")
+    os.close(go_out)
+    answer = read_status(status_in)
+    os.close(status_in)
+    if "error" in answer:
+        _give_up(request, child)
+        report.send(answer)
+        return 1
+    report.send({"started": time.time_ns()})
+    report.close()
+    status = _copy_until_exit(child, log, outputs, wake)
+    _record_end(request, status)
+    return 0
+
+
+def read_status(fd: int) -> dict[str, Any]:
+    """What the child says: who it is, its error, or (after its exec) nothing."""
+    data = os.read(fd, 65536)
+    return marshal.loads(data) if data else {}
+
+
+def _give_up(request: dict[str, Any], child: int) -> None:
+    os.waitpid(child, 0)
+    cgroup.kill_all(request["cgroups"])
+    cgroup.remove(request["cgroups"])
+
+
+def _copy_until_exit(child: int, log: LogFile, outputs: dict[int, bytes], wake: int) -> int:
+    ended = os.pidfd_open(child)
+    poll = select.poll()
+    for fd in (*outputs, wake, ended):
+        poll.register(fd, select.POLLIN)
+    status, deadline = -1, 0.0
+    while outputs or status < 0:
+        timeout = None if status < 0 else max(0, int((deadline - time.monotonic()) * 1000))
+        events = poll.poll(timeout)
+        if status >= 0 and (not events or time.monotonic() > deadline):
+            break
+        for fd, _ in events:
+            if fd == wake:
+                if bytes([signal.SIGUSR1]) in os.read(wake, 512):
+                    log.reopen()
+            elif fd == ended:
+                status = os.waitpid(child, 0)[1]
+                poll.unregister(ended)
+                deadline = time.monotonic() + DRAIN
+            else:
+                data = _read(fd)
+                if data:
+                    log.write(outputs[fd], data)
+                else:
+                    log.flush(outputs.pop(fd))
+                    poll.unregister(fd)
+                    os.close(fd)
+    for stream in outputs.values():
+        log.flush(stream)
+    return status
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, CHUNK)
+    except OSError:  # a terminal whose last user has gone
+        return b""
+
+
+def _record_end(request: dict[str, Any], status: int) -> None:
+    now = time.time_ns()
+    groups = request["cgroups"]
+    cgroup.kill_all(groups)
+    code, number = os.waitstatus_to_exitcode(status), 0
+    if code < 0:
+        number, code = -code, 128 - code
+    path = f"{request['directory']}/exit"
+    text = f"{code} {number} {cgroup.oom_kills(groups)} {now}\n"
+    cgroup.remove(groups)
+    try:
+        with open(f"{path}.partial", "w", encoding="ascii") as file:
+            file.write(text)
+        os.rename(f"{path}.partial", path)
+    except OSError as error:
+        print(f"kubengine shim: {path}: {error.strerror}", file=sys.stderr)

@@ -1,0 +1,96 @@
+"""Who a container's process is: user, groups and capabilities, as the image's own files name them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from engine.runtime.shim import linux
+
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
+    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
+    "CHECKPOINT_RESTORE",
+)  # fmt: skip
+NUMBER = {name: number for number, name in enumerate(CAPABILITIES)}
+
+
+class Identity(NamedTuple):
+    uid: int
+    gid: int
+    groups: list[int]
+    home: str
+
+
+def look_up(wanted: dict[str, Any]) -> Identity:
+    """Resolve names in /etc/passwd and /etc/group of the current root.
+
+    `wanted`: `user` (name or number, maybe empty), `group` (name, number or empty), `groups` (numbers to
+    add), `strict` (without those that /etc/group lists). Raises ValueError for a name that isn't there.
+    """
+    user, group = wanted["user"] or "0", wanted["group"]
+    name, uid, gid, home = user, -1, 0, "/"
+    for fields in _lines("/etc/passwd", 6):
+        if fields[0] == user or (user.isdigit() and fields[2] == user):
+            name, uid, gid, home = fields[0], int(fields[2]), int(fields[3]), fields[5] or "/"
+            break
+    if uid < 0:
+        if not user.isdigit():
+            raise ValueError(f"unable to find user {user}: no matching entries in passwd file")
+        uid = int(user)
+    entries = list(_lines("/etc/group", 4))
+    if group:
+        numbers = [int(fields[2]) for fields in entries if fields[0] == group]
+        if not numbers and not group.isdigit():
+            raise ValueError(f"unable to find group {group}: no matching entries in group file")
+        gid = numbers[0] if numbers else int(group)
+    groups = {gid, *wanted["groups"]}
+    if not wanted["strict"]:
+        groups |= {int(fields[2]) for fields in entries if name in fields[3].split(",")}
+    return Identity(uid, gid, sorted(groups), home)
+
+
+def become(
+    identity: Identity, *, keep: Collection[str], ambient: Collection[str], no_new_privs: bool
+) -> None:
+    """Drop to `identity` with at most the capabilities `keep` (names without CAP_)."""
+    kept = {NUMBER[name] for name in keep if name in NUMBER}
+    raised = {NUMBER[name] for name in ambient if name in NUMBER} & kept
+    number = 0
+    while True:
+        try:
+            held = linux.prctl(linux.PR_CAPBSET_READ, number)
+        except OSError:
+            break
+        if held and number not in kept:
+            linux.prctl(linux.PR_CAPBSET_DROP, number)
+        elif not held:
+            kept.discard(number)
+            raised.discard(number)
+        number += 1
+    os.setgroups(identity.groups)
+    linux.prctl(linux.PR_SET_KEEPCAPS, 1)
+    os.setresgid(identity.gid, identity.gid, identity.gid)
+    os.setresuid(identity.uid, identity.uid, identity.uid)
+    linux.prctl(linux.PR_SET_KEEPCAPS, 0)
+    linux.capset(permitted=kept, inheritable=raised)
+    linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in raised:
+        linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)
+    if no_new_privs:
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _lines(path: str, fields: int) -> Iterator[list[str]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                parts = line.rstrip("\n").split(":")
+                if len(parts) >= fields and parts[2].isdigit():
+                    yield parts
+    except OSError:
+        return

@@ -1,0 +1,76 @@
+"""A container's output as a CRI log file: `2024-01-01T00:00:00.000000000Z stdout F text`.
+
+A line longer than 16 KiB is split; all parts but the last carry the tag `P`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+MAX_LINE = 16 * 1024
+
+
+class LogFile:
+    """Appends to `path`; an empty path throws everything away. A full disk loses lines, not the container."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._pending = {b"stdout": b"", b"stderr": b""}
+        if path:
+            os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+            self._open()
+
+    def reopen(self) -> None:
+        """Go on in a new file after somebody renamed the old one."""
+        if self._path:
+            old = self._fd
+            self._open()
+            os.close(old)
+
+    def write(self, stream: bytes, data: bytes) -> None:
+        if self._fd < 0:
+            return
+        lines = (self._pending[stream] + data).split(b"\n")
+        rest = lines.pop()
+        out: list[bytes] = []
+        for line in lines:
+            _add(out, stream, line, last=b"F")
+        while len(rest) >= MAX_LINE:
+            _add(out, stream, rest[:MAX_LINE], last=b"P")
+            rest = rest[MAX_LINE:]
+        self._pending[stream] = rest
+        self._append(out)
+
+    def flush(self, stream: bytes) -> None:
+        """The stream has ended: what is left without a newline is its last line."""
+        if self._fd >= 0 and self._pending[stream]:
+            out: list[bytes] = []
+            _add(out, stream, self._pending[stream], last=b"F")
+            self._pending[stream] = b""
+            self._append(out)
+
+    def _open(self) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _append(self, lines: list[bytes]) -> None:
+        data = b"".join(lines)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except OSError:
+            return
+
+
+def _add(out: list[bytes], stream: bytes, line: bytes, *, last: bytes) -> None:
+    stamp = _now()
+    while len(line) > MAX_LINE:
+        out.append(b"%s %s P %s\n" % (stamp, stream, line[:MAX_LINE]))
+        line = line[MAX_LINE:]
+    out.append(b"%s %s %s %s\n" % (stamp, stream, last, line))
+
+
+def _now() -> bytes:
+    seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
+    return (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanos:09d}Z").encode()

@@ -1,0 +1,80 @@
+"""Holds a pod's namespaces: the process that other runtimes call pause.
+
+Its root is an empty tmpfs, which is also the pod's /dev/shm, so it keeps no file system of the host
+busy. Where the pod shares its process namespace it is process 1 and reaps orphans.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from engine.runtime.shim import cgroup, linux, network
+
+if TYPE_CHECKING:
+    from engine.runtime.shim.spawner import Report
+
+SHM_SIZE = "64m"
+
+
+def run(request: dict[str, Any], report: Report) -> int:
+    flags = linux.CLONE_NEWNS
+    flags |= 0 if request["host_ipc"] else linux.CLONE_NEWIPC
+    flags |= 0 if request["host_pid"] else linux.CLONE_NEWPID
+    if not request["host_network"]:
+        flags |= linux.CLONE_NEWUTS
+        host = network.Netlink()
+        with open("/proc/self/ns/net") as host_namespace:
+            linux.unshare(linux.CLONE_NEWNET)
+            network.join_bridge(host, host_namespace.fileno(), **request["network"])
+    linux.unshare(flags)
+    child = os.fork()
+    if child:
+        report.send({"pid": child, "start_time": linux.start_time(child)})
+        return 0
+    try:
+        _prepare(request)
+    except OSError as error:
+        report.send({"error": f"{error.filename}: {error.strerror}"})
+        return 1
+    report.send({"ready": True})
+    if not report.may_go():
+        return 1
+    report.close()
+    _hold()
+    return 0
+
+
+def _prepare(request: dict[str, Any]) -> None:
+    linux.set_process_name("kubengine-pause")
+    cgroup.join(request["cgroups"])
+    cgroup.set_oom_score_adj(-998)
+    if not request["host_network"]:
+        socket.sethostname(request["hostname"])
+    for key, value in request["sysctls"].items():
+        cgroup.write(f"/proc/sys/{key.replace('.', '/')}", value)
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("shm", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
+                f"mode=1777,size={SHM_SIZE}")  # fmt: skip
+    os.chdir("/dev")
+    linux.pivot_root(".", ".")
+    linux.umount(".", linux.MNT_DETACH)
+    os.chdir("/")
+
+
+def _hold() -> None:
+    """Reap orphans until told to end."""
+    wanted = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+    while signal.sigwait(wanted) == signal.SIGCHLD:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            continue

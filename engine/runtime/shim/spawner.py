@@ -1,0 +1,112 @@
+"""Forks a small process per request, from a process that is small itself.
+
+The runtime is large and has threads, so it must not fork. This process is one bare interpreter that
+has everything imported; a fork of it costs milliseconds and shares its memory. Requests arrive on a
+socket as length-prefixed `marshal` dictionaries; the answer of each goes over the forked process's own
+connection to the runtime. When the runtime goes, this process goes, and what it forked stays.
+"""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import Any
+
+from engine.runtime.shim import command, container, linux, sandbox
+
+ROLES = {"sandbox": sandbox.run, "container": container.run, "command": command.run}
+SOCKET = "report.sock"
+LENGTH = struct.Struct("<I")
+
+
+class Report:
+    """A forked process's connection to the runtime."""
+
+    def __init__(self, directory: str, token: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        os.chdir(directory)  # a socket's path is limited to 107 bytes, a relative one is short
+        self._socket.connect(SOCKET)
+        os.chdir("/")
+        self.send({"token": token})
+
+    def send(self, message: dict[str, Any]) -> None:
+        body = marshal.dumps(message)
+        self._socket.sendall(LENGTH.pack(len(body)) + body)
+
+    def may_go(self) -> bool:
+        """Waits for the runtime's go; False where it went away or said no."""
+        try:
+            return self._socket.recv(1) == b"g"
+        except OSError:
+            return False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def main(fd: int) -> None:
+    """Serve requests from socket `fd` until it closes."""
+    os.chdir("/")
+    os.setsid()
+    linux.set_process_name("kubengine-spawn")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What it forked has this process as its parent while it lives; nobody waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    gc.collect()
+    gc.freeze()
+    connection = socket.socket(fileno=fd)
+    connection.set_inheritable(False)
+    while True:
+        head = _read(connection, LENGTH.size)
+        if head is None:
+            return
+        body = _read(connection, LENGTH.unpack(head)[0])
+        if body is None:
+            return
+        if os.fork() == 0:
+            connection.close()
+            _play(marshal.loads(body))
+
+
+def _play(request: dict[str, Any]) -> None:
+    """Play the request's role in a session of its own. Never returns."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        report = Report(request["report"], request["token"])
+        try:
+            status = ROLES[request["role"]](request, report)
+        except Exception as error:
+            report.send({"error": describe(error)})
+    except BaseException as error:
+        print(f"kubengine shim: {describe(error)}", file=sys.stderr)
+    finally:
+        os._exit(status)
+
+
+def describe(error: BaseException) -> str:
+    """One line for a person."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        part = connection.recv(size - len(data))
+        if not part:
+            return None
+        data += part
+    return data

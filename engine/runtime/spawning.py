@@ -1,0 +1,151 @@
+"""The runtime's end of the shims: starts the spawner, sends requests, hears what forked processes say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import Bug, Refused
+from engine.runtime.shim.spawner import LENGTH, SOCKET
+
+SHIM = Path(__file__).parent / "shim"
+ANSWER_TIMEOUT = 60.0
+MAX_ANSWER = 32 * 1024 * 1024
+
+
+class Conversation:
+    """The connection of one forked process."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def hear(self, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
+        """The next message. Raises Refused where it ended or says nothing in time."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await _read(self._reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            raise Refused("its helper process died", subject="shim") from None
+
+    def go(self) -> None:
+        self._writer.write(b"g")
+
+    async def gone(self, timeout: float) -> None:
+        """Hang up and wait until the process has ended, or `timeout` seconds."""
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(timeout):
+                while await self._reader.read(65536):
+                    pass
+        self.close()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Spawner:
+    """One bare interpreter that forks shims, restarted when it dies. `directory` holds its socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._waiting: dict[str, asyncio.Future[Conversation]] = {}
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        path = self._directory / SOCKET
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        directory = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Through the descriptor, since the path may be longer than a socket's name can be.
+            listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")
+        finally:
+            os.close(directory)
+        path.chmod(0o600)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_ANSWER)
+
+    async def stop(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait, 10)
+            self._process = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        (self._directory / SOCKET).unlink(missing_ok=True)
+
+    async def ask(self, request: dict[str, Any]) -> Conversation:
+        """Fork a process for `request`; answers once it has called back."""
+        token = secrets.token_hex(16)
+        body = marshal.dumps({**request, "report": str(self._directory), "token": token})
+        waiting: asyncio.Future[Conversation] = asyncio.get_running_loop().create_future()
+        self._waiting[token] = waiting
+        try:
+            async with self._lock:
+                await self._send(LENGTH.pack(len(body)) + body)
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                return await waiting
+        except TimeoutError:
+            raise Refused("its helper process did not call back", subject="shim") from None
+        finally:
+            self._waiting.pop(token, None)
+
+    async def _send(self, data: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(2):
+            if self._requests is None or self._process is None or self._process.poll() is not None:
+                self._launch()
+            assert self._requests is not None
+            with contextlib.suppress(ConnectionError):
+                await loop.sock_sendall(self._requests, data)
+                return
+            self._requests.close()
+            self._requests = None
+        raise Refused("the spawner does not stay up", subject="shim")
+
+    def _launch(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SHIM), str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={"PATH": os.environ.get("PATH", "")},
+            )
+        ours.setblocking(False)
+        self._requests = ours
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                hello = await _read(reader)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            writer.close()
+            return
+        waiting = self._waiting.get(hello.get("token", ""))
+        if waiting is None or waiting.done():
+            writer.close()
+            return
+        waiting.set_result(Conversation(reader, writer))
+
+
+async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
+    size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
+    if size > MAX_ANSWER:
+        raise Bug(f"a message of {size} bytes", subject="shim")
+    message: dict[str, Any] = marshal.loads(await reader.readexactly(size))  # noqa: S302  (our own process)
+    return message

@@ -1,0 +1,145 @@
+"""What a runtime writes down so that the next one finds its containers.
+
+    STATE/sandboxes/<id>/record.json    and hosts, resolv.conf, hostname
+    STATE/containers/<id>/record.json   and exit, which its shim writes
+
+A directory without a record is half made or half removed. Files are replaced by rename but not synced: a
+reboot ends every process that they speak of.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.runtime.records import Container, Sandbox
+from engine.wire import cri_v1_pb2 as cri
+
+PLAIN = (
+    "id", "created_at", "image_id", "image_ref", "image_name", "state", "started_at", "finished_at",
+    "exit_code", "reason", "message", "pid", "start_time", "shim", "shim_start_time",
+)  # fmt: skip
+
+
+class Ending(NamedTuple):
+    """What a shim recorded of its container's end."""
+
+    exit_code: int
+    signal: int
+    oom_kills: int
+    finished_at: int
+
+
+@dataclass(slots=True)
+class Extras:
+    """What the backend remembers of a sandbox or container besides its record.
+
+    `cgroup` is a cgroup path, `layers` the image's, `request` what the shim is asked. `made` turns true
+    when a sandbox is whole.
+    """
+
+    cgroup: str = ""
+    made: bool = False
+    stop_signal: int = 15
+    layers: list[str] = field(default_factory=list)
+    request: dict[str, Any] = field(default_factory=dict)
+
+
+class StateDirectory:
+    """The records below `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sandboxes = path / "sandboxes"
+        self.containers = path / "containers"
+
+    def open(self) -> None:
+        for directory in (self.path, self.sandboxes, self.containers):
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def directory(self, record: Sandbox | Container) -> Path:
+        return (self.sandboxes if isinstance(record, Sandbox) else self.containers) / record.id
+
+    def save_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+        document = {
+            "id": sandbox.id, "created_at": sandbox.created_at, "handler": sandbox.handler,
+            "state": sandbox.state, "ips": sandbox.ips, "pid": sandbox.pid, "start_time": sandbox.start_time,
+            "config": _encode(sandbox.config), "extras": _plain(extras),
+        }  # fmt: skip
+        self._save(sandbox, document)
+
+    def save_container(self, container: Container, extras: Extras) -> None:
+        document: dict[str, Any] = {name: getattr(container, name) for name in PLAIN}
+        document["sandbox"] = container.sandbox.id
+        document["config"] = _encode(container.config)
+        document["user"] = _encode(container.user) if container.user else None
+        document["extras"] = _plain(extras)
+        self._save(container, document)
+
+    def load_sandboxes(self) -> Iterator[tuple[Sandbox, Extras]]:
+        for document in self._load(self.sandboxes):
+            config = cri.PodSandboxConfig.FromString(base64.b64decode(document.pop("config")))
+            extras = Extras(**document.pop("extras"))
+            yield Sandbox(config=config, **document), extras
+
+    def load_containers(self, sandboxes: dict[str, Sandbox]) -> Iterator[tuple[Container, Extras]]:
+        for document in self._load(self.containers):
+            sandbox = sandboxes.get(document.pop("sandbox"))
+            config = cri.ContainerConfig.FromString(base64.b64decode(document.pop("config")))
+            user = document.pop("user")
+            extras = Extras(**document.pop("extras"))
+            if sandbox is None:
+                self.forget_directory(self.containers / document["id"])
+                continue
+            container = Container(sandbox=sandbox, config=config, **document)
+            if user:
+                container.user = cri.ContainerUser.FromString(base64.b64decode(user))
+            yield container, extras
+
+    def half_made(self) -> Iterator[Path]:
+        """Directories without a record."""
+        for kind in (self.sandboxes, self.containers):
+            for directory in kind.iterdir():
+                if not (directory / "record.json").exists():
+                    yield directory
+
+    def ending(self, container: Container) -> Ending | None:
+        try:
+            words = (self.directory(container) / "exit").read_text().split()
+        except FileNotFoundError:
+            return None
+        return Ending(*(int(word) for word in words))
+
+    def forget(self, record: Sandbox | Container) -> None:
+        self.forget_directory(self.directory(record))
+
+    def forget_directory(self, directory: Path) -> None:
+        (directory / "record.json").unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def _save(self, record: Sandbox | Container, document: dict[str, Any]) -> None:
+        directory = self.directory(record)
+        directory.mkdir(mode=0o750, exist_ok=True)
+        partial = directory / f"record.json.{os.getpid()}.partial"
+        partial.write_text(json.dumps(document))
+        partial.rename(directory / "record.json")
+
+    def _load(self, kind: Path) -> Iterator[dict[str, Any]]:
+        for directory in sorted(kind.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                yield json.loads((directory / "record.json").read_text())
+
+
+def _plain(extras: Extras) -> dict[str, Any]:
+    return {name: getattr(extras, name) for name in Extras.__slots__}
+
+
+def _encode(message: Any) -> str:
+    return base64.b64encode(message.SerializeToString()).decode()
