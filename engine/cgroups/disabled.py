@@ -5,15 +5,19 @@ Containers still get their values, which the runtime applies as far as it can; t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, ResourceList
 from engine.api.quantity import Quantity
+from engine.cgroups.allocatable import PID
+from engine.cgroups.checks import Finding
 from engine.cgroups.containers import ContainerResources, container_resources
 from engine.cgroups.manager import PodGroup
+from engine.cgroups.resize import ContainerStep, resize_steps
 from engine.cgroups.settings import CgroupSettings
 
 
@@ -50,6 +54,26 @@ class NoCgroups:
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
         return container_resources(pod, container, self.settings.containers)
 
+    def has_pod(self, uid: str) -> bool:
+        return False
+
+    def allocatable(self) -> ResourceList:
+        amounts = self.settings.node.allocatable()
+        amounts.pop(PID, None)
+        return amounts
+
+    async def resize_pod(
+        self,
+        old: Pod,
+        new: Pod,
+        update_container: Callable[[str, ContainerResources], Awaitable[None]],
+        container_usage: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Containers only; `container_usage` protects nothing here, as the runtime limits nothing."""
+        for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
+            if isinstance(step, ContainerStep):
+                await update_container(step.container, step.resources)
+
     def finish_pod(self, uid: str) -> None:
         """No level follows."""
 
@@ -75,6 +99,12 @@ class NoCgroups:
         """Nothing to remove."""
 
     def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
+        return []
+
+    def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
+        return []
+
+    async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         return []
 
     def describe(self, **_: str) -> dict[str, Any]:

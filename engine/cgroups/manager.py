@@ -17,15 +17,17 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import Refused
+from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, ResourceList
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
-from engine.api.quantity import Quantity
-from engine.api.resources import MEMORY
-from engine.cgroups.allocatable import reserved_values
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import CPU, MEMORY
+from engine.cgroups import inspection
+from engine.cgroups.allocatable import PID, reserved_values
+from engine.cgroups.checks import Finding
 from engine.cgroups.containers import ContainerResources, container_resources
-from engine.cgroups.conversion import WeightFormula
+from engine.cgroups.conversion import DEFAULT_PERIOD_US, WeightFormula, milli_cpu_to_quota
 from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE, FileRules
 from engine.cgroups.levels import LEVELS, Contribution, LevelSums, raised_to_usage
 from engine.cgroups.machine import huge_page_sizes, swap_capacity
@@ -106,12 +108,14 @@ class CgroupManager:
 
             slices = SystemdSlices.connect()
         self.tree = CgroupTree(self.mounts, files, driver=self.settings.driver, slices=slices)
-        self._root_values = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
+        self._root_values = self._with_ceiling(
+            self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
+        )
         self.sums = LevelSums()
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
         self._clock = clock
-        self._pods: dict[str, CgroupName] = {}
+        self.pods: dict[str, tuple[Pod, CgroupName]] = {}
         self._levels: dict[str, GroupValues] = {}
         self._lowered: dict[str, int] = {}
         self._sample = 0
@@ -167,7 +171,7 @@ class CgroupManager:
         The levels follow at once. Raises `Refused` with the path; calling again repairs what can be.
         """
         name = self._pod_name(pod)
-        self._pods[pod.uid] = name
+        self.pods[pod.uid] = (pod, name)
         self.sums.put(pod.uid, Contribution.of(pod))
         self._write_levels()
         self.tree.group(name).delegates = True
@@ -198,8 +202,10 @@ class CgroupManager:
         use is refused before anything would be killed. Raises `Refused` at the first step that cannot
         be done; calling again goes on from there. Containers that restart for it are not updated.
         """
-        if self.sums.pods.get(new.uid) is not None:
+        if new.uid in self.sums.pods:
             self.sums.put(new.uid, Contribution.of(new))
+        if new.uid in self.pods:
+            self.pods[new.uid] = (new, self.pods[new.uid][1])
         self._write_levels()
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
             if isinstance(step, PodStep):
@@ -239,6 +245,17 @@ class CgroupManager:
         with self._timed("update"):
             self.tree.write(name, chosen)
 
+    def has_pod(self, uid: str) -> bool:
+        """Whether we made or adopted a group for this pod; O(1), unlike `existing_pods`."""
+        return uid in self.pods
+
+    def allocatable(self) -> ResourceList:
+        """What pods may request: capacity less reservations and hard eviction thresholds. `pid`, which
+        pods cannot request, is left out."""
+        amounts = self.settings.node.allocatable()
+        amounts.pop(PID, None)
+        return amounts
+
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
         """What the runtime is told for one container."""
         return container_resources(pod, container, self.settings.containers)
@@ -256,12 +273,12 @@ class CgroupManager:
         `Refused` (EBUSY) is raised; call again later. A pod without a group is fine.
         """
         self.sums.drop(uid)
-        name = self._pods.get(uid)
-        names = [name] if name is not None else [g.name for g in self.pod_groups() if g.uid == uid]
+        known = self.pods.get(uid)
+        names = [known[1]] if known is not None else [g.name for g in self.pod_groups() if g.uid == uid]
         for found in names:
             with self._timed("destroy"):
                 self.tree.remove(found, kill=kill, wait=wait)
-        self._pods.pop(uid, None)
+        self.pods.pop(uid, None)
         self.refusals.pop(uid, None)
         self._write_levels()
 
@@ -313,11 +330,11 @@ class CgroupManager:
         for name in (level_name(self.settings.root, level) for level in LEVELS):
             self._drift.inc(by=len(self.tree.verify(name)))
         self._write_levels()
-        uids = list(self._pods)
+        uids = list(self.pods)
         sample = {uids[(self._sample + i) % len(uids)] for i in range(self.section.reconcile_sample) if uids}
         self._sample += self.section.reconcile_sample
         for uid in uids:
-            self._restore(uid, self._pods[uid], sampled=uid in sample)
+            self._restore(uid, self.pods[uid][1], sampled=uid in sample)
         return self.tree.writes - before
 
     def _restore(self, uid: str, name: CgroupName, *, sampled: bool) -> None:
@@ -335,7 +352,7 @@ class CgroupManager:
     def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
         """Remove the root of all pods with everything below it: the end of a development node."""
         self.tree.remove(self.settings.root, kill=kill, wait=wait)
-        self._pods.clear()
+        self.pods.clear()
         for depth in range(len(self.settings.root) - 1, 0, -1):
             try:
                 self.tree.remove(self.settings.root[:depth])
@@ -349,62 +366,68 @@ class CgroupManager:
         return levels
 
     def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
-        """Every group with each file's wanted and actual text, root first."""
-        root, driver = self.settings.root, self.settings.driver
-        rows: list[dict[str, Any]] = []
-        for level in LEVELS:
-            rows.append(self._row(level_name(root, level), level))
-        for uid, name in self._pods.items():
-            contribution = self.sums.pods.get(uid)
-            row = self._row(name, contribution.qos_class if contribution else "", uid)
-            if containers:
-                row["containers"] = [
-                    {"path": f"{row['path']}/{child}", "files": self._actual((*name, child))}
-                    for child in self.tree.children(name)
-                    if driver == "cgroupfs"
-                ]
-            rows.append(row)
-        return rows
-
-    def _row(self, name: CgroupName, level: str, uid: str = "") -> dict[str, Any]:
-        group = self.tree.group(name)
-        files = {
-            file: {"wanted": text, "actual": self.tree.read(name, file)}
-            for file, text in group.wanted.items()
-        }
-        return {"path": group.path, "qosClass": level, "uid": uid, "files": files}
-
-    def _actual(self, name: CgroupName) -> dict[str, str | None]:
-        files = ("cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes")
-        if self.mounts.version == 2:
-            files = ("cpu.weight", "cpu.max", "memory.max")
-        group = self.tree.group(name)
-        actual = {file: self.tree.read(name, file) for file in files}
-        self.tree.forget(group.name)
-        return actual
+        """Every group with each file's wanted and actual text: the root, the levels, then pods."""
+        return inspection.snapshot(self, containers=containers)
 
     def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
         """For `kubengine cgroups` and the status page: the node's settings and every group."""
-        rows = self.snapshot()
-        return {
-            "enabled": True,
-            "version": self.mounts.version,
-            "driver": self.settings.driver,
-            "root": to_path(self.settings.root, self.settings.driver),
-            "hierarchies": [h.path for h in self.mounts.hierarchies],
-            "lacking": list(self.lacking),
-            "cpuWeightFormula": self.formula,
-            "cpuWeightReason": self.formula_reason,
-            "allocatable": {n: str(q) for n, q in self.settings.node.allocatable().items()},
-            "reservation": {n: str(q) for n, q in self.settings.node.reservation().items()},
-            "writes": self.tree.writes,
-            "remade": self.tree.remade,
-            "refusals": dict(self.refusals),
-            "groups": [row for row in rows if not uid or row["uid"] == uid],
-        }
+        return inspection.describe(self, uid)
+
+    def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
+        """Faults of the node's cgroups, and what each means; with `fix` they are put right if possible.
+
+        `pods` are all pods of the node, by default those that were created here.
+        """
+        known = [pod for pod, _ in self.pods.values()] if pods is None else pods
+        return inspection.check(self, known, fix=fix)
+
+    async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """`check`, with `fix=1` to put right what it finds. Raises `InvalidInput` for anything else."""
+        if action != "check":
+            raise InvalidInput("expected check", subject=action)
+        return [finding.as_dict() for finding in self.check(fix=query.get("fix") == "1")]
+
+    def adopt(self, pods: Iterable[Pod]) -> None:
+        """Know these pods as if they had been created here, writing nothing: for looking at a node
+        that another agent runs."""
+        for pod in pods:
+            name = self._pod_name(pod)
+            self.pods[pod.uid] = (pod, name)
+            self.sums.put(pod.uid, Contribution.of(pod))
+            self.tree.group(name).wanted = self.pod_files(pod)
+        for level, values in self.level_values().items():
+            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
+            self.tree.group(level_name(self.settings.root, level)).wanted = files
+
+    def use_formula(self, formula: WeightFormula) -> None:
+        """Give weights by another formula from now on, and every group its new weight."""
+        self.formula, self.formula_reason = formula, "matched to the containers' weights"
+        self.tree.rules = replace(self.tree.rules, formula=formula)
+        for pod, name in self.pods.values():
+            self.tree.group(name).wanted.update(self.pod_files(pod))
+        for level, values in self.level_values().items():
+            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
+            self.tree.group(level_name(self.settings.root, level)).wanted.update(files)
+
+    def write_all(self) -> int:
+        """Write what differs, everywhere; the count of files. Raises `Refused` at the first refusal."""
+        levels = [level_name(self.settings.root, level) for level in LEVELS]
+        names = [*levels, *(name for _, name in self.pods.values())]
+        return sum(self.tree.write(name, self.tree.group(name).wanted) for name in names)
 
     def _pod_name(self, pod: Pod) -> CgroupName:
         return pod_name(self.settings.root, qos_class(pod), pod.uid)
+
+    def _with_ceiling(self, root: GroupValues) -> GroupValues:
+        if not self.section.cpu_ceiling:
+            return root
+        if self.mounts.version == 1:
+            raise InvalidInput(
+                "needs cgroup v2: under v1 no pod could have a higher limit than the ceiling",
+                subject="cgroups.cpuCeiling",
+            )
+        quota = milli_cpu_to_quota(self.settings.node.absolute().get(CPU, ZERO).milli)
+        return replace(root, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
 
     def _check_controllers(self) -> None:
         offered = self.mounts.controllers

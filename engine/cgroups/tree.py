@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from engine.api.errors import Refused
-from engine.cgroups.files import FileRules
+from engine.cgroups.files import FileRules, kernel_form
 from engine.cgroups.group import Descriptors, Directory, GroupGone
 from engine.cgroups.mounts import Hierarchy, Mounts
 from engine.cgroups.names import CgroupName, Driver, to_path
@@ -192,6 +192,21 @@ class CgroupTree:
             return group.directory(file).read(file, self.descriptors)
         except GroupGone:
             return None
+
+    def read_path(self, path: str, file: str) -> str | None:
+        """Like `read`, by path, for groups that others made; nothing about them is kept."""
+        hierarchy = self.mounts.hierarchies[0]
+        if self.mounts.version == 1:
+            found = self.mounts.holding(file.partition(".")[0])
+            if found is None:
+                return None
+            hierarchy = found
+        try:
+            return kernel_form(file, _text(f"{hierarchy.path}{path}/{file}"))
+        except Refused as error:
+            if error.errno in (errno.ENOENT, errno.ENODEV):
+                return None
+            raise
 
     def verify(self, name: CgroupName) -> dict[str, tuple[str, str | None]]:
         """Files that hold something else than they should: file → (wanted, actual). What was read is
