@@ -33,10 +33,9 @@ def make_pod(name: str, *, memory_request: str = "", priority: int | None = None
     requests = {"memory": Quantity.parse(memory_request)} if memory_request else None
     container = Container(name="main", resources=ResourceRequirements(requests=requests))
     spec.setdefault("containers", [container])
+    annotations = spec.pop("annotations", None)
     return Pod(
-        metadata=ObjectMeta(
-            name=name, namespace="default", uid=f"uid-{name}", annotations=spec.pop("annotations", None)
-        ),
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations),
         spec=PodSpec(priority=priority, **spec),
     )
 
@@ -63,7 +62,7 @@ class PrivateNode:
         return list(self.pods.values())
 
     def run(self, pod: Pod, *, mib: int = 1, threads: int = 0) -> None:
-        """Start a process that holds `mib` MiB and runs `threads` more threads, in a cgroup of the pod's own."""
+        """Start a process that holds `mib` MiB and runs so many more threads, in the pod's own cgroup."""
         self.pods[pod.uid] = pod
         directories = self._directories(f"{self.cgroup}/pod{pod.uid}")
         for directory in directories:
@@ -75,7 +74,7 @@ class PrivateNode:
 
         process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _EAT, str(mib * MIB), str(threads)],
-            preexec_fn=join,
+            preexec_fn=join,  # noqa: PLW1509 - a thread of ours holds no lock that it needs
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
