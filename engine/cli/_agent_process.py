@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import signal
@@ -15,7 +16,6 @@ import click
 import msgspec
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli._agent import default_socket
 from engine.node import Node
@@ -31,14 +31,17 @@ class _OwnRuntime(Protocol):
 
     async def stop(self) -> None: ...
 
+    async def purge(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """`runtime` is `embedded`, `hollow` or a CRI socket; `clean_up` says what an interrupt does."""
+    """`runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says
+    what an interrupt does."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
-    runtime: str
+    runtime: str | None
     root_dir: Path
     node_name: str | None
     clean_up: bool
@@ -49,10 +52,14 @@ class AgentProcess:
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
-        own = options.runtime in (EMBEDDED, HOLLOW)
-        config = options.config if not own or os.geteuid() == 0 else _without_root(options.config)
-        endpoint = str(options.root_dir / "runtime.sock") if own else options.runtime
-        self._runtime = _own_runtime(options.runtime, Path(endpoint), options.root_dir) if own else None
+        endpoint, config = options.runtime, options.config
+        self._runtime: _OwnRuntime | None = None
+        if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
+            hollow = endpoint == HOLLOW
+            if os.geteuid() != 0 and endpoint != EMBEDDED:
+                hollow, config = True, _without_root(config)
+            endpoint = str(options.root_dir / "runtime.sock")
+            self._runtime = _own_runtime(endpoint, options.root_dir, config.cgroup_driver, hollow=hollow)
         self.node = Node(
             config=config,
             kubengine_config=options.kubengine_config,
@@ -61,6 +68,7 @@ class AgentProcess:
             name=options.node_name,
         )
         self._server = Server(self.node, socket_path=default_socket(options.root_dir))
+        self._cleaning_up = False
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
 
     async def run(self, show: Callable[[Node], Awaitable[None]] | None = None) -> None:
@@ -75,7 +83,7 @@ class AgentProcess:
             await self._run_node(show)
         finally:
             if self._runtime is not None:
-                await self._runtime.stop()
+                await (self._runtime.purge() if self._cleaning_up else self._runtime.stop())
 
     async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
         view: asyncio.Task[None] | None = None
@@ -87,6 +95,7 @@ class AgentProcess:
                 view = asyncio.ensure_future(_as_coroutine(show(self.node)))
             number = await self._asked_to_end.get()
             if number is signal.SIGINT and self.options.clean_up:
+                self._cleaning_up = True
                 log.info("removing every pod")
                 await self.node.remove_all_pods()
         finally:
@@ -107,13 +116,14 @@ async def _as_coroutine(awaitable: Awaitable[None]) -> None:
 
 
 def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
-    click.echo("not root: pods run without cgroups and namespaces, so limits are not enforced", err=True)
+    click.echo("not root: no cgroups and no namespaces, so pods are states without processes", err=True)
     return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
 
 
-def _own_runtime(choice: str, socket: Path, root_dir: Path) -> _OwnRuntime:
-    if choice == HOLLOW:
-        from engine.runtime.hollow import HollowRuntime
+def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:
+    from engine.runtime.embedded import EmbeddedRuntime
 
-        return HollowRuntime(socket)
-    raise InvalidInput("expected embedded, hollow or unix:///path", subject="--runtime")
+    state = Path("/run/kubengine") / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
+    return EmbeddedRuntime(
+        socket=socket, root=root_dir / "runtime", state=state, cgroup_driver=cgroup_driver, hollow=hollow
+    )

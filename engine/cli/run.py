@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from pathlib import Path
 
 import click
@@ -32,7 +33,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--runtime",
     metavar="embedded|hollow|unix:///PATH",
     help="The CRI runtime: our own with real containers, our own with none, or a socket.  "
-    "[default: containerRuntimeEndpoint, else embedded]",
+    "[default: containerRuntimeEndpoint, else embedded, or hollow without root]",
 )
 @click.option(
     "--root-dir",
@@ -44,7 +45,7 @@ LEVELS = ["debug", "info", "warning", "error"]
 @click.option("--pod-logs-dir", metavar="DIR", help="Containers' log files.  [default: podLogsDir]")
 @click.option("--cgroup-root", metavar="PATH", help="Parent of the pods' cgroups.  [default: cgroupRoot]")
 @click.option("--node-name", metavar="NAME", help="[default: the host name]")
-@click.option("--live", is_flag=True, help="Show the pods on the terminal instead of a log.")
+@click.option("--live", is_flag=True, help="On a terminal show the pods instead of a log.")
 @click.option("--clean-up", is_flag=True, help="On Ctrl-C end and remove every pod.  [default: leave them]")
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", show_default=True)
 def command(
@@ -66,7 +67,7 @@ def command(
     import msgspec
 
     from engine.api.documents import load_config
-    from engine.cli._agent_process import EMBEDDED, AgentOptions, AgentProcess
+    from engine.cli._agent_process import AgentOptions, AgentProcess
 
     config, kubengine_config = load_config(list(configs))
     flags = {
@@ -81,14 +82,14 @@ def command(
         AgentOptions(
             config=config,
             kubengine_config=kubengine_config,
-            runtime=runtime or config.container_runtime_endpoint or EMBEDDED,
+            runtime=runtime or config.container_runtime_endpoint or None,
             root_dir=root_dir.absolute(),
             node_name=node_name,
             clean_up=clean_up,
         )
     )
     level = getattr(logging, log_level.upper())
-    if not live:
+    if not live or not sys.stdout.isatty():
         logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         asyncio.run(process.run())
         return

@@ -1,0 +1,100 @@
+# The one entry point for people and CI. `make run` and `make test` set everything up by themselves.
+
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := .run
+PYTEST := $(BIN)/pytest
+KERNELS := $(wildcard engine/_fast/*.pyx engine/_fast/*.h)
+
+# A Python that is new enough, or nothing; `make PYTHON=/path/to/python3.12 test` overrides it.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+
+# What `make test` uses where it may install it; tests that miss a part skip and say so.
+TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux
+BUILD_PACKAGES := gcc libc6-dev python3-dev python3-venv
+CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && command -v apt-get >/dev/null && echo yes)
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help run test test-fast lint bench protos system-packages build clean
+
+help:
+	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
+	@echo 'make test             build, install system packages (root on Debian), lint, run every test'
+	@echo 'make test-fast        the same without packages, lint and slow tests'
+	@echo 'make lint             ruff, mypy, cython-lint'
+	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
+	@echo 'make protos           generate engine/wire from protos/'
+	@echo 'make system-packages  what the tests need of Debian'
+	@echo 'make clean            remove everything that make made'
+
+run: build
+	@$(BIN)/kubengine run --manifests examples/manifests --root-dir $(RUN) --pod-logs-dir $(RUN)/logs \
+	  --cgroup-root /kubengine-example --live --clean-up
+
+test: system-packages build lint
+	$(PYTEST)
+
+test-fast: build
+	$(PYTEST) -m "not slow"
+
+lint: build
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/cython-lint engine/_fast
+
+bench: build
+	$(PYTEST) bench -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
+
+protos: build
+	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \
+	  protos/engine/wire/*.proto
+
+system-packages:
+	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(TEST_PACKAGES)); \
+	else echo 'not root on Debian: tests that need $(TEST_PACKAGES) may skip'; fi
+
+build: $(VENV)/.kernels $(VENV)/.installed
+
+$(VENV)/.kernels: $(KERNELS) setup.py | $(VENV)/.python
+	$(BIN)/python setup.py -q build_ext --inplace -j 2
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.kernels
+	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'
+	@touch $@
+
+$(VENV)/.python:
+	@if ! $(call can-build,$(PYTHON)) && [ -n "$(CAN_APT)" ]; then $(call apt-install,$(BUILD_PACKAGES)); fi
+	@command -v cc >/dev/null || { echo 'A C compiler (cc) is needed to build the kernels: install gcc.' >&2; exit 1; }
+	@p="$(PYTHON)"; p="$${p:-python3}"; \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo 'Python 3.11 or later is needed and none was found; name one with PYTHON=...' >&2; exit 1; }; \
+	"$$p" -c 'import ensurepip' 2>/dev/null || \
+	  { echo "$$p has no venv module: install python3-venv (Debian) or its like." >&2; exit 1; }; \
+	"$$p" -m venv $(VENV)
+	$(BIN)/pip install -q 'setuptools>=77' wheel 'cython>=3.1' 'numpy>=2.0'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(RUN) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -f engine/_fast/*.so engine/_fast/*.c
+	find engine tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Installs what is missing; a machine without a package mirror goes on without.
+define apt-install
+	missing=; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	if [ -n "$$missing" ]; then echo "installing$$missing"; \
+	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing \
+	    >/dev/null; } || echo "could not install$$missing; going on without" >&2; fi
+endef
+
+# Whether a compiler, and a Python with headers and venv, are there.
+define can-build
+{ command -v cc >/dev/null && [ -n "$(1)" ] && "$(1)" -c 'import ensurepip, os, sysconfig, sys; \
+  sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' 2>/dev/null; }
+endef

@@ -1,0 +1,125 @@
+"""The tree keeps the rules that docs/architecture.md and CONTRIBUTING.md state."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ENGINE = ROOT / "engine"
+PACKAGES = sorted(
+    path.parent.relative_to(ROOT).as_posix().replace("/", ".")
+    for path in ENGINE.rglob("__init__.py")
+    if "wire" not in path.parts
+)
+DECISION_ROOMS = {"admission", "cgroups", "devices", "images", "containers", "eviction", "probes"}
+BASE = {"api", "metrics", "tables", "_fast"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "api": set(),
+    "metrics": set(),
+    "_fast": set(),
+    "wire": set(),
+    "tables": {"api", "_fast"},
+    "admission": BASE,
+    "cgroups": BASE,
+    "devices": BASE | {"wire"},
+    "images": BASE | {"wire", "runtime"},
+    "containers": BASE | {"wire", "runtime"},
+    "eviction": BASE | {"wire", "runtime", "images", "containers"},
+    "probes": BASE | {"wire", "runtime"},
+    "runtime": {"api", "metrics", "wire"},
+    "node": BASE | DECISION_ROOMS | {"wire", "runtime"},
+    "server": {"api", "metrics", "node"},
+    "plan": BASE | DECISION_ROOMS,
+}
+
+
+def modules() -> Iterator[Path]:
+    for path in ENGINE.rglob("*.py"):
+        if "wire" not in path.parts:
+            yield path
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_rooms_import_only_what_they_may() -> None:
+    wrong = []
+    for path in modules():
+        relative = path.relative_to(ENGINE)
+        room = relative.parts[0]
+        if room not in MAY_IMPORT:
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "engine" and len(parts) > 1 and parts[1] not in MAY_IMPORT[room] | {room}:
+                wrong.append(f"{relative} imports {name}")
+    assert not wrong, wrong
+
+
+def test_the_table_of_rooms_is_the_tree() -> None:
+    lines = (ROOT / "docs/architecture.md").read_text().splitlines()
+    first_cells = "".join(line.split("|")[1] for line in lines if line.startswith("| `"))
+    table = set(re.findall(r"`(\w+)`", first_cells))
+    rooms = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
+    assert rooms == table
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_what_lives_there_and_exports_what_it_names(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__doc__ is not None, f"{package} opens without a paragraph"
+    assert len(module.__doc__.split()) >= 8, package
+    for name in getattr(module, "__all__", []):
+        assert hasattr(module, name), f"{package}.{name}"
+
+
+def test_files_fit_on_a_few_screens() -> None:
+    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules()}
+    assert not {name: lines for name, lines in long.items() if lines > 600}
+
+
+def test_third_party_imports_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.split(r"[\[<>=~! ]", item)[0].lower() for items in lists for item in items}
+    provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
+    known = {provides.get(name, name.replace("-", "_")) for name in declared}
+    used = {name.split(".")[0] for path in modules() for name in imports(path)}
+    undeclared = used - known - set(sys.stdlib_module_names) - {"engine", ""}
+    assert not undeclared
+
+
+def test_each_kernel_has_its_twin_selector_and_types() -> None:
+    kernels = sorted((ENGINE / "_fast").glob("_*_c.pyx"))
+    assert kernels
+    for kernel in kernels:
+        name = kernel.stem.removeprefix("_").removesuffix("_c")
+        for other in (f"_{name}_py.py", f"{name}.py", f"_{name}_c.pyi"):
+            assert (kernel.parent / other).exists(), f"{kernel.name} has no {other}"
+
+
+def test_nothing_generated_is_tracked() -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "*.so", "engine/**/*.c", "*.egg-info", "*.pyc"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git work tree (or not ours to read)")
+    assert listed.stdout.split() == []
