@@ -288,8 +288,8 @@ class CgroupManager:
 
     def pod_path(self, uid: str) -> str | None:
         """The pod's cgroup from the root of the hierarchy (`/kubepods/…`), None if it has none."""
-        name = self._pods.get(uid)
-        return to_path(name, self.settings.driver) if name is not None else None
+        known = self.pods.get(uid)
+        return to_path(known[1], self.settings.driver) if known is not None else None
 
     def root_path(self) -> str:
         """The root of all pods' cgroups, from the root of the hierarchy."""
