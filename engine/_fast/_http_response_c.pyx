@@ -7,11 +7,13 @@ from engine._fast._http_response_py import Response
 cdef extern from "http_response.h" nogil:
     enum:
         HTTP_DONE
+        AT_LENGTH
     ctypedef struct http_response:
         uint32_t body_bytes
         uint16_t status
         uint16_t location_len
         uint16_t excerpt_len
+        uint8_t phase
         uint8_t verdict
         char location[2048]
         char excerpt[512]
@@ -59,6 +61,11 @@ cdef class HttpResponse:
     @property
     def status(self):
         return self._response.status
+
+    @property
+    def in_body(self):
+        """Whether the headers ended."""
+        return self._response.phase >= AT_LENGTH
 
     @property
     def location(self):

@@ -32,6 +32,7 @@ enum probe_reason {
 #define PROBE_BUCKETS 12          /* eleven bounds and infinity */
 #define PROBE_LATE_NS 10000000u   /* a probe that begins later than this is counted as late */
 #define PROBE_REDIRECTS 10
+#define PROBE_GATHERED_NS 1000000000u
 #define NS_PER_MS 1000000u
 
 /* Upper bounds in nanoseconds: Prometheus' default ones for durations, ours for lateness. */
@@ -204,10 +205,13 @@ static inline void probe_free_if_done(probe *p) {
     free(p);
 }
 
+/* Ticks of a second or more are gathered on every fourth millisecond: fewer wakings for many probes. */
 static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns) {
+    uint64_t tick = tick_of(due_ns);
+    if (p->period_ns >= PROBE_GATHERED_NS) tick = (tick + 3) & ~(uint64_t)3;
     p->due_ns = due_ns;
-    timer_arm(&l->wheel, &p->tick, tick_of(due_ns));
-    loop_wake_for(l, tick_of(due_ns));
+    timer_arm(&l->wheel, &p->tick, tick);
+    loop_wake_for(l, tick);
 }
 
 /* Begin the tick that was due at late_from_ns. */

@@ -1,0 +1,106 @@
+"""Why a probe failed, in the words of the kubelet's events. Pure.
+
+The native loop hands over a reason and a number; bodies of failed HTTP probes never get here, so no
+text can leak them. What it does hand over of a redirect's body is bounded.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+
+from engine.probes.request import authority
+from engine.probes.spec import ProbeSpec
+
+MAX_OUTPUT = 10 * 1024
+
+
+class Reason(IntEnum):
+    """As in `probe_table.h`."""
+
+    NONE = 0
+    HTTP_STATUS = 1
+    FOREIGN_REDIRECT = 2
+    CONNECT = 3
+    TIMEOUT_CONNECT = 4
+    TIMEOUT_RESPONSE = 5
+    MALFORMED = 6
+    CLOSED = 7
+    IO = 8
+    BODY = 9
+    TIMEOUT_BODY = 10
+    LOCATION = 11
+    REDIRECTS = 12
+    LOCAL = 13
+    GRPC_SERVING = 14
+    GRPC_STATUS = 15
+    GRPC_HTTP = 16
+    GRPC_PROTOCOL = 17
+    GRPC_CLOSED = 18
+    NO_TARGET = 19
+    LIBRARY = 20
+
+
+_SERVING = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
+_GRPC_CODES = (
+    "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+    "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
+    "Internal", "Unavailable", "DataLoss", "Unauthenticated",
+)  # fmt: skip
+_HTTP = {
+    Reason.TIMEOUT_RESPONSE: "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
+    Reason.TIMEOUT_BODY: "context deadline exceeded (Client.Timeout while reading body)",
+    Reason.MALFORMED: "net/http: HTTP/1.x transport connection broken: malformed HTTP response",
+    Reason.CLOSED: "EOF",
+    Reason.BODY: "unexpected EOF",
+    Reason.LOCATION: "failed to parse Location header",
+    Reason.REDIRECTS: "stopped after 10 redirects",
+}
+
+
+def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, excerpt: bytes = b"") -> str:
+    """What went wrong with a probe of `address:port`."""
+    reason = Reason(reason)
+    where = authority(address, port)
+    if reason is Reason.HTTP_STATUS:
+        return f"HTTP probe failed with statuscode: {detail}"
+    if reason is Reason.FOREIGN_REDIRECT:
+        return f"Probe terminated redirects, Response body: {excerpt.decode(errors='replace')}"
+    if reason is Reason.LOCAL:
+        return f"this node could not open a connection to {where}: {os.strerror(detail)}"
+    if reason is Reason.NO_TARGET:
+        return "the pod has no address yet"
+    if reason in (Reason.CONNECT, Reason.TIMEOUT_CONNECT):
+        why = "i/o timeout" if reason is Reason.TIMEOUT_CONNECT else f"connect: {os.strerror(detail).lower()}"
+        dial = f"dial tcp {where}: {why}"
+        if spec.kind == "grpc":
+            return (
+                f'timeout: failed to connect service "{where}" within {spec.timeout:g}s'
+                if reason is Reason.TIMEOUT_CONNECT
+                else f'error: failed to connect service at "{where}": {dial}'
+            )
+        return dial if spec.kind == "tcp" else _get(spec, where, dial)
+    if spec.kind == "grpc":
+        return _grpc(spec, reason, detail)
+    return _get(spec, where, _HTTP.get(reason) or f"read: {os.strerror(detail).lower()}")
+
+
+def _get(spec: ProbeSpec, where: str, why: str) -> str:
+    path = spec.path if spec.path.startswith("/") else f"/{spec.path}"
+    return f'Get "{spec.kind}://{where}{path}": {why}'
+
+
+def _grpc(spec: ProbeSpec, reason: Reason, detail: int) -> str:
+    if reason is Reason.GRPC_SERVING:
+        return f'service unhealthy (responded with "{_SERVING.get(detail, str(detail))}")'
+    if reason is Reason.TIMEOUT_RESPONSE:
+        return f"timeout: health rpc did not complete within {spec.timeout:g}s"
+    if reason is Reason.GRPC_STATUS and detail == 12:
+        return "error: this server does not implement the grpc health protocol (grpc.health.v1.Health)"
+    why = {
+        Reason.GRPC_STATUS: f"code = {_GRPC_CODES[detail] if detail < len(_GRPC_CODES) else detail}",
+        Reason.GRPC_HTTP: f"code = Unavailable desc = unexpected HTTP status code {detail}",
+        Reason.GRPC_PROTOCOL: "code = Unavailable desc = the server's answer is not HTTP/2",
+        Reason.GRPC_CLOSED: f"code = Unavailable desc = the connection was closed (HTTP/2 error {detail})",
+    }.get(reason, f"code = Unavailable desc = {os.strerror(detail).lower()}")
+    return f"error: health rpc probe failed: rpc error: {why}"
