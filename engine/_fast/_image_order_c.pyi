@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -8,4 +10,11 @@ def order_and_cut(
     eligible: NDArray[np.bool_],
     target: int,
 ) -> tuple[NDArray[np.int64], int]: ...
-def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> list[int]: ...
+def match(
+    index: dict[str, int],
+    names: list[str],
+    items: list[Any],
+    known: list[Any],
+    marks: NDArray[np.bool_],
+) -> list[int]: ...
+def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> None: ...

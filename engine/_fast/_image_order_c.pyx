@@ -5,13 +5,16 @@ target: what lies right of the cut is never put in order.
 """
 
 cimport numpy as cnp
-from cpython.dict cimport PyDict_GetItem
-from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 
 import numpy as np
+
+cdef extern from "Python.h":
+    PyObject *PyList_GET_ITEM(list, Py_ssize_t)
+    Py_ssize_t PyList_GET_SIZE(list)
 
 cnp.import_array()
 
@@ -163,17 +166,36 @@ cdef void fill(int64_t[::1] chosen, const entry *items) noexcept:
         chosen[i] = items[i].row
 
 
-def mark(dict index not None, list names not None, uint8_t[::1] marks):
-    cdef Py_ssize_t position, row, limit = marks.shape[0]
-    cdef PyObject *found
-    unknown = []
+cdef inline Py_ssize_t row_of(dict index, object name, Py_ssize_t limit) except -2:
+    """The row of a name, -1 if it has none."""
+    cdef PyObject *found = PyDict_GetItemWithError(index, name)
+    cdef Py_ssize_t row
+    if found == NULL:
+        return -1
+    row = <object>found
+    if row < 0 or row >= limit:
+        raise IndexError(f"row {row} of {limit}")
+    return row
+
+
+def match(dict index not None, list names not None, list items not None, list known not None,
+          uint8_t[::1] marks):
+    cdef Py_ssize_t position, row, limit = min(marks.shape[0], PyList_GET_SIZE(known))
+    if PyList_GET_SIZE(items) < PyList_GET_SIZE(names):
+        raise ValueError("items must be as long as names")
+    changed = []
     for position in range(PyList_GET_SIZE(names)):
-        found = PyDict_GetItem(index, <object>PyList_GET_ITEM(names, position))
-        if found == NULL:
-            unknown.append(position)
-        else:
-            row = <object>found
-            if row < 0 or row >= limit:
-                raise IndexError(f"row {row} of {limit}")
+        row = row_of(index, <object>PyList_GET_ITEM(names, position), limit)
+        if row >= 0:
             marks[row] = 1
-    return unknown
+        if row < 0 or PyList_GET_ITEM(known, row) != PyList_GET_ITEM(items, position):
+            changed.append(position)
+    return changed
+
+
+def mark(dict index not None, list names not None, uint8_t[::1] marks):
+    cdef Py_ssize_t position, row
+    for position in range(PyList_GET_SIZE(names)):
+        row = row_of(index, <object>PyList_GET_ITEM(names, position), marks.shape[0])
+        if row >= 0:
+            marks[row] = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,13 +31,28 @@ def order_and_cut(
     return np.array(chosen, np.int64), freed
 
 
-def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> list[int]:
-    """Set `marks[index[name]]` for each of `names`; returns the positions of names not in `index`."""
-    unknown = []
+def match(
+    index: dict[str, int],
+    names: list[str],
+    items: list[Any],
+    known: list[Any],
+    marks: NDArray[np.bool_],
+) -> list[int]:
+    """Mark the row of each of `names`; returns the positions whose name is not in `index`, or whose item is
+    another object than `known[row]`: what has to be looked at."""
+    changed = []
     for position, name in enumerate(names):
         row = index.get(name)
-        if row is None:
-            unknown.append(position)
-        else:
+        if row is not None:
             marks[row] = True
-    return unknown
+        if row is None or known[row] is not items[position]:
+            changed.append(position)
+    return changed
+
+
+def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> None:
+    """Set `marks[index[name]]` for each of `names` that is in `index`."""
+    for name in names:
+        row = index.get(name)
+        if row is not None:
+            marks[row] = True

@@ -162,16 +162,21 @@ class Collection:
 
     async def _free_inodes(self, wanted: int) -> None:
         """Image sizes say nothing of inodes: the file system is asked after each removal."""
+        errors: list[str] = []
         async for row in self._candidates(selection.EVERYTHING):
-            if not await self._remove(row, SPACE, "inodes"):
-                self.report.freed += self._verdicts[row].freed
+            error = await self._remove(row, SPACE, "inodes")
+            if error:
+                errors.append(error)
+                continue
+            self.report.freed += self._verdicts[row].freed
             reading = await self._reading()
-            if self.policy.inodes_to_free(reading.inodes or 0, reading.inodes_free or 0) is None:
-                return
-            if reading.inodes and reading.inodes * (100 - self.policy.inode_low_percent) // 100 <= (
-                reading.inodes_free or 0
-            ):
-                return
+            if self.policy.enough_inodes(reading.inodes or 0, reading.inodes_free or 0):
+                break
+        if errors:
+            raise ImageGCFailure(
+                "delete_failed_space",
+                f"wanted to free {wanted} inodes, encountered errors in image deletion: {aggregate(errors)}",
+            )
 
     async def _candidates(self, wanted: int, *, every: bool = False) -> AsyncIterator[int]:
         """Rows for space in order; after a cut that did not free enough, the next ones."""

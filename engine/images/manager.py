@@ -109,10 +109,10 @@ class ImageManager:
             listed = await self._list_images()
         return listed
 
-    async def detect(self) -> set[str]:
-        """Take in what exists and what is used; returns the keys in use. Raises `ImageGCFailure`."""
+    async def detect(self) -> None:
+        """Take in what exists and what is used. Raises `ImageGCFailure`."""
         async with self._running:
-            return await self._detect(self._now())
+            await self._detect(self._now())
 
     async def garbage_collect(self, *, dry_run: bool = False) -> ImageGCReport:
         """One periodic run. Never raises for what the world does: the report carries the failure."""
@@ -225,7 +225,7 @@ class ImageManager:
         self._listed = (self._now(), listed)
         return listed
 
-    async def _detect(self, now: float) -> set[str]:
+    async def _detect(self, now: float) -> None:
         try:
             listed = await self._list_images()
         except KubengineError as error:
@@ -259,7 +259,7 @@ class ImageManager:
             for mounted in self._volume_images.get(container.id, ()):
                 used.setdefault(mounted, []).append(f"image volume of {container.metadata.name}")
         self._users = used
-        return self.records.detect(images, used, now)
+        self.records.detect(images, used, now)
 
     async def _look_at_image_volumes(self, containers: Sequence[cri.Container]) -> None:
         """Mounted images count as used. A container's mounts don't change: each is asked once."""

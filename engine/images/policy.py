@@ -93,3 +93,7 @@ class ImageGCPolicy:
         if 100 - free * 100 // inodes < self.inode_high_percent:
             return None
         return inodes * (100 - self.inode_low_percent) // 100 - free
+
+    def enough_inodes(self, inodes: int, free: int) -> bool:
+        """Whether usage is at or below the low threshold."""
+        return free >= inodes * (100 - self.inode_low_percent) // 100

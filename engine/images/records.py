@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from engine._fast.image_order import mark
+from engine._fast.image_order import mark, match
 from engine.tables import NEVER, ImageTable
 
 
@@ -25,6 +26,10 @@ class SeenImage:
     names: tuple[str, ...] = ()
 
 
+NO_IMAGE: Final = SeenImage("", 0)
+"""What stands in rows that hold none."""
+
+
 def image_key(image_id: str, handler: str) -> str:
     """How an image is identified where the runtime keeps one per runtime handler (KEP-4216)."""
     return f"{image_id},{handler}" if handler else image_id
@@ -37,7 +42,7 @@ class ImageRecords:
         self.by_handler = by_handler
         self.table = ImageTable()
         self._row_of: dict[str, int] = {}
-        self._seen: dict[int, SeenImage] = {}
+        self._seen: list[SeenImage] = []
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -61,40 +66,43 @@ class ImageRecords:
         """The key that a container's image reference protects."""
         return image_key(image_id, handler) if self.by_handler else image_id
 
-    def detect(self, images: Sequence[SeenImage], used: Iterable[str], now: float) -> set[str]:
-        """Take in what the runtime has now; returns the keys in use, known or not.
+    def detect(self, images: Sequence[SeenImage], used: Iterable[str], now: float) -> None:
+        """Take in what the runtime has now and the keys that containers use, known or not.
 
         A new image is first seen `now`, one in use was last used `now`, one that is gone is forgotten:
-        should it come back it is new.
+        should it come back it is new. An image passed as the same object as last time is not looked at.
         """
-        keys = [self.key_of(image) for image in images]
-        used = list(used)
-        table = self.table
-        present = np.zeros(len(table.columns.live), np.bool_)
-        for position in mark(self._row_of, keys, present):
-            key, image = keys[position], images[position]
-            if key not in self._row_of:
-                self._row_of[key] = table.add(key, size=image.size, detected=now, pinned=image.pinned)
-        if len(present) < len(table.columns.live):
-            present = np.concatenate([present, np.zeros(len(table.columns.live) - len(present), np.bool_)])
-        columns = table.columns
-        for key, image in zip(keys, images, strict=True):
-            row = self._row_of[key]
+        keys = [self.key_of(image) for image in images] if self.by_handler else [i.id for i in images]
+        listed = list(images)
+        present = np.zeros(len(self.table.columns.live), np.bool_)
+        for position in match(self._row_of, keys, listed, self._seen, present):
+            row = self._take_in(keys[position], listed[position], now)
+            if row >= len(present):
+                present = np.concatenate([present, np.zeros(row + 1, np.bool_)])
             present[row] = True
-            if self._seen.get(row) is not image:
-                self._seen[row] = image
-                columns.size[row] = image.size
-                columns.pinned[row] = image.pinned
+        columns = self.table.columns
+        gone = columns.live.copy()
+        gone[: len(present)] &= ~present[: len(gone)]
+        for row in np.flatnonzero(gone).tolist():
+            self.forget(self.table.key(row))
         columns.in_use[:] = False
-        mark(self._row_of, used, columns.in_use)
-        for row in np.flatnonzero(columns.live & ~present).tolist():
-            self.forget(table.key(row))
+        mark(self._row_of, list(used), columns.in_use)
         columns.last_used[columns.in_use] = now
-        return set(used)
+
+    def _take_in(self, key: str, image: SeenImage, now: float) -> int:
+        row = self._row_of.get(key, -1)
+        if row < 0:
+            row = self._row_of[key] = self.table.add(key, size=image.size, detected=now)
+        if row >= len(self._seen):
+            self._seen.extend([NO_IMAGE] * (row + 1 - len(self._seen)))
+        self._seen[row] = image
+        self.table.columns.size[row] = image.size
+        self.table.columns.pinned[row] = image.pinned
+        return row
 
     def forget(self, key: str) -> None:
         row = self._row_of.pop(key)
-        self._seen.pop(row, None)
+        self._seen[row] = NO_IMAGE
         self.table.remove(key)
 
     def export(self) -> dict[str, dict[str, float]]:
@@ -115,7 +123,5 @@ class ImageRecords:
             if key in self._row_of:
                 continue
             detected, used = min(record["firstDetected"], now), min(record["lastUsed"], now)
-            row = self.table.add(key, size=int(record["size"]), detected=detected)
+            row = self._take_in(key, SeenImage(key, int(record["size"])), detected)
             self.table.columns.last_used[row] = used if used > 0 else NEVER
-            self._row_of[key] = row
-            self._seen[row] = SeenImage(key, int(record["size"]))

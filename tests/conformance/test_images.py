@@ -23,6 +23,7 @@ EPOCH = 1_000_000_000
 def order(request, monkeypatch):
     monkeypatch.setattr(selection, "order_and_cut", request.param.order_and_cut)
     monkeypatch.setattr(records_module, "mark", request.param.mark)
+    monkeypatch.setattr(records_module, "match", request.param.match)
 
 
 class Scenario:
@@ -60,7 +61,8 @@ class Scenario:
             SeenImage(i["id"], i["size"], i["pinned"], i.get("runtime_handler", "")) for i in self.images
         ]
         used = [self.records.used_key(c["image_id"], c.get("runtime_handler", "")) for c in self.containers]
-        return self.records.detect(images, used, self.now)
+        self.records.detect(images, used, self.now)
+        return set(used)
 
     async def run(self, step: dict[str, Any]) -> dict[str, Any]:
         self.step = step

@@ -1,0 +1,299 @@
+"""The image manager where the world misbehaves, against a runtime that the test controls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import ImagesSection
+from engine.images import ImageManager
+from engine.images.lease import ImageLeases, normalized
+from engine.images.steady_clock import SteadyClock
+from engine.wire import cri_v1_pb2 as cri
+
+GIB = 1 << 30
+
+
+class Runtime:
+    """Answers as told: what the kernel and a daemon would take too long to bring about."""
+
+    endpoint = "unix:///test"
+
+    def __init__(self):
+        self.images = {f"sha256:{n:02x}": GIB for n in range(5)}
+        self.containers = []
+        self.fail = {}
+        self.removed = []
+
+    async def list_images(self):
+        self._maybe_fail("list_images")
+        return [
+            cri.Image(id=id, size=size, repo_tags=[f"example.com/{id[-2:]}:1"])
+            for id, size in self.images.items()
+        ]
+
+    async def list_containers(self, _filter=None):
+        self._maybe_fail("list_containers")
+        return self.containers
+
+    async def list_container_stats(self, _filter=None):
+        return []
+
+    async def image_fs_info(self):
+        self._maybe_fail("image_fs_info")
+        usage = cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint="/images"))
+        return cri.ImageFsInfoResponse(image_filesystems=[usage])
+
+    async def remove_image(self, id, _handler=""):
+        self._maybe_fail("remove_image")
+        self.removed.append(id)
+        del self.images[id]
+
+    def _maybe_fail(self, call):
+        if call in self.fail:
+            raise self.fail[call]
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """Ten GiB, nine of them used."""
+    state = SimpleNamespace(blocks=10 * GIB, available=GIB, error=None, files=0, free_files=0)
+
+    def statvfs(_path):
+        if state.error:
+            raise state.error
+        return SimpleNamespace(
+            f_blocks=state.blocks, f_bavail=state.available, f_frsize=1, f_bsize=1,
+            f_files=state.files, f_favail=state.free_files,
+        )  # fmt: skip
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    return state
+
+
+class Clock:
+    def __init__(self, now=1e6):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+def make(runtime, section=None, **config):
+    config.setdefault("image_minimum_gc_age", Duration(0))
+    elapsed, wall = Clock(0.0), Clock(1e9)
+    recorder = EventRecorder(time.time)
+    manager = ImageManager(
+        runtime=runtime, config=KubeletConfiguration(**config), section=section, recorder=recorder,
+        clock=wall, monotonic=elapsed, period=0.01,
+    )  # fmt: skip
+    return SimpleNamespace(manager=manager, elapsed=elapsed, wall=wall, recorder=recorder)
+
+
+def reasons(recorder):
+    return [event.reason for event in recorder]
+
+
+async def test_a_failure_is_an_event_from_the_second_in_a_row(disk):
+    runtime = Runtime()
+    runtime.fail["list_images"] = Refused("no list")
+    world = make(runtime)
+    await world.manager.start()
+    await asyncio.sleep(0.2)
+    await world.manager.stop()
+    assert "ImageGCFailed" in reasons(world.recorder)
+    first = next(iter(world.recorder))
+    assert first.message == "no list"
+    runtime.fail.clear()
+    disk.available = 9 * GIB
+    quiet = make(runtime)
+    await quiet.manager.start()
+    await asyncio.sleep(0.05)
+    await quiet.manager.stop()
+    assert reasons(quiet.recorder) == []
+
+
+async def test_one_failure_alone_is_no_event(disk):
+    runtime = Runtime()
+    runtime.fail["list_images"] = Refused("no list")
+    world = make(runtime)
+    world.manager._period = 60
+    await world.manager.start()
+    await asyncio.sleep(0.05)
+    await world.manager.stop()
+    assert reasons(world.recorder) == []
+
+
+async def test_capacity_zero_is_an_event_and_removes_nothing(disk):
+    disk.blocks = 0
+    runtime = Runtime()
+    world = make(runtime)
+    report = await world.manager.garbage_collect()
+    assert (report.kind, runtime.removed) == ("invalid_capacity", [])
+    assert reasons(world.recorder) == ["InvalidDiskCapacity"]
+
+
+async def test_more_available_than_capacity_counts_as_all_available(disk):
+    disk.available = 11 * GIB
+    runtime = Runtime()
+    report = await make(runtime).manager.garbage_collect()
+    assert (report.error, report.wanted, runtime.removed) == ("", None, [])
+
+
+async def test_statvfs_that_fails_removes_nothing(disk):
+    disk.error = OSError(5, "Input/output error")
+    runtime = Runtime()
+    report = await make(runtime).manager.garbage_collect()
+    assert (report.kind, runtime.removed) == ("stats", [])
+
+
+async def test_a_clock_set_forward_makes_no_image_old(disk):
+    disk.available = 9 * GIB
+    runtime = Runtime()
+    world = make(runtime, image_maximum_gc_age=Duration(3600))
+    await world.manager.detect()
+    world.wall.now += 365 * 86400
+    await world.manager.garbage_collect()
+    assert runtime.removed == []
+    world.elapsed.now += 3601
+    await world.manager.garbage_collect()
+    assert len(runtime.removed) == 5
+
+
+async def test_a_clock_set_back_hides_no_image(disk):
+    runtime = Runtime()
+    world = make(runtime, image_minimum_gc_age=Duration(60))
+    await world.manager.detect()
+    world.wall.now -= 86400
+    world.elapsed.now += 61
+    await world.manager.garbage_collect()
+    assert runtime.removed != []
+
+
+async def test_no_answer_to_a_removal_is_a_failure_and_forgets_nothing(disk):
+    runtime = Runtime()
+    runtime.fail["remove_image"] = Unavailable("no answer before the deadline")
+    world = make(runtime)
+    report = await world.manager.garbage_collect()
+    assert report.kind == "delete_failed_space"
+    assert len(world.manager.records) == 5
+    assert "wanted to free" in report.error
+
+
+async def test_inodes_alone_trigger_where_told(disk):
+    disk.available, disk.files, disk.free_files = 9 * GIB, 1000, 50
+    runtime = Runtime()
+    section = ImagesSection(inode_high_threshold_percent=90, inode_low_threshold_percent=80)
+    world = make(runtime, section)
+    remove = runtime.remove_image
+
+    async def frees_inodes(id, handler=""):
+        await remove(id, handler)
+        disk.free_files += 60
+
+    runtime.remove_image = frees_inodes
+    await world.manager.garbage_collect()
+    assert len(runtime.removed) == 3
+    assert (await make(Runtime()).manager.garbage_collect()).removed == []
+
+
+async def test_image_volumes_count_as_use(disk):
+    runtime = Runtime()
+    runtime.containers = [
+        cri.Container(id="c1", image_ref="sha256:00", metadata=cri.ContainerMetadata(name="c"))
+    ]
+    asked = []
+
+    async def container_status(id):
+        asked.append(id)
+        mounts = [cri.Mount(image=cri.ImageSpec(image="sha256:01"))]
+        return cri.ContainerStatusResponse(status=cri.ContainerStatus(mounts=mounts))
+
+    runtime.container_status = container_status
+    world = make(runtime, feature_gates={"ImageVolume": True})
+    await world.manager.delete_unused()
+    await world.manager.detect()
+    assert sorted(runtime.images) == ["sha256:00", "sha256:01"]
+    assert asked == ["c1"]
+
+
+async def test_a_lease_waits_for_a_removal_that_is_under_way():
+    leases, order = ImageLeases(), []
+
+    async def start():
+        async with leases.hold("example.com/a:1"):
+            order.append("held")
+
+    async with leases.removal(["sha256:00", "example.com/a:1"]):
+        starting = asyncio.create_task(start())
+        await asyncio.sleep(0.01)
+        order.append("removed")
+    await starting
+    assert order == ["removed", "held"]
+    assert not leases.holds(["example.com/a:1"])
+
+
+@pytest.mark.parametrize(
+    ("written", "full"),
+    [
+        ("busybox", "docker.io/library/busybox:latest"),
+        ("me/app:2", "docker.io/me/app:2"),
+        ("localhost/app", "localhost/app:latest"),
+        ("r.io:5000/a@sha256:00", "r.io:5000/a@sha256:00"),
+        ("r.io:5000/a", "r.io:5000/a:latest"),
+        ("sha256:00", "sha256:00"),
+    ],
+)
+def test_names_in_full(written, full):
+    assert normalized(written) == full
+
+
+def test_steady_clock():
+    wall, elapsed = Clock(100.0), Clock(7.0)
+    clock = SteadyClock(wall, elapsed)
+    wall.now, elapsed.now = -5.0, 9.0
+    assert clock() == 102.0
+
+
+async def test_a_broken_records_file_is_said_and_left(tmp_path, disk, caplog):
+    (tmp_path / "image_gc_records.json").write_text("{")
+    section = ImagesSection(keep_records=True)
+    manager = ImageManager(
+        runtime=Runtime(), config=KubeletConfiguration(), section=section,
+        recorder=EventRecorder(time.time), state_dir=tmp_path,
+    )  # fmt: skip
+    assert len(manager.records) == 0
+    assert "cannot be read, starting without" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (ImagesSection(order="newest"), "images.order: 'newest' is none of lru, largest-first, size-aware"),
+        (ImagesSection(accounting="guessed"), "images.accounting: 'guessed' is none of reported, measured"),
+    ],
+)
+def test_a_policy_that_does_not_exist_is_refused(section, message):
+    with pytest.raises(InvalidInput) as refused:
+        make(Runtime(), section)
+    assert str(refused.value) == message
+
+
+async def test_act_and_describe(disk):
+    world = make(Runtime())
+    planned = await world.manager.act("gc", {"dry-run": "true"})
+    assert len(planned["attempted"]) == 1
+    assert planned["images"][0]["verdict"] == "would-remove"
+    with pytest.raises(InvalidInput, match="none of gc"):
+        await world.manager.act("drop", {})
+    with pytest.raises(InvalidInput, match="dry-run"):
+        await world.manager.act("gc", {"dry-run": "yes"})
+    assert len(world.manager.describe()["images"]) == 5
