@@ -16,7 +16,7 @@ May touch `engine.api` and `engine._fast`.
     ClusterTables.from_arrays(node_names=…, allocatable=…, pod_limit=…, offsets=…, requests=…)
 """
 
-from engine.tables.amounts import PodEntry, pod_entry
+from engine.tables.amounts import PodEntry, pod_entry, requests_of
 from engine.tables.cluster import ABSENT, ClusterTables
 from engine.tables.columns import (
     BEST_EFFORT,
@@ -74,4 +74,5 @@ __all__ = [
     "ResourceNames",
     "eviction_order",
     "pod_entry",
+    "requests_of",
 ]

@@ -107,3 +107,8 @@ def _flags(pod: Pod) -> int:
     flags |= CPU_LIMITED if containers and all(c.limits.get(CPU, ZERO) for c in containers) else 0
     flags |= MEMORY_LIMITED if containers and all(c.limits.get(MEMORY, ZERO) for c in containers) else 0
     return flags
+
+
+def requests_of(pod: Pod) -> dict[str, int]:
+    """What admission counts for a pod, scaled; `pods` left out. Raises `InvalidInput` as `pod_entry`."""
+    return pod_entry(pod).requests

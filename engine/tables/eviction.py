@@ -27,7 +27,8 @@ def eviction_order(
 
     `rows` int32[n] says which pods take part and in which order they are listed (equal pods keep it);
     `usage` int64[n] and `known` uint8[n] go with it: bytes, inodes (any is above the request, and the
-    excess is over the ephemeral-storage request in bytes, as the kubelet does) or processes; known 0 is a pod without stats.
+    excess is over the ephemeral-storage request in bytes, as the kubelet does) or processes; known 0 is a
+    pod without stats.
     """
     priority = columns.priority[rows]
     if by == "processes":

@@ -1,0 +1,29 @@
+"""Does the node take a pod, and who must go for it?
+
+`failures`, `selectors`, `ports`, `predicates` and `admitted` decide whether a pod fits, in the kubelet's
+order and words; `preemption` (with `fewest` for the policies beside the kubelet's, and `decision` for the
+account that each answer gives of itself) chooses victims; `everywhere` asks many nodes at once. All of these
+are pure. `manager` acts: it admits pods one by one, kills victims, records events and counts. May touch
+`engine.api`, `engine.tables`, `engine._fast` and `engine.metrics`.
+"""
+
+from engine.admission.admitted import AdmittedPods
+from engine.admission.decision import NotEnoughToPreempt, PassedOver, Preemption, Step
+from engine.admission.failures import Failure, InsufficientResource, PredicateFailure, WrongOS
+from engine.admission.predicates import NodeFacts
+from engine.admission.preemption import POLICIES, preempt
+
+__all__ = [
+    "POLICIES",
+    "AdmittedPods",
+    "Failure",
+    "InsufficientResource",
+    "NodeFacts",
+    "NotEnoughToPreempt",
+    "PassedOver",
+    "PredicateFailure",
+    "Preemption",
+    "Step",
+    "WrongOS",
+    "preempt",
+]

@@ -1,0 +1,123 @@
+"""AdmittedPods: the pods that a node has taken, with running sums, and whether another one fits. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from engine.admission.failures import Failure
+from engine.admission.ports import UsedPorts
+from engine.admission.predicates import (
+    NodeFacts,
+    counted_requests,
+    other_failures,
+    resource_failures,
+    wrong_os,
+)
+from engine.api.errors import Bug, InvalidInput
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.tables import PodTable, requests_of
+
+_LARGEST_SUM: Final = 2**63 - 1
+
+
+class AdmittedPods:
+    """A node and its pods. `check` costs the same however many pods there are.
+
+    Every method that raises leaves everything as it was.
+    """
+
+    def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
+        """Raises `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
+        self.node = NodeFacts.of(node)
+        self.table = PodTable()
+        self.used: dict[str, int] = {}
+        self._ports = UsedPorts()
+        self._pods: dict[str, Pod] = {}
+        for pod in pods:
+            self.add(pod)
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._pods
+
+    @property
+    def pods(self) -> Mapping[str, Pod]:
+        """By uid, in the order in which they came."""
+        return self._pods
+
+    def set_node(self, node: Node) -> None:
+        """The node's allocatable, labels or taints changed. Pods that are there stay."""
+        self.node = NodeFacts.of(node)
+
+    def check(self, pod: Pod) -> list[Failure]:
+        """Every failed check in the kubelet's order, none if the pod fits.
+
+        Raises `InvalidInput` for a pod that is there already, an amount that is negative or beyond 64 bits.
+        """
+        if pod.uid in self._pods:
+            raise InvalidInput(f"uid {pod.uid} is on the node already", subject=pod.full_name)
+        os_failure = wrong_os(pod)
+        if os_failure is not None:
+            return [os_failure]
+        requests = requests_of(pod)
+        wanted = counted_requests(requests, pod, self.node.allocatable)
+        failures = resource_failures(wanted, self.used, len(self._pods), self.node)
+        failures += other_failures(pod, self.node, self._ports)
+        return failures
+
+    def add(self, pod: Pod) -> None:
+        """Count a pod, whether it fits or not. Raises `InvalidInput` for a uid that is there."""
+        self.table.add(pod)
+        sums = dict(self.used)
+        for name, amount in self._amounts(pod.uid).items():
+            sums[name] = sums.get(name, 0) + amount
+            if sums[name] > _LARGEST_SUM:
+                self.table.remove(pod.uid)
+                raise InvalidInput(
+                    f"with it the sum of {name} requests exceeds 64 bits", subject=pod.full_name
+                )
+        self.used = sums
+        self._ports.add(pod)
+        self._pods[pod.uid] = pod
+
+    def update(self, pod: Pod) -> None:
+        """The pod's requests changed (a resize). Raises `InvalidInput` if it is not there."""
+        before = self._pods.get(pod.uid)
+        if before is None:
+            raise InvalidInput("no pod with this uid on the node", subject=pod.full_name)
+        self.remove(pod.uid)
+        try:
+            self.add(pod)
+        except InvalidInput:
+            self.add(before)
+            raise
+
+    def remove(self, uid: str) -> None:
+        """The pod holds nothing any more; nothing happens if it is not there."""
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        for name, amount in self._amounts(uid).items():
+            self.used[name] -= amount
+        self._ports.remove(pod)
+        self.table.remove(uid)
+
+    def validate(self) -> None:
+        """Compare the running sums with sums taken anew; for tests. Raises `Bug`."""
+        self.table.validate()
+        sums: dict[str, int] = {}
+        for uid in self._pods:
+            for name, amount in self._amounts(uid).items():
+                sums[name] = sums.get(name, 0) + amount
+        if {name: amount for name, amount in self.used.items() if amount} != sums:
+            raise Bug(f"running sums are {self.used}, the pods add up to {sums}", subject="AdmittedPods")
+
+    def _amounts(self, uid: str) -> dict[str, int]:
+        column = self.table.columns.requests[:, self.table.row(uid)].tolist()
+        return {
+            name: amount for name, amount in zip(self.table.resources.names, column, strict=False) if amount
+        }

@@ -1,0 +1,184 @@
+"""What a preemption decided, and the account of how it got there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine._fast._preemption_py import PODS
+from engine.api.errors import Refused
+from engine.tables import CRITICAL, HAS_PRIORITY, PROTECTED, QOS_NAMES, PodTable
+
+Requirements = tuple[tuple[str, int], ...]
+
+
+class NotEnoughToPreempt(Refused):
+    """Even without every pod that may be preempted something stays short.
+
+    `short` lists (resource, quantity) in the order of the requirements.
+    """
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, short: Requirements) -> None:
+        self.short = short
+        listed = "".join(f"(res: {name}, q: {quantity}), " for name, quantity in short)
+        super().__init__(f"no set of running pods found to reclaim resources: [{listed}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One victim: what was short before it, what it frees of that, and how near it came (0: all of it)."""
+
+    uid: str
+    qos: str
+    priority: int | None
+    short: Requirements
+    frees: Requirements
+    distance: float
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A pod that stays, and why."""
+
+    uid: str
+    qos: str
+    priority: int | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """Who dies for a pod.
+
+    `victims` are uids in the order in which they are killed; `requirements` what had to be freed;
+    `proven` is False if a search was cut off by its time limit and the best found so far is used.
+    The account (`steps`, `passed_over`) is made when asked for, from the table as it is then: ask before
+    the table changes.
+    """
+
+    policy: str
+    preemptor: str
+    requirements: Requirements
+    victims: tuple[str, ...]
+    rows: tuple[int, ...]
+    table: PodTable
+    critical: bool
+    priority: int | None
+    proven: bool = True
+    note: str = ""
+
+    def steps(self) -> Iterator[Step]:
+        """Victim by victim. The kubelet's policy chooses Guaranteed victims first and kills them last, so
+        its steps are in the order of choice."""
+        rows = list(self.rows)
+        short = dict(self.requirements)
+        if self.policy == "kubelet":
+            rows.sort(key=lambda row: -int(self.table.columns.qos[row]))
+            yield from self._kubelet_steps(rows)
+            return
+        for row in rows:
+            yield self._step(row, short)
+            short = self._without(short, [row])
+
+    def _kubelet_steps(self, rows: Sequence[int]) -> Iterator[Step]:
+        """Each class is chosen as if the classes below it were gone already."""
+        qos = self.table.columns.qos
+        allowed = [row for row in self.table.rows().tolist() if self._why_not(row) is None]
+        for code in (2, 1, 0):
+            mine = [row for row in rows if qos[row] == code]
+            gone = [row for row in allowed if qos[row] < code] + [row for row in rows if qos[row] > code]
+            short = self._without(dict(self.requirements), gone)
+            for row in mine:
+                yield self._step(row, short)
+                short = self._without(short, [row])
+
+    def _step(self, row: int, short: dict[str, int]) -> Step:
+        frees = {name: min(self._amount(name, row), quantity) for name, quantity in short.items()}
+        distance = 0.0
+        for name, quantity in short.items():
+            distance += (float(quantity - frees[name]) / float(quantity)) ** 2
+        return Step(
+            self.table.uid(row), self._qos(row), self._priority(row), _listed(short), _listed(frees), distance
+        )
+
+    def passed_over(self) -> Iterator[PassedOver]:
+        """The node's other pods in their order."""
+        chosen = set(self.rows)
+        for row in self.table.rows().tolist():
+            if row not in chosen:
+                why = self._why_not(row) or "enough was freed without it"
+                yield PassedOver(self.table.uid(row), self._qos(row), self._priority(row), why)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "policy": self.policy,
+            "preemptor": self.preemptor,
+            "requirements": _json(self.requirements),
+            "victims": list(self.victims),
+            "proven": self.proven,
+            "note": self.note,
+            "steps": [
+                {
+                    "uid": step.uid,
+                    "qos": step.qos,
+                    "priority": step.priority,
+                    "short": _json(step.short),
+                    "frees": _json(step.frees),
+                    "distance": step.distance,
+                }
+                for step in self.steps()
+            ],
+            "passedOver": [
+                {"uid": other.uid, "qos": other.qos, "priority": other.priority, "why": other.why}
+                for other in self.passed_over()
+            ],
+        }
+
+    def _why_not(self, row: int) -> str | None:
+        return why_not_preemptable(
+            self.table, row, self.critical, self.priority, respect_protection=self.policy != "kubelet"
+        )
+
+    def _without(self, short: dict[str, int], rows: Sequence[int]) -> dict[str, int]:
+        left = {name: need - sum(self._amount(name, row) for row in rows) for name, need in short.items()}
+        return {name: need for name, need in left.items() if need > 0}
+
+    def _amount(self, name: str, row: int) -> int:
+        id = self.table.resources.find(name)
+        if id == PODS:
+            return 1
+        return 0 if id is None else int(self.table.columns.ranking[id, row])
+
+    def _qos(self, row: int) -> str:
+        return QOS_NAMES[int(self.table.columns.qos[row])]
+
+    def _priority(self, row: int) -> int | None:
+        columns = self.table.columns
+        return int(columns.priority[row]) if columns.flags[row] & HAS_PRIORITY else None
+
+
+def why_not_preemptable(
+    table: PodTable, row: int, critical: bool, priority: int | None, *, respect_protection: bool
+) -> str | None:
+    """None if a preemptor of this kind may evict the pod, else why not, in words."""
+    flags = int(table.columns.flags[row])
+    if respect_protection and flags & PROTECTED:
+        return "annotated not to be preempted"
+    if critical and not flags & CRITICAL:
+        return None
+    if priority is None or not flags & HAS_PRIORITY:
+        return "critical as well, and one of the two has no priority" if critical else "a priority is missing"
+    theirs = int(table.columns.priority[row])
+    return None if priority > theirs else f"its priority {theirs} is not below {priority}"
+
+
+def _listed(amounts: dict[str, int]) -> Requirements:
+    return tuple(amounts.items())
+
+
+def _json(amounts: Requirements) -> list[dict[str, Any]]:
+    return [{"resource": name, "quantity": quantity} for name, quantity in amounts]

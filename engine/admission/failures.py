@@ -1,0 +1,89 @@
+"""Why a node does not take a pod, in the kubelet's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+UNEXPECTED: Final = "UnexpectedAdmissionError"
+
+OS_SELECTOR_REASON: Final = "PodOSSelectorNodeLabelDoesNotMatch"
+OS_FIELD_REASON: Final = "PodOSNotSupported"
+
+
+@dataclass(frozen=True, slots=True)
+class InsufficientResource:
+    """A resource that does not fit. Amounts are milli-CPU for cpu, base units otherwise."""
+
+    resource: str
+    requested: int
+    used: int
+    capacity: int
+
+    @property
+    def reason(self) -> str:
+        return f"OutOf{self.resource}"
+
+    @property
+    def message(self) -> str:
+        return (
+            f"Node didn't have enough resource: {self.resource}, requested: {self.requested}, "
+            f"used: {self.used}, capacity: {self.capacity}"
+        )
+
+    @property
+    def missing(self) -> int:
+        """How much must be freed."""
+        return self.requested - (self.capacity - self.used)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "resource": self.resource,
+            "requested": self.requested,
+            "used": self.used,
+            "capacity": self.capacity,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class PredicateFailure:
+    """A check that more room would not help: affinity, node name, ports, taints."""
+
+    predicate: str
+    detail: str
+
+    @property
+    def reason(self) -> str:
+        return self.predicate
+
+    @property
+    def message(self) -> str:
+        return f"Predicate {self.predicate} failed: {self.detail}"
+
+    def describe(self) -> dict[str, Any]:
+        return {"predicate": self.predicate, "reason": self.detail}
+
+
+@dataclass(frozen=True, slots=True)
+class WrongOS:
+    """The pod is for another operating system; nothing else is looked at."""
+
+    reason: str
+    message: str
+
+    def describe(self) -> dict[str, Any]:
+        return {"predicate": self.reason, "reason": self.message}
+
+
+Failure = InsufficientResource | PredicateFailure | WrongOS
+
+NODE_AFFINITY: Final = PredicateFailure("NodeAffinity", "node(s) didn't match Pod's node affinity/selector")
+NODE_NAME: Final = PredicateFailure("NodeName", "node(s) didn't match the requested node name")
+NODE_PORTS: Final = PredicateFailure(
+    "NodePorts", "node(s) didn't have free ports for the requested pod ports"
+)
+TAINT: Final = PredicateFailure("TaintToleration", "node(s) had taints that the pod didn't tolerate")
+OS_SELECTOR: Final = WrongOS(
+    OS_SELECTOR_REASON, "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label"
+)
+OS_FIELD: Final = WrongOS(OS_FIELD_REASON, "Failed to admit pod as the OS field doesn't match node OS")

@@ -1,0 +1,47 @@
+"""Host ports in use on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.api.pod import Pod
+
+Port = tuple[str, str, int]
+_ANY = "0.0.0.0"
+
+
+def host_ports(pod: Pod) -> Iterator[Port]:
+    """(address, protocol, port) of the pod's app containers, as the kubelet v1.32 counts them."""
+    for container in pod.spec.containers:
+        for port in container.ports or ():
+            if port.host_port > 0:
+                yield port.host_ip or _ANY, port.protocol or "TCP", port.host_port
+
+
+class UsedPorts:
+    """Which pods hold which host ports; a port can be held twice, by pods that came before the check."""
+
+    def __init__(self) -> None:
+        self._holders: dict[tuple[str, int], dict[Port, int]] = {}
+
+    def add(self, pod: Pod) -> None:
+        for port in host_ports(pod):
+            holders = self._holders.setdefault(port[1:], {})
+            holders[port] = holders.get(port, 0) + 1
+
+    def remove(self, pod: Pod) -> None:
+        for port in host_ports(pod):
+            holders = self._holders[port[1:]]
+            holders[port] -= 1
+            if not holders[port]:
+                del holders[port]
+            if not holders:
+                del self._holders[port[1:]]
+
+    def conflict(self, pod: Pod) -> bool:
+        """Whether a wanted port is held on the same address, or on any where either side means all."""
+        for port in host_ports(pod):
+            held = self._holders.get(port[1:])
+            if held and (port[0] == _ANY or any(other[0] in (_ANY, port[0]) for other in held)):
+                return True
+        return False

@@ -1,0 +1,137 @@
+"""The kubelet's admission checks, in its order. Pure.
+
+Source: kubelet v1.32 `lifecycle/predicate.go` (Admit, generalFilter, removeMissingExtendedResources) and
+the scheduler's AdmissionCheck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.admission.failures import (
+    NODE_AFFINITY,
+    NODE_NAME,
+    NODE_PORTS,
+    OS_FIELD,
+    OS_SELECTOR,
+    TAINT,
+    Failure,
+    InsufficientResource,
+)
+from engine.admission.ports import UsedPorts
+from engine.admission.selectors import NO_EXECUTE, matches_node, tolerates
+from engine.api.errors import InvalidInput
+from engine.api.node import Node, Taint
+from engine.api.pod import Pod
+from engine.api.qos import is_static
+from engine.api.quantity import ZERO
+from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extended, scaled
+
+OS: Final = "linux"
+OS_LABEL: Final = "kubernetes.io/os"
+
+_NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What admission needs of a Node, scaled to integers once."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    pod_limit: int = 0
+
+    @classmethod
+    def of(cls, node: Node) -> NodeFacts:
+        """Raises `InvalidInput` for a negative amount."""
+        for name, quantity in node.allocatable.items():
+            if quantity < ZERO:
+                where = f"node {node.metadata.name}"
+                raise InvalidInput(f"status.allocatable.{name}: {quantity} is negative", subject=where)
+        amounts = {name: scaled(name, quantity) for name, quantity in node.allocatable.items()}
+        labels = node.labels
+        return cls(
+            name=node.metadata.name,
+            labels={**labels, OS_LABEL: OS} if labels else {},
+            taints=tuple(taint for taint in node.spec.taints or () if taint.effect == NO_EXECUTE),
+            pod_limit=amounts.pop(PODS, 0),
+            allocatable=amounts,
+        )
+
+
+def wrong_os(pod: Pod) -> Failure | None:
+    """Checked before anything else; the label is the pod's own."""
+    if (pod.metadata.labels or {}).get(OS_LABEL, OS) != OS:
+        return OS_SELECTOR
+    if pod.spec.os is not None and pod.spec.os.name != OS:
+        return OS_FIELD
+    return None
+
+
+def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping[str, int]) -> dict[str, int]:
+    """The pod's requests (`engine.api.resources.pod_requests`, scaled) without what its containers ask
+    of extended resources that the node does not name; overhead of those stays."""
+    counted = {}
+    for name, amount in requests.items():
+        if name not in _NATIVE and name not in allocatable and is_extended(name):
+            overhead = (pod.spec.overhead or {}).get(name)
+            if overhead is None:
+                continue
+            amount = overhead.value
+        counted[name] = amount
+    return counted
+
+
+def resource_failures(
+    wanted: Mapping[str, int], used: Mapping[str, int], pods: int, node: NodeFacts
+) -> list[Failure]:
+    """Pods, cpu, memory, ephemeral-storage, then the others by name. What is not asked for always fits."""
+    failures: list[Failure] = []
+    if pods + 1 > node.pod_limit:
+        failures.append(InsufficientResource(PODS, 1, pods, node.pod_limit))
+    allocatable = node.allocatable
+    for name in _NATIVE:
+        amount = wanted.get(name, 0)
+        if amount > 0 and amount > allocatable.get(name, 0) - used.get(name, 0):
+            failures.append(InsufficientResource(name, amount, used.get(name, 0), allocatable.get(name, 0)))
+    if len(wanted) > len(_NATIVE) or not wanted.keys() <= set(_NATIVE):
+        for name in sorted(wanted.keys() - _NATIVE):
+            amount = wanted[name]
+            if amount and is_counted(name) and amount > allocatable.get(name, 0) - used.get(name, 0):
+                failures.append(
+                    InsufficientResource(name, amount, used.get(name, 0), allocatable.get(name, 0))
+                )
+    return failures
+
+
+def is_counted(resource: str) -> bool:
+    """Whether Kubernetes counts a resource beside the native ones: extended, huge pages, `kubernetes.io/`
+    ones and attachable volumes."""
+    return (
+        is_extended(resource)
+        or resource.startswith(("hugepages-", "attachable-volumes-"))
+        or ("/" in resource and "kubernetes.io/" in resource)
+    )
+
+
+def other_failures(pod: Pod, node: NodeFacts, ports: UsedPorts) -> list[Failure]:
+    """What more room would not cure."""
+    failures: list[Failure] = []
+    spec = pod.spec
+    if (spec.node_selector or spec.affinity) and not matches_node(pod, node.labels, node.name):
+        failures.append(NODE_AFFINITY)
+    if spec.node_name and spec.node_name != node.name:
+        failures.append(NODE_NAME)
+    if ports.conflict(pod):
+        failures.append(NODE_PORTS)
+    if (
+        node.taints
+        and not is_static(pod)
+        and not all(tolerates(spec.tolerations or (), taint) for taint in node.taints)
+    ):
+        failures.append(TAINT)
+    return failures

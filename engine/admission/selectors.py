@@ -1,0 +1,93 @@
+"""Node selectors, affinity terms, taints: does a node match? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from engine.api.node import Taint
+from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Toleration
+from engine.api.resources import is_qualified_name
+
+NO_EXECUTE: Final = "NoExecute"
+
+_LABEL_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+
+
+def matches_node(pod: Pod, labels: Mapping[str, str], name: str) -> bool:
+    """`spec.nodeSelector` and required node affinity (kubelet v1.32 GetRequiredNodeAffinity)."""
+    for key, value in (pod.spec.node_selector or {}).items():
+        if labels.get(key) != value:
+            return False
+    affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
+    if affinity is None or affinity.required_during_scheduling_ignored_during_execution is None:
+        return True
+    return _any_term(affinity.required_during_scheduling_ignored_during_execution, labels, name)
+
+
+def _any_term(selector: NodeSelector, labels: Mapping[str, str], name: str) -> bool:
+    return any(_term(term, labels, name) for term in selector.node_selector_terms or ())
+
+
+def _term(term: NodeSelectorTerm, labels: Mapping[str, str], name: str) -> bool:
+    """An empty term matches nothing, and neither does one with a mistake in it."""
+    expressions, fields = term.match_expressions or (), term.match_fields or ()
+    if not expressions and not fields:
+        return False
+    return all(_expression(one, labels) for one in expressions) and all(_field(one, name) for one in fields)
+
+
+def _expression(wanted: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
+    values = wanted.values or []
+    if not is_qualified_name(wanted.key) or not all(_is_label_value(value) for value in values):
+        return False
+    present = labels.get(wanted.key)
+    match wanted.operator:
+        case "In":
+            return present is not None and present in values
+        case "NotIn":
+            return bool(values) and (present is None or present not in values)
+        case "Exists":
+            return not values and present is not None
+        case "DoesNotExist":
+            return not values and present is None
+        case "Gt" | "Lt":
+            if len(values) != 1 or not _is_integer(values[0]) or present is None or not _is_integer(present):
+                return False
+            ours, limit = int(present), int(values[0])
+            return ours > limit if wanted.operator == "Gt" else ours < limit
+    return False
+
+
+def _field(wanted: NodeSelectorRequirement, name: str) -> bool:
+    values = wanted.values or []
+    value = name if wanted.key == "metadata.name" else ""
+    if len(values) != 1:
+        return False
+    if wanted.operator == "In":
+        return value == values[0]
+    return wanted.operator == "NotIn" and value != values[0]
+
+
+def _is_label_value(value: str) -> bool:
+    return len(value) <= 63 and _LABEL_VALUE.fullmatch(value) is not None
+
+
+def _is_integer(text: str) -> bool:
+    return _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+
+
+def tolerates(tolerations: Sequence[Toleration], taint: Taint) -> bool:
+    return any(_tolerates(toleration, taint) for toleration in tolerations)
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator in ("", "Equal"):
+        return toleration.value == taint.value
+    return toleration.operator == "Exists"
