@@ -58,12 +58,12 @@ class RootObservation:
 def changed_files(path: str, differing: Mapping[str, tuple[str, str | None]]) -> list[Finding]:
     """Files that hold something else than we wrote."""
     if differing and all(actual is None for _, actual in differing.values()):
-        return [Finding("missing-group", path, "the group was removed behind the agent's back", fixable=True)]
+        return [Finding("missing-group", path, "there is no such group", fixable=True)]
     return [
         Finding(
             "changed-file",
             f"{path}/{file}",
-            f"holds {actual!r} instead of {wanted!r}: changed behind the agent's back",
+            f"holds {actual!r} instead of {wanted!r}; somebody else changed it",
             fixable=True,
         )
         for file, (wanted, actual) in sorted(differing.items())

@@ -21,7 +21,8 @@ from engine.cgroups.names import CgroupName, Driver, to_path
 from engine.cgroups.refusals import enable_refused, make_refused, read_refused, remove_refused
 from engine.cgroups.slices import Slices
 
-DELEGATED = ("cpuset", "cpu", "io", "memory", "pids", "hugetlb")
+DELEGATED = ("memory", "io", "hugetlb", "cpuset", "cpu", "pids")
+"""In the order to enable them: those that no threaded group can have first, as their refusal says more."""
 _PERIOD = "cpu.cfs_period_us"
 _RETRY_DELAY = 0.005
 
@@ -349,7 +350,8 @@ class CgroupTree:
                 subject=path,
                 errno=errno.ENOENT,
             )
-        for controller in sorted(set(offered) & set(DELEGATED) - set(_text(control).split())):
+        enabled = _text(control).split()
+        for controller in (c for c in DELEGATED if c in offered and c not in enabled):
             try:
                 _put(control, f"+{controller}")
             except OSError as error:

@@ -18,6 +18,9 @@ from engine.api.errors import Bug, KubengineError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
+    "cgroups": "Show the cgroup tree, find its faults, plan its values.",
+    "device-plugin": "Serve a sample device plugin, to try an agent with.",
+    "devices": "Show device plugin resources, their devices and who holds them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
     "runtime": "Serve the Container Runtime Interface from the embedded runtime.",
     "run": "Run the node agent on a directory of Pod manifests.",

@@ -1,0 +1,118 @@
+"""The values that every level would get, from pods and a node's description alone. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.pod import Pod
+from engine.api.qos import GUARANTEED, qos_class
+from engine.api.quantity import Quantity
+from engine.cgroups.containers import ContainerResources, container_resources
+from engine.cgroups.conversion import WeightFormula, huge_page_size
+from engine.cgroups.files import FileRules
+from engine.cgroups.levels import LEVELS, Contribution, LevelSums
+from engine.cgroups.names import level_name, pod_name, to_path
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.values import GroupValues, pod_values
+
+PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """One group: its path, what it is (root, level, pod or container) and its files.
+
+    A container's path ends in its name, where a runtime puts an id of its own. `oom_score_adj` is set
+    for containers.
+    """
+
+    path: str
+    kind: Literal["root", "level", "pod", "container"]
+    qos_class: str
+    files: Mapping[str, str]
+    pod: str = ""
+    oom_score_adj: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        answer: dict[str, Any] = {
+            "path": self.path,
+            "kind": self.kind,
+            "qosClass": self.qos_class,
+            "pod": self.pod,
+            "files": dict(self.files),
+        }
+        if self.oom_score_adj is not None:
+            answer["oomScoreAdj"] = self.oom_score_adj
+        return answer
+
+
+def plan(
+    pods: Iterable[Pod],
+    config: KubeletConfiguration,
+    section: CgroupsSection,
+    capacity: Mapping[str, Quantity | int],
+    *,
+    version: Literal[1, 2] = 2,
+    formula: WeightFormula = "linear",
+) -> list[PlannedGroup]:
+    """Every group that a node of this capacity would have for these pods, root first.
+
+    A pod without a uid is planned under its name. Raises `InvalidInput` for a bad configuration.
+    """
+    sizes = tuple(sorted(size for name in capacity if (size := huge_page_size(name)) is not None))
+    settings = CgroupSettings.resolve(
+        config,
+        capacity,
+        cgroup_v2=version == 2,
+        tiered_memory=section.tiered_memory_protection,
+        huge_page_sizes=sizes,
+    )
+    rules = FileRules(version, formula, sizes, PLANNED_CONTROLLERS)
+    listed = [(pod, pod.uid or pod.metadata.name) for pod in pods]
+    groups: list[PlannedGroup] = []
+    sums = LevelSums()
+    for pod, uid in listed:
+        sums.put(uid, Contribution.of(pod))
+    levels = sums.values(settings.levels)
+    root = settings.node.kubepods_values(enforced=settings.enforce_pods)
+    levels[GUARANTEED] = replace(root, unified=levels[GUARANTEED].unified)
+    for level in LEVELS:
+        files = rules.files(levels[level], unbounded_huge_pages=level != GUARANTEED)
+        path = to_path(level_name(settings.root, level), settings.driver)
+        groups.append(PlannedGroup(path, "root" if level == GUARANTEED else "level", level, files))
+    for pod, uid in listed:
+        groups += _pod_groups(pod, uid, settings, rules)
+    return groups
+
+
+def _pod_groups(pod: Pod, uid: str, settings: CgroupSettings, rules: FileRules) -> Iterable[PlannedGroup]:
+    level = qos_class(pod)
+    path = to_path(pod_name(settings.root, level, uid), settings.driver)
+    yield PlannedGroup(path, "pod", level, rules.files(pod_values(pod, settings.pods)), pod.full_name)
+    for container in pod.all_containers:
+        wanted = container_resources(pod, container, settings.containers)
+        files = rules.files(container_values(wanted))
+        yield PlannedGroup(
+            f"{path}/{container.name}", "container", level, files, pod.full_name, wanted.oom_score_adj
+        )
+
+
+def container_values(wanted: ContainerResources) -> GroupValues:
+    """The values of the group that a runtime makes for a container."""
+    return GroupValues(
+        cpu_shares=wanted.cpu_shares,
+        cpu_quota=wanted.cpu_quota or None,
+        cpu_period=wanted.cpu_period or None,
+        memory=wanted.memory_limit_in_bytes or None,
+        cpuset=wanted.cpuset_cpus or None,
+        huge_pages={
+            size: wanted.hugepage_limits[name]
+            for name in wanted.hugepage_limits
+            if (size := huge_page_size("hugepages-" + name.replace("B", "i"))) is not None
+        },
+        unified=wanted.unified,
+    )

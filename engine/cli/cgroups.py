@@ -1,0 +1,214 @@
+"""`kubengine cgroups`: the live tree, its faults, and what pods would get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engine.cli._agent import Agent, agent_option, json_option, print_json
+
+if TYPE_CHECKING:
+    from engine.api.pod import Pod
+    from engine.api.quantity import Quantity
+    from engine.cgroups import CgroupManager
+
+_FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
+config_option = click.option(
+    "--config", "configs", type=_FILES, multiple=True, help="KubeletConfiguration or KubengineConfiguration."
+)
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@agent_option
+@click.option("--uid", default="", help="Only this pod.")
+@click.pass_context
+def command(context: click.Context, agent: Agent, as_json: bool, uid: str) -> None:
+    """Show the cgroup tree of a running agent: wanted values, and actual ones where they differ."""
+    if context.invoked_subcommand is not None:
+        return
+    described = agent.describe("cgroups", **({"uid": uid} if uid else {}))
+    if as_json:
+        print_json(described)
+        return
+    if not described["enabled"]:
+        click.echo(f"no cgroups: {described['reason']}")
+        return
+    click.echo(
+        f"cgroup v{described['version']}, driver {described['driver']}, root {described['root']}, "
+        f"CPU weights {described['cpuWeightFormula']} ({described['cpuWeightReason']})"
+    )
+    for controller in described["lacking"]:
+        click.echo(f"warning: no {controller} controller here; its values are not enforced", err=True)
+    for pod, refusal in described["refusals"].items():
+        click.echo(f"warning: {pod}: {refusal}", err=True)
+    _print_table(_live_rows(described["groups"]))
+
+
+@command.command()
+@json_option
+@agent_option
+@config_option
+@click.option("--fix", is_flag=True, help="Put right what can be.")
+@click.option(
+    "--pods", "pod_file", type=_FILES, help="Without an agent: the node's pods, as `kubectl -o json`."
+)
+@click.option("--root", help="Without an agent: where cgroups are mounted.")
+def check(
+    agent: Agent, as_json: bool, configs: tuple[Path, ...], fix: bool, pod_file: Path | None, root: str | None
+) -> None:
+    """Find pods and containers that disagree, a starved host, reservations that nothing holds, changed
+    files and groups left behind. Exit status 1 if a fault is left.
+
+    Asks the running agent; with --pods it looks at a node that another agent runs.
+    """
+    if pod_file is None:
+        findings = agent.act("cgroups", "check", **({"fix": "1"} if fix else {}))
+    else:
+        manager, pods = _observed_node(configs, pod_file, root)
+        findings = [finding.as_dict() for finding in manager.check(pods, fix=fix)]
+        manager.stop()
+    if as_json:
+        print_json(findings)
+    else:
+        for finding in findings:
+            state = "fixed" if finding["fixed"] else "fixable with --fix" if finding["fixable"] else "fault"
+            click.echo(f"{finding['kind']} ({state}): {finding['path']}\n    {finding['meaning']}")
+        if not findings:
+            click.echo("no faults")
+    if any(not finding["fixed"] for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _observed_node(
+    configs: tuple[Path, ...], pod_file: Path, root: str | None
+) -> tuple[CgroupManager, list[Pod]]:
+    from engine.api.documents import load_config, load_pods
+    from engine.api.errors import InvalidInput
+    from engine.cgroups import CgroupManager
+    from engine.node.machine import capacity, max_pids
+
+    config, kubengine = load_config(list(configs))
+    pods, _ = load_pods(pod_file)
+    for pod in pods:
+        if not pod.uid:
+            raise InvalidInput(f"{pod.full_name}: metadata.uid: expected a uid", subject=str(pod_file))
+    amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config.max_pods), "pid": max_pids()}
+    manager = CgroupManager(config=config, section=kubengine.cgroups, capacity=amounts, root=root)
+    manager.adopt(pods)
+    return manager, pods
+
+
+@command.command()
+@json_option
+@config_option
+@click.option(
+    "-f", "--filename", "files", type=_FILES, multiple=True, required=True, help="Pods, YAML or JSON."
+)
+@click.option("--cgroup", "version", type=click.Choice(["v1", "v2"]), default="v2", show_default=True)
+@click.option(
+    "--cpu-weight",
+    type=click.Choice(["linear", "logarithmic"]),
+    help="The weight formula for v2; by default as configured, else that of the OCI runtime here.",
+)
+@click.option("--cpu", help="The node's CPUs; by default this machine's.", metavar="QUANTITY")
+@click.option("--memory", help="The node's memory; by default this machine's.", metavar="QUANTITY")
+def plan(
+    as_json: bool,
+    configs: tuple[Path, ...],
+    files: tuple[Path, ...],
+    version: str,
+    cpu_weight: str | None,
+    cpu: str | None,
+    memory: str | None,
+) -> None:
+    """Show what every group would have for these pods, touching nothing."""
+    from engine.api.documents import load_config, load_pods
+    from engine.api.quantity import Quantity
+    from engine.cgroups.plan import plan as plan_groups
+    from engine.cgroups.runtime_formula import detect_formula
+    from engine.node import machine
+
+    config, kubengine = load_config(list(configs))
+    pods: list[Pod] = []
+    for path in files:
+        loaded, warnings = load_pods(path)
+        pods += loaded
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
+    capacity: dict[str, Quantity | int] = {
+        **machine.capacity(Path("/"), config.max_pods),
+        "pid": machine.max_pids(),
+    }
+    capacity |= {"cpu": Quantity.parse(cpu)} if cpu else {}
+    capacity |= {"memory": Quantity.parse(memory)} if memory else {}
+    formula = cpu_weight or kubengine.cgroups.cpu_weight
+    if formula == "auto":
+        formula, _ = detect_formula(kubengine.cgroups.oci_runtime)
+    groups = plan_groups(
+        pods,
+        config,
+        kubengine.cgroups,
+        capacity,
+        version=1 if version == "v1" else 2,
+        formula="linear" if formula == "linear" else "logarithmic",
+    )
+    if as_json:
+        print_json([group.as_dict() for group in groups])
+        return
+    _print_table(
+        (group.path, group.qos_class, {name: (text, text) for name, text in group.files.items()})
+        for group in groups
+    )
+
+
+def _live_rows(groups: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str, dict[str, tuple[str, str]]]]:
+    for group in groups:
+        files = {name: (text["wanted"], text["actual"] or "-") for name, text in group["files"].items()}
+        yield group["path"], group["qosClass"], files
+        for container in group.get("containers", ()):
+            actual = {name: (text, text) for name, text in container["files"].items() if text is not None}
+            yield container["path"], "", actual
+
+
+def _print_table(rows: Iterable[tuple[str, str, Mapping[str, tuple[str, str]]]]) -> None:
+    """One line a group, indented by depth; a value that is not as wanted reads `actual≠wanted`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    listed = sorted(rows, key=lambda row: row[0].split("/"))
+    columns = list(dict.fromkeys(name for _, _, files in listed for name in files))
+    shortest = min((path.count("/") for path, _, _ in listed), default=0)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("GROUP", no_wrap=True)
+    table.add_column("QOS", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    for path, qos_class, files in listed:
+        indent = "  " * (path.count("/") - shortest)
+        cells = [_cell(name, files.get(name)) for name in columns]
+        table.add_row(indent + (path if not indent else path.rpartition("/")[2]), qos_class, *cells)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=400)
+    console.print(table, soft_wrap=True)
+
+
+def _cell(name: str, texts: tuple[str, str] | None) -> str:
+    if texts is None:
+        return ""
+    wanted, actual = (_readable(name, text) for text in texts)
+    return actual if actual == wanted else f"[red]{actual}≠{wanted}[/red]"
+
+
+def _readable(name: str, text: str) -> str:
+    if text == "-1":
+        return "max"
+    if text.isdigit() and name.startswith(("memory.", "hugetlb.")) and int(text) >= 1 << 20:
+        for unit, suffix in ((1 << 30, "Gi"), (1 << 20, "Mi")):
+            if int(text) >= unit:
+                return f"{int(text) / unit:.2f}".rstrip("0").rstrip(".") + suffix
+    return text
