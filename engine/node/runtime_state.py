@@ -155,7 +155,7 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerR
         id=status.id,
         name=status.labels.get(CONTAINER_NAME, status.metadata.name),
         sandbox_id=sandbox_id,
-        state=status.state,
+        state=CREATED if _start_was_cut_short(status) else status.state,
         attempt=_number(annotations.get(RESTART_COUNT, ""), status.metadata.attempt),
         created_at=status.created_at * NANO,
         started_at=status.started_at * NANO,
@@ -175,6 +175,12 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerR
         if linux is not None
         else None,
     )
+
+
+def _start_was_cut_short(status: cri.ContainerStatus) -> bool:
+    """An agent that dies in the middle of StartContainer takes the call with it, and the runtime calls the
+    container exited though it never ran: it is to be started, and that is not a restart."""
+    return status.state == EXITED and not status.started_at and "context canceled" in status.message
 
 
 def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:

@@ -1,0 +1,144 @@
+"""kill -9 of the agent while it makes fifty pods, three times: all run, none twice, nothing is orphaned."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.api.errors import KubengineError
+from engine.cli._agent import Agent
+from engine.runtime.client import RuntimeClient
+from engine.testing.containerd import Containerd
+from engine.testing.images import BUSYBOX_TAG
+
+pytestmark = [pytest.mark.containerd, pytest.mark.root, pytest.mark.slow]
+
+PODS = 50
+
+
+class AgentUnderTest:
+    """`kubengine run` as a process that can be killed."""
+
+    def __init__(self, directory: Path, containerd: Containerd, cgroup_root: str) -> None:
+        self.root = directory / "root"
+        self.manifests = directory / "manifests"
+        self.manifests.mkdir()
+        self.log = directory / "agent.log"
+        config = directory / "kubelet.yaml"
+        config.write_text(
+            yaml.safe_dump(
+                {
+                    "kind": "KubeletConfiguration",
+                    "readOnlyPort": 0,
+                    "healthzPort": 0,
+                    "podLogsDir": str(directory / "logs"),
+                    "evictionHard": {"memory.available": "0%"},
+                    "cgroupRoot": cgroup_root,
+                    "resolvConf": "",
+                }
+            )
+        )
+        self._command = [sys.executable, "-m", "engine.cli", "run", "--config", str(config)]
+        self._command += ["--manifests", str(self.manifests), "--runtime", f"unix://{containerd.socket}"]
+        self._command += ["--root-dir", str(self.root), "--node-name", "n1"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+
+    def end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(30)
+            self._process = None
+
+    def pods(self) -> list[dict[str, Any]]:
+        try:
+            return Agent(str(self.root / "kubengine.sock")).get_json("/pods")["items"]
+        except KubengineError:
+            return []
+
+    def running(self) -> int:
+        return sum(pod["status"]["phase"] == "Running" for pod in self.pods())
+
+
+@pytest.fixture
+def agent(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> Iterator[AgentUnderTest]:
+    agent = AgentUnderTest(tmp_path, containerd, private_cgroup_root)
+    yield agent
+    agent.end(signal.SIGKILL)
+    containerd.remove_pods()
+
+
+def write_pod(directory: Path, index: int) -> None:
+    command = ["sh", "-c", "trap 'exit 0' TERM; while true; do sleep 1; done"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": f"pod{index}"},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {"name": "c", "image": BUSYBOX_TAG, "imagePullPolicy": "Never", "command": command}
+            ],
+        },
+    }
+    (directory / f"pod{index}.yaml").write_text(yaml.safe_dump(pod))
+
+
+def wait_until(condition: Any, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+
+
+async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str]]:
+    """Pod uids of all sandboxes, and of all containers."""
+    client = RuntimeClient(str(endpoint))
+    try:
+        sandboxes = [s.labels["io.kubernetes.pod.uid"] for s in await client.list_pod_sandboxes()]
+        containers = [c.labels["io.kubernetes.pod.uid"] for c in await client.list_containers()]
+    finally:
+        await client.close()
+    return sandboxes, containers
+
+
+def test_kill_nine_three_times_under_fifty_pods(
+    agent: AgentUnderTest, containerd: Containerd, private_cgroup_root: str
+):
+    for index in range(PODS):
+        write_pod(agent.manifests, index)
+    for wanted in (3, 15, 30):
+        agent.start()
+        wait_until(lambda wanted=wanted: agent.running() >= wanted, 60)
+        agent.end(signal.SIGKILL)
+    agent.start()
+    wait_until(lambda: agent.running() == PODS, 120)
+    statuses = [status for pod in agent.pods() for status in pod["status"]["containerStatuses"]]
+    assert [status["restartCount"] for status in statuses] == [0] * PODS
+    sandboxes, containers = asyncio.run(in_the_runtime(containerd.socket))
+    assert len(sandboxes) == len(set(sandboxes)) == PODS
+    assert sorted(containers) == sorted(sandboxes)
+    groups = list(
+        Path("/sys/fs/cgroup/cpu", private_cgroup_root.lstrip("/")).glob("kubepods/besteffort/pod*")
+    )
+    assert sorted(group.name for group in groups) == sorted(f"pod{uid}" for uid in sandboxes)
+
+    agent.end(signal.SIGTERM)
+    assert sorted(asyncio.run(in_the_runtime(containerd.socket))[1]) == sorted(containers)
+    for index in range(PODS):
+        (agent.manifests / f"pod{index}.yaml").unlink()
+    agent.start()
+    wait_until(lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], []), 60)
+    wait_until(lambda: not list((agent.root / "pods").iterdir()), 10)
