@@ -97,6 +97,7 @@ cdef extern from "probe_run.h" nogil:
         uint64_t lateness_sum_ns
     int loop_open(probe_loop *, uint32_t)
     void loop_close(probe_loop *)
+    void loop_hang_up(probe_loop *)
     void loop_run(probe_loop *)
     void loop_stop(probe_loop *)
     void loop_lock(probe_loop *)
@@ -152,6 +153,13 @@ cdef class ProbeLoop:
 
     def stop(self):
         loop_stop(self._loop)
+
+    def close(self):
+        """Give back every descriptor after `run` has ended. Counters and states stay readable."""
+        loop_lock(self._loop)
+        if not self._loop.running:
+            loop_hang_up(self._loop)
+        loop_unlock(self._loop)
 
     def fileno(self):
         return self._loop.news_fd

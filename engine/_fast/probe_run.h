@@ -11,13 +11,21 @@
 #define LOOP_EVENTS 256
 #define LOOP_LAG_NS 2000000u  /* waking later than this is the machine's fault */
 
+/* Give back every descriptor; what was counted can still be read. */
+static inline void loop_hang_up(probe_loop *l) {
+    uint32_t i;
+    int *fds[] = {&l->epoll_fd, &l->wake_fd, &l->news_fd};
+    for (i = 0; i < l->allocated; i++) connection_drop(l, l->connections[i]);
+    for (i = 0; i < 3; i++) {
+        if (*fds[i] >= 0) close(*fds[i]);
+        *fds[i] = -1;
+    }
+}
+
 static inline void loop_close(probe_loop *l) {
     uint32_t i;
-    for (i = 0; i < l->allocated; i++) {
-        if (l->connections[i]->fd >= 0 && l->connections[i]->phase != CONNECTION_FREE) close(l->connections[i]->fd);
-        free(l->connections[i]->redirected);
-        free(l->connections[i]);
-    }
+    loop_hang_up(l);
+    for (i = 0; i < l->allocated; i++) free(l->connections[i]);
     while (l->first_news) {
         probe *p = l->first_news;
         l->first_news = p->next_news;
@@ -36,9 +44,6 @@ static inline void loop_close(probe_loop *l) {
     }
     free(l->connections);
     free(l->probes);
-    if (l->epoll_fd >= 0) close(l->epoll_fd);
-    if (l->wake_fd >= 0) close(l->wake_fd);
-    if (l->news_fd >= 0) close(l->news_fd);
     pthread_mutex_destroy(&l->lock);
 }
 

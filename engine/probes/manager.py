@@ -8,10 +8,10 @@ import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine._fast import _probe_state_py as rule
-from engine._fast._probe_loop_c import News, ProbeLoop
+from engine._fast._probe_loop_c import ProbeLoop
 from engine._fast._probe_state_py import (
     RUNNING,
     TERMINATED,
@@ -30,6 +30,9 @@ from engine.probes.request import grpc_request, http_request
 from engine.probes.scrape import ProbeMetrics
 from engine.probes.spec import TYPES, ProbeSpec, probe_specs
 from engine.runtime.client import RuntimeClient
+
+if TYPE_CHECKING:
+    from engine._fast._probe_loop_c import News
 
 TCP, HTTP, GRPC, LIBRARY = range(4)
 NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_ENDED, NEWS_DUE = 1, 2, 4, 8
@@ -171,6 +174,7 @@ class ProbeManager:
         self._native.stop()
         await asyncio.to_thread(self._thread.join)
         self._thread = None
+        self._native.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

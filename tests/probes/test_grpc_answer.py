@@ -78,8 +78,17 @@ def test_real_server(server, service, expected):
     ("data", "expected"),
     [
         (SETTINGS + STATUS_200 + frame(0, 0, SERVING) + TRAILERS_OK, (twin.ANSWERED, 1)),
-        (SETTINGS + frame(1, 12, b"\x02\x88ab") + frame(0, 8, b"\x01" + SERVING + b"z") + TRAILERS_OK, (twin.ANSWERED, 1)),
-        (SETTINGS + frame(1, 0, b"\x88\x40\x0bgrpc-") + frame(9, 4, b"status\x0212") + frame(1, 5, b"\xbe"), (twin.STATUS, 12)),
+        (
+            SETTINGS + frame(1, 12, b"\x02\x88ab") + frame(0, 8, b"\x01" + SERVING + b"z") + TRAILERS_OK,
+            (twin.ANSWERED, 1),
+        ),
+        (
+            SETTINGS
+            + frame(1, 0, b"\x88\x40\x0bgrpc-")
+            + frame(9, 4, b"status\x0212")
+            + frame(1, 5, b"\xbe"),
+            (twin.STATUS, 12),
+        ),
         (SETTINGS + frame(1, 5, b"\x8c"), (twin.HTTP, 400)),
         (SETTINGS + STATUS_200 + frame(0, 1, SERVING), (twin.STATUS, 13)),
         (SETTINGS + STATUS_200 + frame(0, 0, b"\x00\x00\x01\x00\x00"), (twin.PROTOCOL, 0)),
@@ -90,19 +99,33 @@ def test_real_server(server, service, expected):
         (STATUS_200, (twin.PROTOCOL, 0)),
         (b"", (twin.CLOSED, 0)),
     ],
-)  # fmt: skip
+)
 def test_verdicts(form, data, expected):
     assert form.parse(data) == expected
 
 
 blocks = st.lists(
     st.sampled_from(
-        [b"\x88", b"\x8c", b"\xbe", b"\xbf", b"\x20", b"\x3f\xe1\x1f", b"\x40\x0bgrpc-status\x010", b"\x48\x03200", b"\x5f\x01a",
-         b"\x00\x07:status\x03404", b"\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30", b"\x7e\x8a\x00", b"\x0f\x2f\x82\xff\xff", b"\x40\x01n\x7f\x00" + b"v" * 127]
+        [
+            b"\x88",
+            b"\x8c",
+            b"\xbe",
+            b"\xbf",
+            b"\x20",
+            b"\x3f\xe1\x1f",
+            b"\x40\x0bgrpc-status\x010",
+            b"\x48\x03200",
+            b"\x5f\x01a",
+            b"\x00\x07:status\x03404",
+            b"\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30",
+            b"\x7e\x8a\x00",
+            b"\x0f\x2f\x82\xff\xff",
+            b"\x40\x01n\x7f\x00" + b"v" * 127,
+        ]
     )
     | st.binary(max_size=4),
     max_size=6,
-).map(b"".join)  # fmt: skip
+).map(b"".join)
 frames = st.builds(
     frame,
     st.sampled_from([0, 1, 3, 4, 6, 7, 8, 9, 10]),

@@ -12,13 +12,44 @@ from engine._fast._http_response_py import BROKEN, DONE, MALFORMED
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
 PIECES = [
-    b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 302 \n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 204\r\n", b"HTTP/2.0  500 x\n",
-    b"Content-Length: 3\r\n", b"Content-length:\t03 \n", b"Content-Length: 4\r\n", b"Content-Length: -1\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"Transfer-Encoding: Chunked\n", b"Transfer-Encoding: gzip\r\n",
-    b"Location: /x\r\n", b"Location: http://h/y\n", b" folded\r\n", b"\tmore\n", b"Location:\r\n", b"X-A: \x00\r\n", b"Bad Name : v\r\n",
-    b": v\r\n", b"no colon\r\n", b"\r\n", b"\n", b"\r", b"abc", b"3\r\n", b"3;ext=1\r\n", b"0\r\n", b"fffffffffffffff\n", b"3 \r\n",
-    b"0\r\n\r\n", b"T: v\r\n", b"x" * 11000, b"2800\r\n", b"HTTP/", b" ", b"\x00",
-]  # fmt: skip
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.0 302 \n",
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 204\r\n",
+    b"HTTP/2.0  500 x\n",
+    b"Content-Length: 3\r\n",
+    b"Content-length:\t03 \n",
+    b"Content-Length: 4\r\n",
+    b"Content-Length: -1\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Transfer-Encoding: Chunked\n",
+    b"Transfer-Encoding: gzip\r\n",
+    b"Location: /x\r\n",
+    b"Location: http://h/y\n",
+    b" folded\r\n",
+    b"\tmore\n",
+    b"Location:\r\n",
+    b"X-A: \x00\r\n",
+    b"Bad Name : v\r\n",
+    b": v\r\n",
+    b"no colon\r\n",
+    b"\r\n",
+    b"\n",
+    b"\r",
+    b"abc",
+    b"3\r\n",
+    b"3;ext=1\r\n",
+    b"0\r\n",
+    b"fffffffffffffff\n",
+    b"3 \r\n",
+    b"0\r\n\r\n",
+    b"T: v\r\n",
+    b"x" * 11000,
+    b"2800\r\n",
+    b"HTTP/",
+    b" ",
+    b"\x00",
+]
 stream = st.lists(st.sampled_from(PIECES) | st.binary(max_size=6), max_size=12).map(b"".join)
 
 
@@ -69,9 +100,11 @@ def test_cutting_the_input_changes_nothing(data, size):
 @settings(max_examples=1500, deadline=None)
 @given(
     st.text("ht/:.?#@[]%a15 \x00", max_size=14)
-    | st.lists(st.sampled_from(["http:", "https:", "//", "h", "/", "..", ".", "a", "?q", "#f", ":80", ":x", "u@"])).map("".join),
+    | st.lists(
+        st.sampled_from(["http:", "https:", "//", "h", "/", "..", ".", "a", "?q", "#f", ":80", ":x", "u@"])
+    ).map("".join),
     st.sampled_from(["/", "/p/q?r=/s", "/p/"]),
-)  # fmt: skip
+)
 def test_redirects_agree(value, base):
     assert compiled.resolve(value, "h", base) == twin.resolve(value, "h", base)
 
