@@ -89,13 +89,17 @@ def select(
         needed -= len(near)
         if needed == 0:
             return Selection(tuple(reused), tuple(near))
-    pool = inventory.names(free)
+    if not consult:
+        off = inventory.lowest(unaligned, inventory.allocated, needed) if unaligned.size else []
+        anywhere = inventory.lowest(nowhere, inventory.allocated, needed - len(off)) if nowhere.size else []
+        return Selection(tuple(reused), tuple(near), (), tuple(off), tuple(anywhere))
+    # Names, not bits, from here on: a new list may renumber the devices while the plugin thinks.
+    pool, far, homeless = inventory.names(free), inventory.names(unaligned), inventory.names(nowhere)
     answer = yield from _ask(consult, pool, [*reused, *near], required)
-    preferred = _picked(answer, [id for id in pool if id not in set(near)], needed)
-    left = needed - len(preferred)
-    taken = inventory.bits(preferred)
-    off = inventory.lowest(unaligned, taken, left) if unaligned.size else []
-    anywhere = inventory.lowest(nowhere, taken, left - len(off)) if nowhere.size else []
+    preferred = _picked(answer, set(pool).difference(near), needed)
+    taken = {*preferred, *near}
+    off = [id for id in far if id not in taken][: needed - len(preferred)]
+    anywhere = [id for id in homeless if id not in taken][: needed - len(preferred) - len(off)]
     return Selection(tuple(reused), tuple(near), tuple(preferred), tuple(off), tuple(anywhere))
 
 

@@ -24,16 +24,17 @@ STOP_GRACE = 300.0
 
 @dataclass(slots=True)
 class Resource:
-    """One plugin resource. `listed`: it has reported devices, now or before a restart of the agent.
+    """One plugin resource.
 
-    `stopped_at` is when its plugin went away (None while connected).
+    `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: and has sent
+    its devices. `stopped_at` is when its plugin went away, or when the agent started without it.
     """
 
     name: str
     inventory: Inventory = field(default_factory=Inventory)
     listed: bool = False
     connected: bool = False
-    known: bool = False
+    reported: bool = False
     stopped_at: float | None = None
     complaint: str = ""
 
@@ -77,21 +78,21 @@ class DeviceState:
     def connect(self, name: str) -> None:
         """A plugin of the resource is there; its list has not come yet."""
         resource = self._resource(name)
-        resource.known = resource.connected = True
-        resource.stopped_at = None
+        resource.connected, resource.reported, resource.stopped_at = True, False, None
 
     def receive(self, name: str, message: bytes) -> Change:
         """The plugin's list of devices. `ValueError` if the message is not one."""
         resource = self._resource(name)
         change = resource.inventory.update(message)
-        first, resource.listed = not resource.listed, True
+        first = not (resource.listed and resource.reported)
+        resource.listed = resource.reported = True
         resource.complaint = change.complaint or resource.complaint
         return Change(change.changed or first, change.complaint)
 
     def disconnect(self, name: str, now: float) -> None:
         """The plugin is gone: its devices are unhealthy and its capacity ends `STOP_GRACE` later."""
         resource = self._resource(name)
-        resource.connected, resource.listed = False, True
+        resource.connected, resource.reported, resource.listed = False, False, True
         resource.stopped_at = now
         resource.inventory.disconnect()
 
@@ -105,7 +106,7 @@ class DeviceState:
                 continue
             if resource.expired(now):
                 removed.append(name)
-                resource.listed = resource.known = False
+                resource.listed = False
                 self._drop_if_unused(name)
                 continue
             capacity[name] = resource.inventory.listed_count

@@ -1,0 +1,66 @@
+"""`kubengine devices`: what device plugins offer, how it fares and who holds it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from engine.cli._agent import Agent, agent_option, json_option, print_json
+
+
+@click.command()
+@agent_option
+@json_option
+@click.option("--resource", metavar="NAME", help="Only this resource.")
+@click.option(
+    "--explain", metavar="POD", help="Say why this pod (namespace/name, name or uid) has its devices."
+)
+def command(agent: Agent, as_json: bool, resource: str | None, explain: str | None) -> None:
+    """Show device plugin resources, their devices and who holds them."""
+    query = {"explain": explain} if explain else {}
+    answer = agent.describe("devices", **query)
+    resources = [r for r in answer["resources"] if resource in (None, r["name"])]
+    if resource is not None and not resources:
+        raise click.ClickException(f"no resource {resource!r}")
+    if as_json:
+        print_json({**answer, "resources": resources})
+    elif explain:
+        _explain(answer["explain"], explain)
+    elif not resources:
+        click.echo("No device plugin has registered.")
+    else:
+        _tables(resources)
+
+
+def _tables(resources: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    summary = Table("Resource", "Capacity", "Allocatable", "Allocated", "Plugin", "Remarks", box=None)
+    devices = Table("Resource", "Device", "Health", "NUMA", "Pod", "Container", box=None)
+    for entry in resources:
+        counts = [str(entry[key]) for key in ("capacity", "allocatable", "allocated")]
+        remarks = f"lists {entry['complaint']}" if entry["complaint"] else ""
+        summary.add_row(entry["name"], *counts, entry["plugin"], remarks)
+        for device in entry["devices"]:
+            numa = "-" if device["numa"] is None else ",".join(map(str, device["numa"])) or "none"
+            owners = device["owners"] or [{"pod": "-", "podUID": "-", "container": "-"}]
+            pods = ", ".join(dict.fromkeys(owner["pod"] or owner["podUID"] for owner in owners))
+            containers = ", ".join(owner["container"] for owner in owners)
+            devices.add_row(entry["name"], device["id"], device["health"], numa, pods, containers)
+    console.print(summary)
+    console.print()
+    console.print(devices)
+
+
+def _explain(lines: list[dict[str, Any]], pod: str) -> None:
+    if not lines:
+        click.echo(f"{pod} holds no devices.")
+    for line in lines:
+        click.echo(f"{line['container']}: {line['resource']} {', '.join(line['devices'])}")
+        if line["numa"] is not None:
+            click.echo(f"  NUMA nodes chosen: {', '.join(map(str, line['numa']))}")
+        for why in line["why"]:
+            click.echo(f"  {', '.join(why['devices'])}: {why['reason']}")

@@ -1,0 +1,293 @@
+"""Giving a pod its devices: hints, choice, Allocate calls, record, disk; or nothing at all.
+
+One `Attempt` is all or nothing: what it claimed is released again if any step of any container fails.
+The order of the steps is the kubelet's; calls to different plugins for one container run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from engine.api.errors import KubengineError, Refused
+from engine.api.pod import Container, Pod
+from engine.devices.checkpoint import Entry
+from engine.devices.checkpoint_file import FaultPoint
+from engine.devices.endpoint import Endpoint
+from engine.devices.selection import Selection, SelectionError, select
+from engine.devices.state import DeviceState
+from engine.devices.topology import Decision, Hint, Hints, TopologyPolicy
+from engine.metrics import Registry
+
+TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
+EXPLANATIONS = 1000
+
+log = logging.getLogger("kubengine.devices")
+
+
+class TopologyError(Exception):
+    """The topology policy does not admit the pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Devices that were claimed for a container and not handed out yet."""
+
+    container: str
+    resource: str
+    selection: Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a container has the devices that it has."""
+
+    pod: str
+    pod_uid: str
+    container: str
+    resource: str
+    selection: Selection
+    numa: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one try for one pod has claimed and recorded so far."""
+
+    pod: Pod
+    chosen: list[Chosen] = field(default_factory=list)
+    assigned: list[Entry] = field(default_factory=list)
+    reusable: dict[str, set[str]] = field(default_factory=dict)
+    affinity: tuple[int, ...] | None = None
+
+
+class Allocator:
+    """Allocates from `state` through `endpoints`.
+
+    `durable` returns when the state is on disk; `changed` asks for it to be written some time.
+    """
+
+    def __init__(
+        self,
+        *,
+        state: DeviceState,
+        endpoints: Mapping[str, Endpoint],
+        policy: TopologyPolicy,
+        durable: Callable[[], Awaitable[None]],
+        changed: Callable[[], None],
+        sources_ready: Callable[[], bool],
+        is_running: Callable[[str, str], bool],
+        registry: Registry,
+        fault: FaultPoint,
+        one_call_per_pod: bool,
+        keeps_init_surplus: bool,
+    ) -> None:
+        self._state = state
+        self._endpoints = endpoints
+        self._policy = policy
+        self._durable = durable
+        self._changed = changed
+        self._sources_ready = sources_ready
+        self._is_running = is_running
+        self._fault = fault
+        self._one_call_per_pod = one_call_per_pod
+        self._keeps_init_surplus = keeps_init_surplus
+        self._locks: dict[str, asyncio.Lock] = {}
+        self.explanations: deque[Explanation] = deque(maxlen=EXPLANATIONS)
+        self._seconds = registry.histogram(
+            "kubelet_device_plugin_alloc_duration_seconds",
+            "Duration in seconds to serve a device plugin Allocation request.",
+            ("resource_name",),
+        )
+
+    async def pod(self, pod: Pod) -> None:
+        """Give every container of the pod its devices.
+
+        Raises `SelectionError`, `TopologyError` or `Refused`.
+        """
+        attempt = Attempt(pod)
+        async with self._all_or_nothing(attempt):
+            if self._policy.name != "none" and self._policy.scope == "pod":
+                async with self._choosing(self._state.pod_needs(pod)):
+                    self._align(attempt, self._state.pod_hints(pod, self._policy.numa))
+            for container in pod.all_containers:
+                init = container in pod.init_containers
+                if init and self._init_surplus_released(pod, container):
+                    continue
+                await self._container(attempt, container, init=init)
+                if not self._one_call_per_pod:
+                    await self._hand_out(attempt)
+            await self._hand_out(attempt)
+
+    async def container(self, pod: Pod, container: Container) -> None:
+        """Give one container its devices again, after its record was lost or released."""
+        attempt = Attempt(pod)
+        if container in pod.init_containers:
+            for app in pod.spec.containers:
+                for entry in self._state.entries_of(pod.uid, app.name):
+                    attempt.reusable.setdefault(entry.resource_name, set()).update(entry.devices)
+        async with self._all_or_nothing(attempt):
+            await self._container(attempt, container, init=container in pod.init_containers)
+            await self._hand_out(attempt)
+
+    @asynccontextmanager
+    async def _all_or_nothing(self, attempt: Attempt) -> AsyncIterator[None]:
+        try:
+            yield
+            if attempt.assigned:
+                await self._durable()
+                self._fault("durable")
+        except BaseException:
+            for chosen in attempt.chosen:
+                self._state.release(chosen.resource, chosen.selection.devices)
+            for entry in attempt.assigned:
+                held = self._state.held(entry.pod_uid, entry.container_name, entry.resource_name)
+                if held is entry:
+                    self._state.unassign(entry)
+            if attempt.assigned:
+                self._changed()
+            raise
+
+    @asynccontextmanager
+    async def _choosing(self, resources: Collection[str]) -> AsyncIterator[None]:
+        """Keep others from choosing among the same resources; always taken in order of name."""
+        locks = [self._locks.setdefault(name, asyncio.Lock()) for name in sorted(resources)]
+        taken: list[asyncio.Lock] = []
+        try:
+            for lock in locks:
+                await lock.acquire()
+                taken.append(lock)
+            yield
+        finally:
+            for lock in reversed(taken):
+                lock.release()
+
+    def _align(self, attempt: Attempt, hints: Mapping[str, Hints]) -> None:
+        """Ask the policy where the next devices should come from."""
+        decision: Decision = self._policy.decide([hints])
+        if not decision.admit:
+            raise TopologyError(TOPOLOGY_MESSAGE)
+        hint: Hint = decision.hint
+        attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
+
+    async def _container(self, attempt: Attempt, container: Container, *, init: bool) -> None:
+        """Choose and claim the container's devices, and keep account of what later ones may reuse."""
+        pod, state = attempt.pod, self._state
+        needs = state.needs(container)
+        async with self._choosing(needs):
+            if self._policy.name != "none" and self._policy.scope == "container":
+                self._align(
+                    attempt, state.container_hints(pod, container, self._policy.numa, attempt.reusable)
+                )
+            for resource, required in needs.items():
+                await self._choose(attempt, container, resource, required)
+        has: dict[str, set[str]] = {
+            e.resource_name: set(e.devices) for e in state.entries_of(pod.uid, container.name)
+        }
+        for chosen in attempt.chosen:
+            if chosen.container == container.name:
+                has[chosen.resource] = set(chosen.selection.devices)
+        for resource, devices in has.items():
+            pool = attempt.reusable.setdefault(resource, set())
+            if init and not container.is_sidecar:
+                pool |= devices
+            else:
+                pool -= devices
+
+    async def _choose(self, attempt: Attempt, container: Container, resource: str, required: int) -> None:
+        state, uid = self._state, attempt.pod.uid
+        needed = state.still_needed(uid, container.name, resource, required)
+        if not self._sources_ready() and self._is_running(uid, container.name):
+            return
+        found = state.check_health(resource, state.held(uid, container.name, resource))
+        if needed == 0:
+            return
+        endpoint = self._endpoints.get(resource)
+        consult = endpoint is not None and endpoint.options.get_preferred_allocation_available
+        choosing = select(
+            found.inventory,
+            resource,
+            required,
+            reusable=attempt.reusable.get(resource, ()),
+            affinity=attempt.affinity,
+            consult=consult,
+        )
+        try:
+            question = next(choosing)
+            assert endpoint is not None
+            answer = await endpoint.preferred(question.available, question.must_include, question.size)
+            choosing.send(answer)
+        except StopIteration as done:
+            selection: Selection = done.value
+        if len(selection.devices) != required:
+            raise SelectionError(
+                f"unexpectedly allocated less resources than required. "
+                f"Requested: {required}, Got: {len(selection.devices)}"
+            )
+        state.claim(resource, selection.devices)
+        attempt.chosen.append(Chosen(container.name, resource, selection))
+        self._fault("chosen")
+        self.explanations.append(
+            Explanation(attempt.pod.full_name, uid, container.name, resource, selection, attempt.affinity)
+        )
+
+    async def _hand_out(self, attempt: Attempt) -> None:
+        """Call Allocate for what was chosen, one call per plugin and all at once, and record the answers."""
+        by_resource: dict[str, list[Chosen]] = {}
+        for chosen in attempt.chosen:
+            by_resource.setdefault(chosen.resource, []).append(chosen)
+        if not by_resource:
+            return
+        if len(by_resource) == 1:
+            ((resource, listed),) = by_resource.items()
+            answers = [await self._call(resource, listed)]
+        else:
+            results = await asyncio.gather(
+                *(self._call(resource, listed) for resource, listed in by_resource.items()),
+                return_exceptions=True,
+            )
+            answers = []
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+                answers.append(result)
+        self._fault("allocated")
+        for listed, responses in zip(by_resource.values(), answers, strict=True):
+            for chosen, response in zip(listed, responses, strict=False):
+                entry = self._state.make_entry(
+                    attempt.pod.uid, chosen.container, chosen.resource, chosen.selection.devices, response
+                )
+                attempt.chosen.remove(chosen)
+                self._state.assign(entry)
+                attempt.assigned.append(entry)
+        self._fault("recorded")
+
+    async def _call(self, resource: str, listed: Sequence[Chosen]) -> list[bytes]:
+        endpoint = self._endpoints.get(resource)
+        if endpoint is None:
+            raise Refused(f"unknown Device Plugin {resource}")
+        begun = perf_counter()
+        try:
+            responses = await endpoint.allocate([chosen.selection.devices for chosen in listed])
+        finally:
+            self._seconds.observe(perf_counter() - begun, resource)
+        return [response.SerializeToString(deterministic=True) for response in responses]
+
+    def _init_surplus_released(self, pod: Pod, container: Container) -> bool:
+        """Whether the container is an init container whose devices were given back when the apps started."""
+        return (
+            not self._keeps_init_surplus
+            and not container.is_sidecar
+            and not self._state.entries_of(pod.uid, container.name)
+            and any(self._state.entries_of(pod.uid, app.name) for app in pod.spec.containers)
+        )
+
+
+def reason_of(error: Exception) -> str:
+    """The words of a failed allocation, without our own prefix."""
+    return error.message if isinstance(error, KubengineError) else str(error)

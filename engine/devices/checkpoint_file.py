@@ -1,0 +1,155 @@
+"""The checkpoint on disk: read at start, written atomically, many changes in one write.
+
+A file that cannot be trusted is moved aside, never deleted: into `set-aside/`, since both the kubelet and
+Kubengine clear the plugin directory of all other files when they start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.api.errors import Refused
+from engine.devices.checkpoint import Checkpoint, CheckpointError, decode, encode
+
+FILE_NAME = "kubelet_internal_checkpoint"
+SET_ASIDE = "set-aside"
+COALESCE_SECONDS = 0.05
+"""How long a change that nobody waits for may wait for others."""
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+log = logging.getLogger("kubengine.devices")
+
+FaultPoint = Callable[[str], None]
+"""Told the name of each step that a crash could follow; tests end the process there."""
+
+
+def no_fault(step: str) -> None:
+    """The fault point outside tests."""
+
+
+class CheckpointFile:
+    """One checkpoint file and its writer.
+
+    `snapshot` gives what to write. `changed` asks for a write soon, `flush` for one now, and returns
+    when what `snapshot` said at the time of the call is on disk (written, synced, renamed, directory
+    synced). Callers that wait at the same time share a write.
+    """
+
+    def __init__(
+        self, directory: Path, snapshot: Callable[[], Checkpoint], *, fault: FaultPoint = no_fault
+    ) -> None:
+        self.path = directory / FILE_NAME
+        self.writes = 0
+        self._snapshot = snapshot
+        self._fault = fault
+        self._wanted = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._writer: asyncio.Task[None] | None = None
+        self._last: bytes | None = None
+
+    def load(self, now: float) -> Checkpoint:
+        """What the file says; empty if there is none or if it had to be set aside."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return Checkpoint()
+        except OSError as error:
+            raise Refused(f"cannot read: {error.strerror}", subject=str(self.path)) from error
+        try:
+            checkpoint = decode(text)
+        except CheckpointError as error:
+            aside = self.path.parent / SET_ASIDE / f"{FILE_NAME}.{int(now)}"
+            aside.parent.mkdir(mode=0o750, exist_ok=True)
+            self.path.rename(aside)
+            log.error(
+                "%s: %s; set aside as %s. Devices of running pods are not known to be in use.",
+                self.path,
+                error,
+                aside,
+            )
+            return Checkpoint()
+        self._last = text
+        return checkpoint
+
+    async def start(self) -> None:
+        self._writer = asyncio.create_task(self._write_when_wanted(), name="device checkpoint")
+
+    async def stop(self) -> None:
+        """Write what is still unwritten, then end."""
+        if self._writer is None:
+            return
+        if self._wanted.is_set():
+            await self.flush()
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        self._writer = None
+
+    def changed(self) -> None:
+        """Something that the file says has changed and nobody waits for it."""
+        self._wanted.set()
+
+    async def flush(self) -> None:
+        """Wait until the present state is on disk. Raises `Refused` if it cannot be written."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._hurry.set()
+        self._wanted.set()
+        await waiter
+
+    async def _write_when_wanted(self) -> None:
+        while True:
+            await self._wanted.wait()
+            if not self._waiters:
+                try:
+                    async with asyncio.timeout(COALESCE_SECONDS):
+                        await self._hurry.wait()
+                except TimeoutError:
+                    pass
+            self._wanted.clear()
+            self._hurry.clear()
+            waiters, self._waiters = self._waiters, []
+            failure: Refused | None = None
+            try:
+                await self._write()
+            except OSError as error:
+                failure = Refused(f"cannot write: {error.strerror}", subject=str(self.path))
+                log.error("%s", failure)
+            for waiter in waiters:
+                if waiter.cancelled():
+                    continue
+                if failure is None:
+                    waiter.set_result(None)
+                else:
+                    waiter.set_exception(failure)
+
+    async def _write(self) -> None:
+        text = encode(self._snapshot())
+        if text == self._last:
+            return
+        await asyncio.to_thread(self._replace, text)
+        self.writes += 1
+        self._last = text
+
+    def _replace(self, text: bytes) -> None:
+        temporary = self.path.with_name(f".{FILE_NAME}.tmp")
+        try:
+            with os.fdopen(os.open(temporary, _NEW_FILE, 0o600), "wb") as file:
+                file.write(text)
+                file.flush()
+                self._fault("checkpoint written")
+                os.fsync(file.fileno())
+            temporary.rename(self.path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._fault("checkpoint renamed")
+        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

@@ -1,0 +1,163 @@
+"""One device plugin: its connection, its stream of devices and the calls to it, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.wire import deviceplugin_v1beta1_pb2 as wire
+
+MAX_MESSAGE = 64 * 1024 * 1024
+MAX_SOCKET_PATH = 107
+_SERVICE = "/v1beta1.DevicePlugin/"
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+]
+
+log = logging.getLogger("kubengine.devices")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a plugin has for each call. The kubelet bounds only `dial` and `pre_start`."""
+
+    dial: float = 10
+    options: float = 10
+    preferred: float = 30
+    allocate: float = 60
+    pre_start: float = 30
+    get_info: float = 1
+    notify: float = 5
+
+
+def check_socket_path(path: Path) -> None:
+    """`InvalidInput` if the kernel could not bind or connect to the path."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise InvalidInput(
+            f"longer than the {MAX_SOCKET_PATH} bytes that a unix socket's path may have", subject=str(path)
+        )
+
+
+def rpc_error(error: grpc.aio.AioRpcError) -> str:
+    """A failed call in the words of the kubelet's own gRPC library."""
+    code = error.code().name.title().replace("_", "")
+    return f"rpc error: code = {code} desc = {error.details() or ''}"
+
+
+class Endpoint:
+    """A connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
+
+    def __init__(self, resource: str, path: Path, deadlines: Deadlines) -> None:
+        check_socket_path(path)
+        self.resource = resource
+        self.path = path
+        self.options = wire.DevicePluginOptions()
+        self.watching: asyncio.Task[None] | None = None
+        self._deadlines = deadlines
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
+
+    async def connect(self) -> None:
+        """Reach the plugin and read its options."""
+        try:
+            async with asyncio.timeout(self._deadlines.dial):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            raise Unavailable(
+                f"no answer at {self.path} within {self._deadlines.dial:g} s", subject=self.resource
+            ) from None
+        try:
+            self.options = await self._call(
+                "GetDevicePluginOptions", wire.Empty(), wire.DevicePluginOptions, self._deadlines.options
+            )
+        except Refused as error:
+            raise type(error)(
+                f"failed to get device plugin options: {error.message}", subject=self.resource
+            ) from error
+
+    async def devices(self) -> AsyncIterator[bytes]:
+        """ListAndWatch, as serialized messages; ends when the plugin goes away, whatever the reason."""
+        stream = self._channel.unary_stream(
+            f"{_SERVICE}ListAndWatch",
+            request_serializer=wire.Empty.SerializeToString,
+            response_deserializer=bytes,
+        )(wire.Empty())
+        try:
+            async for message in stream:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            log.info("plugin of %s: ListAndWatch ended: %s", self.resource, rpc_error(error))
+        finally:
+            stream.cancel()
+
+    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """The plugin's favourite `size` of `available`; empty if it has none."""
+        request = wire.PreferredAllocationRequest(
+            container_requests=[
+                wire.ContainerPreferredAllocationRequest(
+                    available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+                )
+            ]
+        )
+        answer = await self._call(
+            "GetPreferredAllocation", request, wire.PreferredAllocationResponse, self._deadlines.preferred
+        )
+        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[wire.ContainerAllocateResponse]:
+        """Hand out the devices of one or more containers; one answer for each."""
+        request = wire.AllocateRequest(
+            container_requests=[wire.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+        )
+        answer = await self._call("Allocate", request, wire.AllocateResponse, self._deadlines.allocate)
+        responses = list(answer.container_responses)
+        if len(responses) < len(containers):
+            what = "no containers" if not responses else f"{len(responses)} of {len(containers)} containers"
+            raise Refused(f"{what} return in allocation response", subject=self.resource)
+        return responses
+
+    async def pre_start(self, devices: Sequence[str]) -> None:
+        """Tell the plugin that a container with these devices is about to start."""
+        request = wire.PreStartContainerRequest(devices_ids=devices)
+        try:
+            await self._call(
+                "PreStartContainer", request, wire.PreStartContainerResponse, self._deadlines.pre_start
+            )
+        except Refused as error:
+            raise type(error)(
+                f"device plugin PreStartContainer rpc failed with err: {error.message}", subject=self.resource
+            ) from error
+
+    async def close(self) -> None:
+        """End the stream and the connection."""
+        if self.watching is not None and self.watching is not asyncio.current_task():
+            self.watching.cancel()
+            await asyncio.gather(self.watching, return_exceptions=True)
+        await self._channel.close(None)
+
+    async def _call(self, method: str, request: Any, answer: Any, deadline: float) -> Any:
+        call = self._channel.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=answer.FromString,
+        )
+        try:
+            return await call(request, timeout=deadline)
+        except grpc.aio.AioRpcError as error:
+            kind = (
+                Unavailable
+                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+                else Refused
+            )
+            raise kind(rpc_error(error), subject=self.resource) from error

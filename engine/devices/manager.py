@@ -1,0 +1,352 @@
+"""The device manager: plugins on real sockets, pods' devices, capacity; what the node talks to.
+
+Decisions are in `state`, `selection` and `topology`; this file moves messages between them, the plugins
+and the checkpoint. Nothing here waits for one plugin on behalf of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.kubengine_config import DevicesSection
+from engine.api.lifecycle import AdmissionRejected
+from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.devices.allocation import Allocator, TopologyError, reason_of
+from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
+from engine.devices.description import describe_devices, explain_pod
+from engine.devices.endpoint import Deadlines, Endpoint
+from engine.devices.plugin_watcher import MakeWatch, PluginWatcher
+from engine.devices.pod_resources import PodResourcesServer
+from engine.devices.registration import RegistrationServer, check_resource_name, prepare_directory
+from engine.devices.run_options import DeviceRunOptions, run_options
+from engine.devices.selection import SelectionError
+from engine.devices.state import DeviceState
+from engine.devices.topology import Numa, TopologyPolicy
+from engine.metrics import Registry
+
+DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
+PLUGIN_REGISTRY_DIR = Path("/var/lib/kubelet/plugins_registry")
+POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
+TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
+
+log = logging.getLogger("kubengine.devices")
+
+
+class DeviceManager:
+    """Registers plugins, allocates devices to pods and keeps the checkpoint.
+
+    `active_pods` are the pods that the node has accepted and not finished. `sources_ready` says whether
+    all pods are known yet; until then no pod's devices are collected. `is_running(pod uid, container
+    name)` says whether a container was found running when the agent started. `changed` is called when
+    capacity may have changed. Directories of None are not served; the plugin registry needs `make_watch`
+    (`engine.node.inotify.Watch`) too.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        section: DevicesSection,
+        active_pods: Callable[[], Sequence[Pod]],
+        registry: Registry,
+        sources_ready: Callable[[], bool] = lambda: True,
+        is_running: Callable[[str, str], bool] = lambda pod_uid, container: False,
+        changed: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+        numa: Numa | None = None,
+        plugin_dir: Path = DEVICE_PLUGIN_DIR,
+        registry_dir: Path | None = PLUGIN_REGISTRY_DIR,
+        make_watch: MakeWatch | None = None,
+        pod_resources_dir: Path | None = POD_RESOURCES_DIR,
+        deadlines: Deadlines | None = None,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self.plugin_dir = plugin_dir.resolve()
+        self.state = DeviceState()
+        self._section = section
+        self._active_pods = active_pods
+        self._sources_ready = sources_ready
+        self._clock = clock
+        self._on_change = changed
+        self._deadlines = deadlines or Deadlines()
+        self._fault = fault
+        self._endpoints: dict[str, Endpoint] = {}
+        self._pending: dict[str, int] = {}
+        self._news = asyncio.Event()
+        self._ending: set[asyncio.Task[None]] = set()
+        self.numa = numa or Numa.of_machine()
+        self.policy = TopologyPolicy.from_config(
+            config.topology_manager_policy,
+            config.topology_manager_scope,
+            config.topology_manager_policy_options,
+            self.numa,
+        )
+        self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, fault=fault)
+        self._allocator = Allocator(
+            state=self.state,
+            endpoints=self._endpoints,
+            policy=self.policy,
+            durable=self._file.flush,
+            changed=self._file.changed,
+            sources_ready=sources_ready,
+            is_running=is_running,
+            registry=registry,
+            fault=fault,
+            one_call_per_pod=section.one_allocate_per_pod,
+            keeps_init_surplus=not section.release_init_surplus,
+        )
+        self._registration = RegistrationServer(self.plugin_dir, self.connect, registry)
+        self._watcher = (
+            PluginWatcher(registry_dir.resolve(), self.connect, self.disconnect, self._deadlines, make_watch)
+            if registry_dir is not None and make_watch is not None
+            else None
+        )
+        self._pod_resources = (
+            PodResourcesServer(pod_resources_dir.resolve(), self.state, active_pods, self.collect, registry)
+            if pod_resources_dir is not None
+            else None
+        )
+        self._admissions = registry.counter(
+            "kubelet_topology_manager_admission_requests_total",
+            "The number of admission requests where resources have to be aligned.",
+        )
+        self._admission_errors = registry.counter(
+            "kubelet_topology_manager_admission_errors_total",
+            "The number of admission request failures where resources could not be aligned.",
+        )
+        self._admission_ms = registry.histogram(
+            "kubelet_topology_manager_admission_duration_ms",
+            "Duration in milliseconds to serve a pod admission request.",
+            buckets=TOPOLOGY_BUCKETS,
+        )
+
+    async def start(self) -> None:
+        """Take over the plugin directory: read the checkpoint, clear old sockets, listen for plugins."""
+        prepare_directory(self.plugin_dir)
+        now = self._clock()
+        self.state.restore(self._file.load(now), now)
+        await self._file.start()
+        await self._registration.start()
+        if self._watcher is not None:
+            await self._watcher.start()
+        if self._pod_resources is not None:
+            await self._pod_resources.start()
+
+    async def stop(self) -> None:
+        """End all connections and write the checkpoint. Pods keep their devices."""
+        if self._pod_resources is not None:
+            await self._pod_resources.stop()
+        if self._watcher is not None:
+            await self._watcher.stop()
+        await self._registration.stop()
+        endpoints = list(self._endpoints.values())
+        self._endpoints.clear()
+        await asyncio.gather(*(endpoint.close() for endpoint in endpoints), *self._ending)
+        await self._file.stop()
+
+    # Plugins.
+
+    async def connect(self, resource: str, socket: Path) -> None:
+        """Reach a plugin and follow its devices; it replaces an earlier plugin of the same resource.
+
+        Raises a `KubengineError` if the plugin cannot be reached or does not give its options.
+        """
+        check_resource_name(resource)
+        endpoint = Endpoint(resource, socket, self._deadlines)
+        try:
+            await endpoint.connect()
+        except BaseException:
+            await endpoint.close()
+            raise
+        earlier = self._endpoints.get(resource)
+        self._endpoints[resource] = endpoint
+        self.state.connect(resource)
+        endpoint.watching = asyncio.create_task(self._follow(endpoint), name=f"device plugin {resource}")
+        log.info("plugin of %s registered at %s", resource, socket)
+        if earlier is not None:
+            log.info("plugin of %s at %s is replaced by %s", resource, earlier.path, socket)
+            await earlier.close()
+
+    async def disconnect(self, resource: str, socket: Path) -> None:
+        """Let go of a plugin, unless another one has taken its place."""
+        endpoint = self._endpoints.get(resource)
+        if endpoint is not None and endpoint.path == socket:
+            self._lost(endpoint)
+            await endpoint.close()
+
+    async def _follow(self, endpoint: Endpoint) -> None:
+        resource = endpoint.resource
+        try:
+            async for message in endpoint.devices():
+                if self._endpoints.get(resource) is not endpoint:
+                    return
+                change = self.state.receive(resource, message)
+                if change.complaint:
+                    log.warning("plugin of %s lists %s", resource, change.complaint)
+                if change.changed:
+                    self._file.changed()
+                    self._tell()
+        except ValueError as error:
+            log.error("plugin of %s: %s", resource, error)
+        if self._endpoints.get(resource) is endpoint:
+            self._lost(endpoint)
+            closing = asyncio.create_task(endpoint.close())
+            self._ending.add(closing)
+            closing.add_done_callback(self._ending.discard)
+
+    def _lost(self, endpoint: Endpoint) -> None:
+        del self._endpoints[endpoint.resource]
+        self.state.disconnect(endpoint.resource, self._clock())
+        log.warning("plugin of %s is gone: all its devices are unhealthy", endpoint.resource)
+        self._file.changed()
+        self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+        self._on_change()
+
+    # Pods.
+
+    async def allocate(self, pod: Pod) -> None:
+        """Give the pod its devices, or refuse it; returns when the assignment is on disk.
+
+        Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that has its
+        devices already keeps them.
+        """
+        begun = time.perf_counter()
+        self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
+        self._admissions.inc()
+        try:
+            await self.await_plugins(pod)
+            self.collect()
+            await self._allocator.pod(pod)
+        except TopologyError as error:
+            self._admission_errors.inc()
+            raise AdmissionRejected("TopologyAffinityError", str(error)) from error
+        except (SelectionError, KubengineError) as error:
+            self._admission_errors.inc()
+            message = f"Allocate failed due to {reason_of(error)}, which is unexpected"
+            raise AdmissionRejected("UnexpectedAdmissionError", message) from error
+        finally:
+            self._pending[pod.uid] -= 1
+            if not self._pending[pod.uid]:
+                del self._pending[pod.uid]
+            self._admission_ms.observe((time.perf_counter() - begun) * 1000)
+
+    async def await_plugins(self, pod: Pod) -> None:
+        """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
+
+        Returns in any case; callers go on to admit or refuse. Without the option it returns at once.
+        """
+        if self._section.admission_retry <= 0:
+            return
+        try:
+            async with asyncio.timeout(self._section.admission_retry):
+                while self._absent(pod):
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("pod %s waited in vain for %s", pod.full_name, ", ".join(self._absent(pod)))
+
+    def _absent(self, pod: Pod) -> list[str]:
+        """Resources that the pod needs whose plugin is known and away, or has not reported yet."""
+        resources = self.state.resources
+        return [name for name in self.state.pod_needs(pod) if not resources[name].reported]
+
+    async def container_config(self, pod: Pod, container_name: str) -> DeviceRunOptions:
+        """What the container's devices add to its configuration; tells plugins that want to know first.
+
+        Raises `Refused` or `Unavailable` naming the resource; the container is then tried again later.
+        """
+        container = _container(pod, container_name)
+        lost = False
+        for resource in self.state.needs(container):
+            entry = self.state.held(pod.uid, container.name, resource)
+            lost = lost or entry is None
+            endpoint = self._endpoints.get(resource)
+            if entry is not None and endpoint is not None and endpoint.options.pre_start_required:
+                await endpoint.pre_start(sorted(entry.devices))
+        if lost and any(active.uid == pod.uid for active in self._active_pods()):
+            self.collect()
+            try:
+                await self._allocator.container(pod, container)
+            except (SelectionError, TopologyError) as error:
+                raise Unavailable(str(error), subject=f"{pod.full_name}/{container.name}") from error
+            for entry in self.state.entries_of(pod.uid, container.name):
+                endpoint = self._endpoints.get(entry.resource_name)
+                if endpoint is not None and endpoint.options.pre_start_required:
+                    await endpoint.pre_start(sorted(entry.devices))
+        return run_options(self.state.entries_of(pod.uid, container.name))
+
+    def pod_removed(self, pod_uid: str) -> None:
+        """The pod is over: its devices are free."""
+        if self.state.forget(pod_uid):
+            self._file.changed()
+
+    def app_containers_started(self, pod: Pod) -> None:
+        """With `release_init_surplus`: devices that only ordinary init containers used are free now."""
+        if not self._section.release_init_surplus:
+            return
+        for container in pod.init_containers:
+            if not container.is_sidecar:
+                for entry in self.state.entries_of(pod.uid, container.name):
+                    self.state.unassign(entry)
+                    self._file.changed()
+
+    def collect(self) -> None:
+        """Free the devices of pods that are neither active nor being admitted, once all pods are known."""
+        if not self._sources_ready() or not self.state.pods:
+            return
+        keep = {pod.uid for pod in self._active_pods()} | self._pending.keys()
+        gone = self.state.collect(keep)
+        if gone:
+            log.info("devices of %d pods that are gone are free", len(gone))
+            self._file.changed()
+
+    # The node's resources.
+
+    def capacity(self) -> tuple[dict[str, int], dict[str, int], list[str]]:
+        """(capacity, allocatable, removed resources) in devices, for the node's status."""
+        capacity, allocatable, removed = self.state.capacity(self._clock())
+        if removed:
+            self._file.changed()
+        return capacity, allocatable, removed
+
+    def sanitize_allocatable(self, pod: Pod, allocatable: Mapping[str, Quantity]) -> dict[str, Quantity]:
+        """What admission of the pod should compute with.
+
+        A pod that holds devices is not refused because their plugin is away: allocatable is then at
+        least what is allocated (kubelet: `sanitizeNodeAllocatable`).
+        """
+        result = dict(allocatable)
+        if self.state.entries_of(pod.uid):
+            for name, count in self.state.allocated().items():
+                if name not in result or result[name].value < count:
+                    result[name] = Quantity.from_value(count)
+        return result
+
+    # Questions.
+
+    def describe(self, **query: str) -> dict[str, Any]:
+        """Resources, their devices and owners; `explain=namespace/name` adds why a pod has what it has."""
+        answer = describe_devices(self.state, self._active_pods(), self.capacity(), self._endpoints)
+        if "explain" in query:
+            answer["explain"] = explain_pod(
+                self.state, self._active_pods(), query["explain"], self._allocator.explanations
+            )
+        return answer
+
+
+def _container(pod: Pod, name: str) -> Container:
+    for container in pod.all_containers:
+        if container.name == name:
+            return container
+    raise InvalidInput(f"no container {name!r}", subject=pod.full_name)

@@ -1,0 +1,218 @@
+"""The pod-resources API on its socket: which container holds which devices (v1, and v1alpha1's List).
+
+Rule: kubelet v1.32 `pkg/kubelet/apis/podresources`. Restartable init containers are listed, ordinary
+ones are not; v1alpha1 knows app containers only. CPUs and memory are not managed here and stay empty.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.api.pod import Container, Pod
+from engine.devices.checkpoint import NO_NODE, Entry
+from engine.devices.endpoint import check_socket_path
+from engine.devices.registration import serve_on
+from engine.devices.state import DeviceState
+from engine.metrics import Registry
+from engine.wire import podresources_v1_pb2 as v1
+from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
+from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerServicer as ServicerV1
+from engine.wire.podresources_v1_pb2_grpc import add_PodResourcesListerServicer_to_server as add_v1
+from engine.wire.podresources_v1alpha1_pb2_grpc import PodResourcesListerServicer as ServicerV1alpha1
+from engine.wire.podresources_v1alpha1_pb2_grpc import (
+    add_PodResourcesListerServicer_to_server as add_v1alpha1,
+)
+
+SOCKET_NAME = "kubelet.sock"
+QUERIES_PER_SECOND = 100.0
+BURST = 10.0
+_PREFIX = "kubelet_pod_resources_endpoint_"
+
+_Answer = TypeVar("_Answer")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RateLimit:
+    """A token bucket; `take` says whether a request may pass. Time in seconds from `clock`."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._clock = clock
+        self._tokens = burst
+        self._at = clock()
+
+    def take(self) -> bool:
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class PodResourcesServer:
+    """Both versions on one socket, behind one rate limit. `collect` frees devices of gone pods first."""
+
+    def __init__(
+        self,
+        directory: Path,
+        state: DeviceState,
+        pods: Callable[[], Sequence[Pod]],
+        collect: Callable[[], None],
+        registry: Registry,
+    ) -> None:
+        self.path = directory / SOCKET_NAME
+        check_socket_path(self.path)
+        self.state = state
+        self.pods = pods
+        self.collect = collect
+        self._limit = RateLimit(QUERIES_PER_SECOND, BURST)
+        self._counters = {
+            name: registry.counter(f"{_PREFIX}{name}", help, ("server_api_version",))
+            for name, help in (
+                ("requests_total", "Cumulative number of requests to the PodResource API."),
+                ("requests_list", "Number of requests to the PodResource List API."),
+                ("requests_get", "Number of requests to the PodResource Get API."),
+                (
+                    "requests_get_allocatable",
+                    "Number of requests to the PodResource GetAllocatableResources API.",
+                ),
+                ("errors_list", "Number of requests to the PodResource List API which returned an error."),
+                ("errors_get", "Number of requests to the PodResource Get API which returned an error."),
+                ("errors_get_allocatable", "Number of failed requests to GetAllocatableResources."),
+            )
+        }
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises `Refused` if the socket cannot be bound."""
+        self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        server = grpc.aio.server()
+        add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
+        add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
+        await serve_on(server, self.path)
+        self._server = server
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+            self.path.unlink(missing_ok=True)
+
+    async def answer(self, version: str, kind: str, context: Context, make: Callable[[], _Answer]) -> _Answer:
+        """Count a request, hold it to the rate limit, and answer it."""
+        if not self._limit.take():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._counters["requests_total"].inc(version)
+        self._counters[f"requests_{kind}"].inc(version)
+        try:
+            return make()
+        except KubengineError as error:
+            self._counters[f"errors_{kind}"].inc(version)
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+            raise
+
+
+class _V1(ServicerV1):
+    def __init__(self, server: PodResourcesServer) -> None:
+        self._server = server
+
+    def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
+        return self._server.answer("v1", "list", context, self._list)
+
+    def GetAllocatableResources(  # noqa: N802
+        self, request: v1.AllocatableResourcesRequest, context: Context
+    ) -> Awaitable[Any]:
+        return self._server.answer("v1", "get_allocatable", context, self._allocatable)
+
+    def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
+        return self._server.answer("v1", "get", context, lambda: self._get(request))
+
+    def _list(self) -> v1.ListPodResourcesResponse:
+        self._server.collect()
+        return v1.ListPodResourcesResponse(pod_resources=[self._pod(pod) for pod in self._server.pods()])
+
+    def _get(self, request: v1.GetPodResourcesRequest) -> v1.GetPodResourcesResponse:
+        for pod in self._server.pods():
+            if pod.metadata.name == request.pod_name and pod.metadata.namespace == request.pod_namespace:
+                return v1.GetPodResourcesResponse(pod_resources=self._pod(pod))
+        raise InvalidInput(f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+
+    def _allocatable(self) -> v1.AllocatableResourcesResponse:
+        answer = v1.AllocatableResourcesResponse()
+        for name, resource in sorted(self._server.state.resources.items()):
+            inventory = resource.inventory
+            for id in inventory.healthy_names():
+                answer.devices.append(_device(name, id, inventory.nodes_of(id)))
+        return answer
+
+    def _pod(self, pod: Pod) -> v1.PodResources:
+        return v1.PodResources(
+            name=pod.metadata.name,
+            namespace=pod.metadata.namespace,
+            containers=[
+                v1.ContainerResources(name=container.name, devices=self._devices(pod, container))
+                for container in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
+            ],
+        )
+
+    def _devices(self, pod: Pod, container: Container) -> list[v1.ContainerDevices]:
+        return [
+            _device(entry.resource_name, id, nodes)
+            for entry in self._server.state.entries_of(pod.uid, container.name)
+            for id, nodes in _nodes_by_device(entry)
+        ]
+
+
+class _V1alpha1(ServicerV1alpha1):
+    def __init__(self, server: PodResourcesServer) -> None:
+        self._server = server
+
+    def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
+        return self._server.answer("v1alpha1", "list", context, self._list)
+
+    def _list(self) -> v1alpha1.ListPodResourcesResponse:
+        self._server.collect()
+        entries = self._server.state.entries_of
+        return v1alpha1.ListPodResourcesResponse(
+            pod_resources=[
+                v1alpha1.PodResources(
+                    name=pod.metadata.name,
+                    namespace=pod.metadata.namespace,
+                    containers=[
+                        v1alpha1.ContainerResources(
+                            name=container.name,
+                            devices=[
+                                v1alpha1.ContainerDevices(resource_name=entry.resource_name, device_ids=[id])
+                                for entry in entries(pod.uid, container.name)
+                                for id, _ in _nodes_by_device(entry)
+                            ],
+                        )
+                        for container in pod.spec.containers
+                    ],
+                )
+                for pod in self._server.pods()
+            ]
+        )
+
+
+def _nodes_by_device(entry: Entry) -> list[tuple[str, tuple[int, ...] | None]]:
+    """Each device of an assignment with its NUMA nodes (None: no topology), in order of id."""
+    nodes: dict[str, list[int]] = {}
+    for node, ids in sorted((entry.device_ids or {}).items()):
+        for id in ids or ():
+            nodes.setdefault(id, []).extend([] if node == NO_NODE else [node])
+    return [(id, tuple(found) or None) for id, found in sorted(nodes.items())]
+
+
+def _device(resource: str, id: str, nodes: Iterable[int] | None) -> v1.ContainerDevices:
+    topology = None if nodes is None else v1.TopologyInfo(nodes=[v1.NUMANode(ID=node) for node in nodes])
+    return v1.ContainerDevices(resource_name=resource, device_ids=[id], topology=topology)

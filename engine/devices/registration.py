@@ -1,0 +1,118 @@
+"""The registration socket `kubelet.sock`: plugins announce themselves, and are refused in words."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.resources import is_extended
+from engine.devices.checkpoint_file import FILE_NAME
+from engine.devices.endpoint import check_socket_path
+from engine.metrics import Registry
+from engine.wire import deviceplugin_v1beta1_pb2 as wire
+from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
+    RegistrationServicer,
+    add_RegistrationServicer_to_server,
+)
+
+VERSION = "v1beta1"
+SOCKET_NAME = "kubelet.sock"
+SELINUX = Path("/sys/fs/selinux/enforce")
+SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
+
+log = logging.getLogger("kubengine.devices")
+
+Connect = Callable[[str, Path], Awaitable[None]]
+"""`(resource, socket path)`: connect to a plugin; raises a `KubengineError` if it cannot be had."""
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the plugin directory ours: mode 0750, labelled for SELinux, no file in it but the checkpoint."""
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    if SELINUX.exists():
+        try:
+            os.setxattr(directory, "security.selinux", SELINUX_LABEL)
+        except OSError as error:
+            log.warning("%s: SELinux label refused: %s", directory, error.strerror)
+    for entry in directory.iterdir():
+        if entry.name != FILE_NAME and (entry.is_symlink() or not entry.is_dir()):
+            entry.unlink(missing_ok=True)
+
+
+def check_resource_name(name: str) -> None:
+    """`InvalidInput` unless a plugin may offer the name."""
+    if not is_extended(name):
+        raise InvalidInput(f'the ResourceName "{name}" is invalid')
+
+
+class RegistrationServer(RegistrationServicer):
+    """Serves v1beta1.Registration in `directory`."""
+
+    def __init__(self, directory: Path, connect: Connect, registry: Registry) -> None:
+        self.path = directory / SOCKET_NAME
+        check_socket_path(self.path)
+        self._directory = directory
+        self._connect = connect
+        self._registrations = registry.counter(
+            "kubelet_device_plugin_registration_total",
+            "Cumulative number of device plugin registrations.",
+            ("resource_name",),
+        )
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises `Refused` if the socket cannot be bound."""
+        server = grpc.aio.server()
+        add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+        await serve_on(server, self.path)
+        self._server = server
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+            self.path.unlink(missing_ok=True)
+
+    async def Register(  # noqa: N802
+        self,
+        request: wire.RegisterRequest,
+        context: grpc.aio.ServicerContext[wire.RegisterRequest, wire.Empty],
+    ) -> wire.Empty:
+        self._registrations.inc(request.resource_name)
+        try:
+            if request.version != VERSION:
+                raise InvalidInput(
+                    f'requested API version "{request.version}" is not supported by kubelet. '
+                    f'Supported version is ["{VERSION}"]'
+                )
+            check_resource_name(request.resource_name)
+            await self._connect(request.resource_name, self._socket(request.endpoint))
+        except KubengineError as error:
+            log.warning("registration of %s refused: %s", request.resource_name, error)
+            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+        return wire.Empty()
+
+    def _socket(self, endpoint: str) -> Path:
+        path = Path(os.path.normpath(self._directory / endpoint.lstrip("/")))
+        if not endpoint or "\0" in endpoint or self._directory not in path.parents:
+            raise InvalidInput(f"expected a socket's file name in {self._directory}, got {endpoint!r}")
+        return path
+
+
+async def serve_on(server: grpc.aio.Server, path: Path) -> None:
+    """Start a server on a unix socket that only its owner may open."""
+    check_socket_path(path)
+    path.unlink(missing_ok=True)
+    try:
+        bound = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise Refused(f"cannot listen: {error}", subject=str(path)) from error
+    if not bound:
+        raise Refused("cannot listen", subject=str(path))
+    await server.start()
+    path.chmod(0o600)

@@ -1,0 +1,79 @@
+"""What plugins add to a container: their answers, merged into CRI messages.
+
+The first of several answers wins where they set the same variable, path or annotation; answers are
+taken in order of resource name. Rule: kubelet v1.32 `devicemanager/pod_devices.go`. Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from engine.api.errors import Bug
+from engine.devices.checkpoint import Entry
+from engine.wire import cri_v1_pb2 as cri
+from engine.wire.deviceplugin_v1beta1_pb2 import ContainerAllocateResponse
+
+_Kept = TypeVar("_Kept")
+log = logging.getLogger("kubengine.devices")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRunOptions:
+    """Environment, mounts, device nodes, annotations and CDI names for one container."""
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: list[cri.Mount] = field(default_factory=list)
+    devices: list[cri.Device] = field(default_factory=list)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: list[cri.CDIDevice] = field(default_factory=list)
+
+
+def run_options(entries: Iterable[Entry]) -> DeviceRunOptions:
+    """Merge the answers that a container's assignments carry."""
+    envs: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    mounts: dict[str, cri.Mount] = {}
+    devices: dict[str, cri.Device] = {}
+    cdi: dict[str, cri.CDIDevice] = {}
+    for entry in sorted(entries, key=lambda entry: entry.resource_name):
+        try:
+            answer = ContainerAllocateResponse.FromString(entry.alloc_resp or b"")
+        except DecodeError as error:
+            raise Bug(f"unreadable Allocate answer: {error}", subject=entry.resource_name) from error
+        for name, value in sorted(answer.envs.items()):
+            _keep(envs, name, value, entry, "environment variable")
+        for mount in answer.mounts:
+            made = cri.Mount(
+                container_path=mount.container_path, host_path=mount.host_path, readonly=mount.read_only
+            )
+            _keep(mounts, mount.container_path, made, entry, "mount")
+        for device in answer.devices:
+            node = cri.Device(
+                container_path=device.container_path,
+                host_path=device.host_path,
+                permissions=device.permissions,
+            )
+            _keep(devices, device.container_path, node, entry, "device")
+        for name, value in sorted(answer.annotations.items()):
+            _keep(annotations, name, value, entry, "annotation")
+        for named in answer.cdi_devices:
+            cdi.setdefault(named.name, cri.CDIDevice(name=named.name))
+    return DeviceRunOptions(
+        envs, list(mounts.values()), list(devices.values()), annotations, list(cdi.values())
+    )
+
+
+def _keep(kept: dict[str, _Kept], key: str, value: _Kept, entry: Entry, what: str) -> None:
+    if kept.setdefault(key, value) != value:
+        log.error(
+            "%s %s of %s for container %s conflicts with another resource's; the first one stays",
+            what,
+            key,
+            entry.resource_name,
+            entry.container_name,
+        )

@@ -1,0 +1,300 @@
+"""A sample device plugin that speaks the public protocol, and can be told to fail in each way.
+
+Embedded in a test's loop, or as a process: `kubengine device-plugin --resource example.com/gpu --count 8`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from engine.api.errors import Refused, Unavailable
+from engine.wire import deviceplugin_v1beta1_pb2 as wire
+from engine.wire import pluginregistration_v1_pb2 as registration
+from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
+    DevicePluginServicer,
+    RegistrationStub,
+    add_DevicePluginServicer_to_server,
+)
+from engine.wire.pluginregistration_v1_pb2_grpc import (
+    RegistrationServicer,
+    add_RegistrationServicer_to_server,
+)
+
+AGENT_SOCKET = "kubelet.sock"
+FOLLOW_SECONDS = 0.2
+
+log = logging.getLogger("kubengine.testing")
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Fault(StrEnum):
+    """Ways to fail, by call. A plugin can have several."""
+
+    OPTIONS_FAIL = "options-fail"
+    OPTIONS_HANG = "options-hang"
+    LIST_FAILS = "list-fails"
+    LIST_HANGS = "list-hangs"
+    PREFERRED_FAILS = "preferred-fails"
+    PREFERRED_HANGS = "preferred-hangs"
+    PREFERRED_LIES = "preferred-lies"
+    ALLOCATE_FAILS = "allocate-fails"
+    ALLOCATE_HANGS = "allocate-hangs"
+    ALLOCATE_EMPTY = "allocate-empty"
+    PRE_START_FAILS = "pre-start-fails"
+    PRE_START_HANGS = "pre-start-hangs"
+
+
+class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
+    """Offers `count` devices `<name>-0…`, spread over `numa` NUMA nodes (0: no topology).
+
+    `socket` is where it listens; `registry_socket` a second socket, in the agent's `plugins_registry`.
+    An allocated container gets the variable `<RESOURCE>=<ids>`, a device node `/dev/<id>` per device
+    (`host_device` on the host), a read-only mount of `mount` at `/<resource's last part>` if given, an
+    annotation, and CDI names `<resource>=<id>` if `cdi`. `prefer` orders what the plugin likes best.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        socket: Path,
+        *,
+        count: int = 0,
+        numa: int = 0,
+        registry_socket: Path | None = None,
+        prefer: Sequence[str] | None = None,
+        pre_start: bool = False,
+        cdi: bool = False,
+        host_device: str = "/dev/null",
+        mount: Path | None = None,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self.resource = resource
+        self.socket = socket
+        self.registry_socket = registry_socket
+        self.prefer = prefer
+        self.pre_start = pre_start
+        self.cdi = cdi
+        self.host_device = host_device
+        self.mount = mount
+        self.faults = set(faults)
+        self.short_name = resource.rpartition("/")[2]
+        self.allocations: list[list[list[str]]] = []
+        self.pre_started: list[list[str]] = []
+        self.status: list[registration.RegistrationStatus] = []
+        self.streams = 0
+        self._devices = [
+            wire.Device(
+                ID=f"{self.short_name}-{i}",
+                health="Healthy",
+                topology=wire.TopologyInfo(nodes=[wire.NUMANode(ID=i * numa // count)]) if numa else None,
+            )
+            for i in range(count)
+        ]
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._servers: list[grpc.aio.Server] = []
+        self._following: asyncio.Task[None] | None = None
+
+    # Life.
+
+    async def start(self) -> None:
+        """Serve on the sockets."""
+        for path in (self.socket, self.registry_socket):
+            if path is None:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
+            add_DevicePluginServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+            if path == self.registry_socket:
+                add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            self._servers.append(server)
+
+    async def register(self, directory: Path, *, version: str = "v1beta1", timeout: float = 30) -> None:
+        """Announce the plugin at the agent's socket in `directory`. Raises `Refused` with its words."""
+        target = f"unix:{directory / AGENT_SOCKET}"
+        async with grpc.aio.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            request = wire.RegisterRequest(
+                version=version, endpoint=self.socket.name, resource_name=self.resource
+            )
+            stub = RegistrationStub(channel)  # type: ignore[no-untyped-call]
+            try:
+                await stub.Register(request, timeout=timeout)
+            except grpc.aio.AioRpcError as error:
+                kind = Unavailable if error.code() == grpc.StatusCode.UNAVAILABLE else Refused
+                raise kind(error.details() or "", subject=self.resource) from error
+
+    def follow(self, directory: Path) -> None:
+        """Register now and whenever the agent makes its socket anew, serving again if ours was removed."""
+        self._following = asyncio.create_task(self._follow(directory), name=f"sample plugin {self.resource}")
+
+    async def stop(self) -> None:
+        """End all streams and calls at once, as a crash would, and remove the sockets."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+            self._following = None
+        servers, self._servers = self._servers, []
+        await asyncio.gather(*(server.stop(None) for server in servers))
+        for path in (self.socket, self.registry_socket):
+            if path is not None:
+                path.unlink(missing_ok=True)
+
+    async def _follow(self, directory: Path) -> None:
+        seen = None
+        while True:
+            with contextlib.suppress(OSError, Refused):
+                status = (directory / AGENT_SOCKET).stat()
+                here = (status.st_ino, status.st_ctime_ns)
+                if here != seen:
+                    if not self.socket.exists():
+                        for server in self._servers:
+                            await server.stop(None)
+                        self._servers.clear()
+                        await self.start()
+                    await self.register(directory)
+                    log.info("%s registered at %s", self.resource, directory)
+                    seen = here
+            await asyncio.sleep(FOLLOW_SECONDS)
+
+    # Devices.
+
+    @property
+    def ids(self) -> list[str]:
+        return [device.ID for device in self._devices]
+
+    async def set_devices(self, devices: Sequence[wire.Device]) -> None:
+        """Replace the list, as it is: ids may repeat, be empty or have odd health."""
+        self._devices = list(devices)
+        await self._tell()
+
+    async def set_health(self, id: str, health: str) -> None:
+        for device in self._devices:
+            if id == device.ID:
+                device.health = health
+        await self._tell()
+
+    async def remove(self, id: str) -> None:
+        await self.set_devices([device for device in self._devices if id != device.ID])
+
+    async def add(self, id: str) -> None:
+        await self.set_devices([*self._devices, wire.Device(ID=id, health="Healthy")])
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._version += 1
+            self._changed.notify_all()
+
+    # The protocol.
+
+    async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:  # noqa: N802
+        await self._misbehave(context, Fault.OPTIONS_FAIL, Fault.OPTIONS_HANG)
+        return wire.DevicePluginOptions(
+            pre_start_required=self.pre_start,
+            get_preferred_allocation_available=self.prefer is not None,
+        )
+
+    async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[Any]:  # noqa: N802
+        self.streams += 1
+        await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
+        sent = -1
+        while True:
+            async with self._changed:
+                while self._version == sent and not self._faulty:
+                    await self._changed.wait()
+                sent = self._version
+            await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
+            yield wire.ListAndWatchResponse(devices=self._devices)
+
+    async def GetPreferredAllocation(  # noqa: N802
+        self, request: wire.PreferredAllocationRequest, context: Context
+    ) -> wire.PreferredAllocationResponse:
+        await self._misbehave(context, Fault.PREFERRED_FAILS, Fault.PREFERRED_HANGS)
+        answer = wire.PreferredAllocationResponse()
+        for container in request.container_requests:
+            available, must = set(container.available_deviceIDs), list(container.must_include_deviceIDs)
+            liked = [id for id in self.prefer or () if id in available and id not in must]
+            ids = [*must, *liked][: container.allocation_size]
+            if Fault.PREFERRED_LIES in self.faults:
+                ids = ["no-such-device", *ids, *ids]
+            answer.container_responses.add(deviceIDs=ids)
+        return answer
+
+    async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:  # noqa: N802
+        await self._misbehave(context, Fault.ALLOCATE_FAILS, Fault.ALLOCATE_HANGS)
+        self.allocations.append([list(container.devices_ids) for container in request.container_requests])
+        if Fault.ALLOCATE_EMPTY in self.faults:
+            return wire.AllocateResponse()
+        return wire.AllocateResponse(
+            container_responses=[
+                self._answer(container.devices_ids) for container in request.container_requests
+            ]
+        )
+
+    async def PreStartContainer(  # noqa: N802
+        self, request: wire.PreStartContainerRequest, context: Context
+    ) -> wire.PreStartContainerResponse:
+        await self._misbehave(context, Fault.PRE_START_FAILS, Fault.PRE_START_HANGS)
+        self.pre_started.append(list(request.devices_ids))
+        return wire.PreStartContainerResponse()
+
+    async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:  # noqa: N802
+        return registration.PluginInfo(
+            type="DevicePlugin", name=self.resource, endpoint="", supported_versions=["v1beta1"]
+        )
+
+    async def NotifyRegistrationStatus(  # noqa: N802
+        self, request: registration.RegistrationStatus, context: Context
+    ) -> registration.RegistrationStatusResponse:
+        self.status.append(request)
+        return registration.RegistrationStatusResponse()
+
+    def _answer(self, ids: Sequence[str]) -> wire.ContainerAllocateResponse:
+        listed = ",".join(sorted(ids))
+        mounts = []
+        if self.mount is not None:
+            target = f"/{self.short_name}"
+            mounts.append(wire.Mount(container_path=target, host_path=str(self.mount), read_only=True))
+        return wire.ContainerAllocateResponse(
+            envs={environment_name(self.resource): listed},
+            mounts=mounts,
+            devices=[
+                wire.DeviceSpec(container_path=f"/dev/{id}", host_path=self.host_device, permissions="rw")
+                for id in sorted(ids)
+            ],
+            annotations={f"devices.{self.resource}".replace("/", "."): listed},
+            cdi_devices=[wire.CDIDevice(name=f"{self.resource}={id}") for id in sorted(ids)]
+            if self.cdi
+            else [],
+        )
+
+    @property
+    def _faulty(self) -> bool:
+        return bool(self.faults & {Fault.LIST_FAILS, Fault.LIST_HANGS})
+
+    async def fail_with(self, *faults: Fault) -> None:
+        """Fail in these ways from now on, an open stream included; no faults: behave."""
+        self.faults = set(faults)
+        await self._tell()
+
+    async def _misbehave(self, context: Context, fails: Fault, hangs: Fault) -> None:
+        if fails in self.faults:
+            await context.abort(grpc.StatusCode.UNKNOWN, f"told to fail: {fails}")
+        if hangs in self.faults:
+            await asyncio.sleep(3600)
+
+
+def environment_name(resource: str) -> str:
+    """The variable that lists a container's devices: `example.com/gpu` → `EXAMPLE_COM_GPU`."""
+    return "".join(letter if letter.isalnum() else "_" for letter in resource).upper()

@@ -1,0 +1,153 @@
+"""A device manager on private directories, sample plugins on real sockets, and pods to give devices to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import DevicesSection
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
+from engine.api.quantity import Quantity
+from engine.devices.endpoint import Deadlines
+from engine.devices.manager import DeviceManager
+from engine.devices.topology import Numa
+from engine.metrics import Registry
+from engine.node.inotify import Watch
+from engine.testing.device_plugin import SampleDevicePlugin
+
+GPU = "example.com/gpu"
+NIC = "example.com/nic"
+QUICK = Deadlines(dial=2, options=2, preferred=2, allocate=2, pre_start=2)
+
+
+def container(name: str, *, sidecar: bool = False, **devices: int) -> Container:
+    """A container that wants devices: `container("app", gpu=2)`."""
+    amounts = {f"example.com/{kind}": Quantity.from_value(count) for kind, count in devices.items()}
+    return Container(
+        name=name,
+        image="busybox",
+        restart_policy="Always" if sidecar else None,
+        resources=ResourceRequirements(requests=amounts, limits=amounts),
+    )
+
+
+def make_pod(name: str, *containers: Container, init: list[Container] | None = None) -> Pod:
+    return Pod(
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}"),
+        spec=PodSpec(containers=list(containers) or [container("app", gpu=1)], init_containers=init),
+    )
+
+
+class Agent:
+    """The parts of a node that the device manager asks: active pods, sources, what was running, a clock."""
+
+    container = staticmethod(container)
+    make_pod = staticmethod(make_pod)
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plugin_dir = directory / "dp"
+        self.registry_dir = directory / "reg"
+        self.pod_resources_dir = directory / "pr"
+        self.pods: list[Pod] = []
+        self.ready = True
+        self.running: set[tuple[str, str]] = set()
+        self.now = 1_000_000.0
+        self.registry = Registry()
+        self.plugins: list[SampleDevicePlugin] = []
+        self.managers: list[DeviceManager] = []
+        self.manager: DeviceManager
+
+    async def start(self, *, section: DevicesSection | None = None, **options: Any) -> DeviceManager:
+        """A new manager over the same directories, as after a restart of the agent."""
+        policy = {key: options.pop(key) for key in list(options) if key.startswith("topology_")}
+        manager = DeviceManager(
+            config=KubeletConfiguration(**policy),
+            section=section or DevicesSection(),
+            active_pods=lambda: self.pods,
+            registry=self.registry,
+            sources_ready=lambda: self.ready,
+            is_running=lambda uid, name: (uid, name) in self.running,
+            clock=lambda: self.now,
+            numa=options.pop("numa", Numa((0, 1))),
+            plugin_dir=self.plugin_dir,
+            registry_dir=self.registry_dir,
+            make_watch=Watch,
+            pod_resources_dir=self.pod_resources_dir,
+            deadlines=options.pop("deadlines", QUICK),
+            **options,
+        )
+        await manager.start()
+        self.manager = manager
+        self.managers.append(manager)
+        return manager
+
+    async def restart(self, **options: Any) -> DeviceManager:
+        await self.stop_manager()
+        return await self.start(**options)
+
+    async def stop_manager(self) -> None:
+        self.managers.remove(self.manager)
+        await self.manager.stop()
+
+    async def plugin(
+        self, resource: str = GPU, count: int = 4, *, register: bool = True, socket: str = "", **options: Any
+    ) -> SampleDevicePlugin:
+        """A plugin that has registered and whose first list, if any, has arrived."""
+        name = socket or f"{resource.rpartition('/')[2]}.sock"
+        plugin = SampleDevicePlugin(resource, self.plugin_dir / name, count=count, **options)
+        await plugin.start()
+        self.plugins.append(plugin)
+        if register:
+            await self.registered(plugin)
+        return plugin
+
+    async def registered(self, plugin: SampleDevicePlugin) -> None:
+        await plugin.register(self.plugin_dir)
+        await self.until(lambda: self.manager.state.resources[plugin.resource].reported)
+
+    async def until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        """Wait for something to become true; fail with the manager's view if it does not."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+        except TimeoutError:
+            pytest.fail(f"did not come true: {self.manager.describe()}")
+
+    async def admit(self, pod: Pod) -> Pod:
+        """What a node does: allocate, then count the pod as active."""
+        await self.manager.allocate(pod)
+        if pod not in self.pods:
+            self.pods.append(pod)
+        return pod
+
+    def devices(self, pod: Pod, name: str = "app", resource: str = GPU) -> list[str]:
+        entry = self.manager.state.held(pod.uid, name, resource)
+        return sorted(entry.devices) if entry else []
+
+    def counts(self, resource: str = GPU) -> tuple[int | None, int | None]:
+        """(capacity, allocatable); None where the node would not list the resource."""
+        capacity, allocatable, _ = self.manager.capacity()
+        return capacity.get(resource), allocatable.get(resource)
+
+    async def close(self) -> None:
+        for plugin in self.plugins:
+            await plugin.stop()
+        for manager in self.managers:
+            await manager.stop()
+
+
+@pytest.fixture
+async def agent(tmp_path_factory: pytest.TempPathFactory):
+    """An agent whose manager has been started; everything is stopped afterwards."""
+    agent = Agent(tmp_path_factory.mktemp("d"))
+    await agent.start()
+    yield agent
+    await agent.close()

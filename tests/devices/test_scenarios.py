@@ -1,0 +1,575 @@
+"""The kubelet's device scenarios on real sockets: a manager, and sample plugins that fail as told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import pytest
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.kubengine_config import DevicesSection
+from engine.api.lifecycle import AdmissionRejected
+from engine.devices.endpoint import Deadlines
+from engine.devices.topology import Numa
+from engine.testing.device_plugin import Fault
+from engine.wire import deviceplugin_v1beta1_pb2 as wire
+from engine.wire import podresources_v1_pb2 as v1
+from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
+from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
+from engine.wire.podresources_v1alpha1_pb2_grpc import PodResourcesListerStub as AlphaStub
+
+GPU = "example.com/gpu"
+NIC = "example.com/nic"
+
+
+async def rejection(agent, pod) -> AdmissionRejected:
+    with pytest.raises(AdmissionRejected) as caught:
+        await agent.admit(pod)
+    return caught.value
+
+
+async def listed(agent) -> dict[str, dict[str, list[str]]]:
+    """Pod → container → device ids, as the v1 API says; both versions and the state must agree."""
+    socket = agent.pod_resources_dir / "kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=5)
+        alpha = await AlphaStub(channel).List(v1alpha1.ListPodResourcesRequest(), timeout=5)
+    found = {
+        pod.name: {c.name: sorted(id for d in c.devices for id in d.device_ids) for c in pod.containers}
+        for pod in answer.pod_resources
+    }
+    old = {
+        pod.name: {c.name: sorted(id for d in c.devices for id in d.device_ids) for c in pod.containers}
+        for pod in alpha.pod_resources
+    }
+    for pod in agent.pods:
+        held = {
+            c.name: sorted(id for e in agent.manager.state.entries_of(pod.uid, c.name) for id in e.devices)
+            for c in [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
+        }
+        assert found[pod.metadata.name] == held
+        assert old[pod.metadata.name] == {c.name: held[c.name] for c in pod.spec.containers}
+    return found
+
+
+async def test_a_pod_gets_environment_mount_device_node_annotation_and_cdi_name(agent, tmp_path):
+    await agent.plugin(count=1, mount=tmp_path, cdi=True)
+    pod = await agent.admit(agent.make_pod("a"))
+    options = await agent.manager.container_config(pod, "app")
+    assert options.envs == {"EXAMPLE_COM_GPU": "gpu-0"}
+    assert [(m.container_path, m.host_path, m.readonly) for m in options.mounts] == [
+        ("/gpu", str(tmp_path), True)
+    ]
+    assert [(d.container_path, d.host_path, d.permissions) for d in options.devices] == [
+        ("/dev/gpu-0", "/dev/null", "rw")
+    ]
+    assert options.annotations == {"devices.example.com.gpu": "gpu-0"}
+    assert [d.name for d in options.cdi_devices] == ["example.com/gpu=gpu-0"]
+    assert await listed(agent) == {"a": {"app": ["gpu-0"]}}
+
+
+async def test_a_pod_without_devices_gets_nothing(agent):
+    await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("plain", agent.container("app")))
+    assert (await agent.manager.container_config(pod, "app")).envs == {}
+    assert await listed(agent) == {"plain": {"app": []}}
+
+
+async def test_assignments_survive_a_container_restart(agent):
+    plugin = await agent.plugin(count=4)
+    pod = await agent.admit(agent.make_pod("a"))
+    first = await agent.manager.container_config(pod, "app")
+    assert await agent.manager.container_config(pod, "app") == first
+    assert plugin.allocations == [[["gpu-0"]]]
+
+
+async def test_assignments_survive_an_agent_restart(agent):
+    plugin = await agent.plugin(count=4)
+    await agent.admit(agent.make_pod("first"))
+    pod = await agent.admit(agent.make_pod("second"))
+    config = await agent.manager.container_config(pod, "app")
+    agent.ready, agent.running = False, {(pod.uid, "app")}
+    await agent.restart()
+    assert agent.counts() == (0, 0)
+    await agent.manager.allocate(pod)
+    assert agent.devices(pod) == ["gpu-1"]
+    await agent.plugin(count=4, socket="again.sock")
+    agent.ready = True
+    assert agent.counts() == (4, 4)
+    await agent.manager.allocate(pod)
+    assert await agent.manager.container_config(pod, "app") == config
+    assert plugin.allocations == [[["gpu-0"]], [["gpu-1"]]]
+    third = await agent.admit(agent.make_pod("third"))
+    assert agent.devices(third) == ["gpu-2"]
+
+
+async def test_assignments_survive_a_plugin_restart(agent):
+    plugin = await agent.plugin(count=4)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await agent.until(lambda: agent.counts() == (4, 0))
+    await plugin.start()
+    await agent.registered(plugin)
+    assert agent.counts() == (4, 4)
+    await agent.manager.allocate(pod)
+    assert agent.devices(pod) == ["gpu-0"]
+    assert await listed(agent) == {"a": {"app": ["gpu-0"]}}
+
+
+async def test_assignments_survive_an_agent_and_a_plugin_restart(agent):
+    plugin = await agent.plugin(count=4)
+    pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=2)))
+    await plugin.stop()
+    await agent.stop_manager()
+    await agent.start()
+    await plugin.start()
+    await agent.registered(plugin)
+    await agent.manager.allocate(pod)
+    assert agent.devices(pod) == ["gpu-0", "gpu-1"]
+    other = await agent.admit(agent.make_pod("b", agent.container("app", gpu=2)))
+    assert agent.devices(other) == ["gpu-2", "gpu-3"]
+
+
+async def test_devices_of_pods_deleted_while_the_agent_was_down_are_free(agent):
+    plugin = await agent.plugin(count=1)
+    gone = await agent.admit(agent.make_pod("gone"))
+    await agent.stop_manager()
+    agent.pods.clear()
+    agent.ready = False
+    await agent.start()
+    await plugin.stop()
+    await plugin.start()
+    await agent.registered(plugin)
+    new = agent.make_pod("new")
+    assert "requested number of devices unavailable for" in str(await rejection(agent, new))
+    assert agent.devices(gone) == ["gpu-0"], "not before all pods are known"
+    agent.ready = True
+    await agent.admit(new)
+    assert agent.devices(new) == ["gpu-0"]
+    assert agent.devices(gone) == []
+
+
+async def test_a_sidecar_keeps_its_device_and_an_init_container_hands_its_own_on(agent):
+    plugin = await agent.plugin(count=4)
+    pod = agent.make_pod(
+        "a",
+        agent.container("app", gpu=1),
+        init=[
+            agent.container("prepare", gpu=1),
+            agent.container("helper", sidecar=True, gpu=1),
+            agent.container("later", gpu=2),
+        ],
+    )
+    await agent.admit(pod)
+    assert agent.devices(pod, "prepare") == ["gpu-0"]
+    assert agent.devices(pod, "helper") == ["gpu-0"], (
+        "reuses what an init container before it had, and keeps it"
+    )
+    assert agent.devices(pod, "later") == ["gpu-1", "gpu-2"]
+    assert agent.devices(pod, "app") == ["gpu-1"]
+    assert len(plugin.allocations) == 4
+    assert await listed(agent) == {"a": {"helper": ["gpu-0"], "app": ["gpu-1"]}}
+    agent.pods.clear()
+    agent.manager.pod_removed(pod.uid)
+    assert agent.manager.state.allocated() == {}
+
+
+async def test_a_plugin_whose_options_fail_is_never_listed(agent):
+    plugin = await agent.plugin(register=False, faults=[Fault.OPTIONS_FAIL])
+    with pytest.raises(Refused, match="failed to get device plugin options"):
+        await plugin.register(agent.plugin_dir)
+    assert agent.counts() == (None, None)
+    assert plugin.streams == 0
+
+
+async def test_one_unhealthy_device_leaves_its_pod_alone(agent):
+    plugin = await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.set_health("gpu-0", "Unhealthy")
+    await agent.until(lambda: agent.counts() == (1, 0))
+    assert agent.devices(pod) == ["gpu-0"]
+    await plugin.set_health("gpu-0", "Healthy")
+    await agent.until(lambda: agent.counts() == (1, 1))
+    await agent.manager.allocate(pod)
+    assert agent.devices(pod) == ["gpu-0"]
+    assert await listed(agent) == {"a": {"app": ["gpu-0"]}}
+
+
+async def test_four_three_two_three_four_devices(agent):
+    plugin = await agent.plugin(count=4)
+    for change, expected in (("gpu-3", 3), ("gpu-2", 2)):
+        await plugin.remove(change)
+        await agent.until(lambda expected=expected: agent.counts() == (expected, expected))
+    for change, expected in (("gpu-2", 3), ("gpu-3", 4)):
+        await plugin.add(change)
+        await agent.until(lambda expected=expected: agent.counts() == (expected, expected))
+
+
+async def test_a_stopped_plugin_keeps_its_capacity_for_five_minutes(agent):
+    plugin = await agent.plugin(count=2)
+    await plugin.stop()
+    await agent.until(lambda: agent.counts() == (2, 0))
+    agent.now += 300
+    assert agent.counts() == (2, 0)
+    agent.now += 1
+    assert agent.manager.capacity() == ({}, {}, [GPU])
+    assert agent.manager.capacity() == ({}, {}, [])
+    await plugin.start()
+    await agent.registered(plugin)
+    assert agent.counts() == (2, 2)
+
+
+async def test_a_stream_that_fails_at_once_leaves_none_and_is_not_tried_again(agent):
+    plugin = await agent.plugin(register=False, faults=[Fault.LIST_FAILS])
+    await plugin.register(agent.plugin_dir)
+    await agent.until(lambda: agent.counts() == (0, 0))
+    await asyncio.sleep(0.1)
+    assert plugin.streams == 1
+
+
+async def test_a_stream_that_fails_later_takes_the_devices_away(agent):
+    plugin = await agent.plugin(count=2)
+    await plugin.fail_with(Fault.LIST_FAILS)
+    await agent.until(lambda: agent.counts() == (2, 0))
+    agent.now += 301
+    assert agent.counts() == (None, None)
+
+
+async def test_two_plugins_for_one_pod_and_one_fails(agent):
+    gpus = await agent.plugin(GPU, count=2)
+    nics = await agent.plugin(NIC, count=2, faults=[Fault.ALLOCATE_FAILS])
+    pod = agent.make_pod("a", agent.container("first", gpu=1), agent.container("second", gpu=1, nic=1))
+    error = await rejection(agent, pod)
+    assert error.reason == "UnexpectedAdmissionError"
+    assert "told to fail" in str(error)
+    assert agent.manager.state.allocated() == {}
+    assert agent.manager.state.pods == []
+    await nics.fail_with()
+    await agent.admit(pod)
+    assert agent.devices(pod, "first") == ["gpu-0"]
+    assert agent.devices(pod, "second") == ["gpu-1"]
+    assert agent.devices(pod, "second", NIC) == ["nic-0"]
+    assert len(gpus.allocations) == 4
+    assert await listed(agent) == {"a": {"first": ["gpu-0"], "second": ["gpu-1", "nic-0"]}}
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.ALLOCATE_EMPTY, Fault.ALLOCATE_HANGS, Fault.PREFERRED_FAILS, Fault.PREFERRED_HANGS]
+)
+async def test_nothing_leaks_when_a_call_goes_wrong(agent, fault):
+    await agent.restart(deadlines=Deadlines(allocate=0.2, preferred=0.2))
+    await agent.plugin(count=3, faults=[fault], prefer=["gpu-2"])
+    error = await rejection(agent, agent.make_pod("a"))
+    assert error.reason == "UnexpectedAdmissionError"
+    assert agent.manager.state.allocated() == {}
+
+
+async def test_a_hanging_plugin_keeps_no_other_waiting(agent):
+    await agent.plugin(GPU, count=2, faults=[Fault.ALLOCATE_HANGS])
+    slow = await agent.plugin(NIC, count=2, register=False, faults=[Fault.OPTIONS_HANG])
+    registering = asyncio.create_task(slow.register(agent.plugin_dir))
+    stuck = asyncio.create_task(agent.manager.allocate(agent.make_pod("stuck")))
+    await agent.plugin("example.com/tpu", count=2)
+    pod = await agent.admit(agent.make_pod("quick", agent.container("app", tpu=1)))
+    assert agent.devices(pod, resource="example.com/tpu") == ["tpu-0"]
+    assert not stuck.done()
+    assert not registering.done()
+    for task in (stuck, registering):
+        with pytest.raises((AdmissionRejected, Refused)):
+            await task
+
+
+async def test_a_restarted_agent_without_its_plugin_refuses_in_the_kubelet_s_words(agent):
+    plugin = await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    agent.ready = False
+    await agent.restart()
+    error = await rejection(agent, pod)
+    assert str(error) == (
+        "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices "
+        "example.com/gpu, which is unexpected"
+    )
+    assert agent.devices(pod) == ["gpu-0"], "a refused pod's earlier assignment is still reported"
+
+
+async def test_devices_that_became_unhealthy_are_not_given_again(agent):
+    plugin = await agent.plugin(count=2)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.set_health("gpu-0", "Unhealthy")
+    await agent.until(lambda: agent.counts() == (2, 1))
+    assert "previously allocated devices are no longer healthy" in str(await rejection(agent, pod))
+
+
+async def test_a_changed_request_is_refused(agent):
+    await agent.plugin(count=4)
+    await agent.admit(agent.make_pod("a"))
+    error = await rejection(agent, agent.make_pod("a", agent.container("app", gpu=2)))
+    assert 'changed request for resource "example.com/gpu" from 1 to 2' in str(error)
+
+
+async def test_admission_retry_waits_for_the_plugin(agent):
+    plugin = await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await agent.restart(section=DevicesSection(admission_retry=30))
+    waiting = asyncio.create_task(agent.manager.allocate(pod))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await plugin.start()
+    await agent.registered(plugin)
+    await waiting
+    assert agent.devices(pod) == ["gpu-0"]
+
+
+async def test_admission_retry_is_bounded(agent):
+    plugin = await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await agent.restart(section=DevicesSection(admission_retry=0.05))
+    assert "no healthy devices present" in str(await rejection(agent, pod))
+
+
+async def test_released_init_surplus_serves_others(agent):
+    await agent.restart(section=DevicesSection(release_init_surplus=True))
+    await agent.plugin(count=4)
+    pod = agent.make_pod("a", agent.container("app", gpu=1), init=[agent.container("prepare", gpu=3)])
+    await agent.admit(pod)
+    assert agent.manager.state.allocated() == {GPU: 3}
+    agent.manager.app_containers_started(pod)
+    assert agent.manager.state.allocated() == {GPU: 1}
+    assert agent.devices(pod) == ["gpu-0"]
+    await agent.manager.allocate(pod)
+    assert agent.manager.state.allocated() == {GPU: 1}, "a restarted agent does not take the surplus again"
+    await agent.manager.container_config(pod, "prepare")
+    assert agent.devices(pod, "prepare") == ["gpu-0", "gpu-1", "gpu-2"], (
+        "unless the init containers run again"
+    )
+
+
+async def test_init_surplus_stays_by_default(agent):
+    await agent.plugin(count=4)
+    pod = agent.make_pod("a", agent.container("app", gpu=1), init=[agent.container("prepare", gpu=3)])
+    await agent.admit(pod)
+    agent.manager.app_containers_started(pod)
+    assert agent.manager.state.allocated() == {GPU: 3}
+
+
+async def test_one_allocate_call_per_pod(agent):
+    await agent.restart(section=DevicesSection(one_allocate_per_pod=True))
+    plugin = await agent.plugin(count=4)
+    pod = agent.make_pod(
+        "a",
+        agent.container("one", gpu=1),
+        agent.container("two", gpu=2),
+        init=[agent.container("init", gpu=1)],
+    )
+    await agent.admit(pod)
+    assert plugin.allocations == [[["gpu-0"], ["gpu-0"], ["gpu-1", "gpu-2"]]]
+    assert (await agent.manager.container_config(pod, "two")).envs == {"EXAMPLE_COM_GPU": "gpu-1,gpu-2"}
+
+
+async def test_the_plugin_s_preference_is_followed_as_far_as_it_makes_sense(agent):
+    plugin = await agent.plugin(count=4, prefer=["gpu-3", "gpu-1"], faults=[Fault.PREFERRED_LIES])
+    pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=3)))
+    assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-3"]
+    (told,) = agent.manager.describe(explain="a")["explain"]
+    assert told["why"] == [
+        {"reason": "preferred by the plugin", "devices": ["gpu-3", "gpu-1"]},
+        {"reason": "lowest free id", "devices": ["gpu-0"]},
+    ]
+    assert plugin.allocations == [[["gpu-3", "gpu-1", "gpu-0"]]]
+
+
+async def test_pre_start_is_called_before_each_start(agent):
+    plugin = await agent.plugin(count=1, pre_start=True)
+    pod = await agent.admit(agent.make_pod("a"))
+    await agent.manager.container_config(pod, "app")
+    await agent.manager.container_config(pod, "app")
+    assert plugin.pre_started == [["gpu-0"], ["gpu-0"]]
+    plugin.faults = {Fault.PRE_START_FAILS}
+    with pytest.raises(Refused, match="PreStartContainer rpc failed"):
+        await agent.manager.container_config(pod, "app")
+    assert agent.devices(pod) == ["gpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("single-numa-node", ["gpu-2", "gpu-3"]),
+        ("restricted", ["gpu-2", "gpu-3"]),
+        ("none", ["gpu-1", "gpu-2"]),
+    ],
+)
+@pytest.mark.parametrize("scope", ["container", "pod"])
+async def test_devices_come_from_one_numa_node(agent, policy, expected, scope):
+    await agent.restart(topology_manager_policy=policy, topology_manager_scope=scope, numa=Numa((0, 1)))
+    await agent.plugin(count=4, numa=2)
+    await agent.admit(agent.make_pod("one"))
+    pod = await agent.admit(agent.make_pod("two", agent.container("app", gpu=2)))
+    assert agent.devices(pod) == expected
+
+
+async def test_a_pod_that_cannot_be_aligned_is_refused(agent):
+    await agent.restart(topology_manager_policy="single-numa-node")
+    await agent.plugin(count=4, numa=2)
+    error = await rejection(agent, agent.make_pod("wide", agent.container("app", gpu=3)))
+    assert error.reason == "TopologyAffinityError"
+    assert str(error) == "Resources cannot be allocated with Topology locality"
+    assert agent.registry.metrics["kubelet_topology_manager_admission_errors_total"].values == {(): 1}
+
+
+async def test_an_unaligned_pod_is_admitted_by_best_effort(agent):
+    await agent.restart(topology_manager_policy="best-effort")
+    await agent.plugin(count=4, numa=2)
+    pod = await agent.admit(agent.make_pod("wide", agent.container("app", gpu=3)))
+    assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+async def test_a_second_plugin_of_a_resource_replaces_the_first(agent):
+    first = await agent.plugin(count=2)
+    second = await agent.plugin(count=3, socket="second.sock", register=False)
+    await agent.registered(second)
+    assert agent.counts() == (3, 3)
+    await first.stop()
+    await asyncio.sleep(0.05)
+    assert agent.counts() == (3, 3), "the end of the replaced plugin changes nothing"
+
+
+async def test_lies_are_taken_for_what_they_are_worth(agent):
+    plugin = await agent.plugin(count=1)
+    await plugin.set_devices(
+        [
+            wire.Device(ID="a", health="Healthy"),
+            wire.Device(ID="a", health="Unhealthy"),
+            wire.Device(ID="", health="Healthy"),
+            wire.Device(ID="b", health="healthy"),
+            wire.Device(ID="c", health="Healthy"),
+        ]
+    )
+    await agent.until(lambda: agent.counts() == (3, 1))
+    (resource,) = agent.manager.describe()["resources"]
+    assert (
+        resource["complaint"]
+        == "1 devices with repeated ids, 1 devices with empty ids, 1 devices with odd health"
+    )
+
+
+async def test_a_hundred_thousand_devices(agent):
+    plugin = await agent.plugin(count=100_000)
+    assert agent.counts() == (100_000, 100_000)
+    await plugin.set_devices([])
+    await agent.until(lambda: agent.counts() == (0, 0))
+
+
+async def test_a_held_device_that_vanishes_stays_with_its_pod(agent):
+    plugin = await agent.plugin(count=2)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.remove("gpu-0")
+    await agent.until(lambda: agent.counts() == (1, 1))
+    assert agent.devices(pod) == ["gpu-0"]
+    other = await agent.admit(agent.make_pod("b"))
+    assert agent.devices(other) == ["gpu-1"]
+    await plugin.add("gpu-0")
+    await agent.until(lambda: agent.counts() == (2, 2))
+    assert "unavailable" in str(await rejection(agent, agent.make_pod("c")))
+
+
+@pytest.mark.parametrize(
+    ("resource", "version", "endpoint", "words"),
+    [
+        (GPU, "v1alpha1", "gpu.sock", 'requested API version "v1alpha1" is not supported'),
+        ("gpu", "v1beta1", "gpu.sock", 'the ResourceName "gpu" is invalid'),
+        ("requests.example.com/gpu", "v1beta1", "gpu.sock", "is invalid"),
+        (GPU, "v1beta1", "../gpu.sock", "expected a socket's file name"),
+        (GPU, "v1beta1", "absent.sock", "no answer at"),
+        (GPU, "v1beta1", f"{'x' * 120}.sock", "longer than the 107 bytes"),
+    ],
+    ids=["version", "native-name", "prefixed-name", "path", "nobody", "long-path"],
+)
+async def test_registrations_that_are_refused(agent, resource, version, endpoint, words):
+    await agent.restart(deadlines=Deadlines(dial=0.2))
+    plugin = await agent.plugin(resource, register=False)
+    plugin.socket = plugin.socket.with_name(endpoint) if "/" not in endpoint else plugin.socket
+    request = wire.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
+    async with grpc.aio.insecure_channel(f"unix:{agent.plugin_dir / 'kubelet.sock'}") as channel:
+        call = channel.unary_unary(
+            "/v1beta1.Registration/Register",
+            request_serializer=wire.RegisterRequest.SerializeToString,
+            response_deserializer=wire.Empty.FromString,
+        )
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(request, timeout=5)
+    assert words in (refused.value.details() or "")
+    assert agent.counts(resource) == (None, None)
+    assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
+
+
+async def test_the_plugin_watcher_finds_sockets(agent):
+    early = await agent.plugin(register=False, registry_socket=agent.registry_dir / "sub" / "gpu.sock")
+    await agent.until(lambda: agent.counts() == (4, 4))
+    await agent.until(lambda: bool(early.status))
+    assert early.status[0].plugin_registered
+    pod = await agent.admit(agent.make_pod("a"))
+    await agent.restart()
+    await agent.until(lambda: agent.counts() == (4, 4))
+    assert agent.devices(pod) == ["gpu-0"]
+    await early.stop()
+    await agent.until(lambda: agent.counts() == (4, 0))
+
+
+async def test_the_plugin_watcher_says_why_not(agent):
+    plugin = await agent.plugin("gpu", register=False, registry_socket=agent.registry_dir / "gpu.sock")
+    await agent.until(lambda: bool(plugin.status))
+    assert plugin.status[0].error == 'invalid name of device plugin socket: the ResourceName "gpu" is invalid'
+
+
+async def test_admission_computes_with_what_is_allocated(agent):
+    plugin = await agent.plugin(count=2)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await agent.until(lambda: agent.counts() == (2, 0))
+    assert {k: q.value for k, q in agent.manager.sanitize_allocatable(pod, {}).items()} == {GPU: 1}
+    assert agent.manager.sanitize_allocatable(agent.make_pod("new"), {}) == {}
+
+
+async def test_lost_records_are_made_again_when_the_container_starts(agent):
+    await agent.plugin(count=2)
+    pod = agent.make_pod("a")
+    agent.pods.append(pod)
+    options = await agent.manager.container_config(pod, "app")
+    assert options.envs == {"EXAMPLE_COM_GPU": "gpu-0"}
+    with pytest.raises(InvalidInput, match="no container 'other'"):
+        await agent.manager.container_config(pod, "other")
+
+
+async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
+    plugin = await agent.plugin(count=2, numa=2)
+    await plugin.set_health("gpu-1", "Unhealthy")
+    await agent.until(lambda: agent.counts() == (2, 1))
+    await agent.admit(agent.make_pod("a"))
+    async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
+        stub = PodResourcesListerStub(channel)
+        one = await stub.Get(v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"), timeout=5)
+        (device,) = one.pod_resources.containers[0].devices
+        assert (list(device.device_ids), [n.ID for n in device.topology.nodes]) == (["gpu-0"], [0])
+        with pytest.raises(grpc.aio.AioRpcError, match="pod b in namespace default not found"):
+            await stub.Get(v1.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=5)
+        usable = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest(), timeout=5)
+        assert [list(d.device_ids) for d in usable.devices] == [["gpu-0"]]
+    errors = agent.registry.metrics["kubelet_pod_resources_endpoint_errors_get"].values
+    assert errors == {("v1",): 1}
+
+
+async def test_a_tight_loop_of_lists_is_throttled(agent):
+    async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
+        stub = PodResourcesListerStub(channel)
+        calls = [stub.List(v1.ListPodResourcesRequest(), timeout=5) for _ in range(100)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [o for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
+    assert refused
+    assert {(o.code(), o.details()) for o in refused} == {
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    }
+    assert len(outcomes) - len(refused) >= 10
