@@ -18,6 +18,7 @@ from engine.api.errors import Bug, KubengineError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
+    "bench": "Measure a node agent under load, beside a kubelet or at growing density.",
     "cgroups": "Show the cgroup tree, find its faults, plan its values.",
     "device-plugin": "Serve a sample device plugin, to try an agent with.",
     "devices": "Show device plugin resources, their devices and who holds them.",
