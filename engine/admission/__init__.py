@@ -10,11 +10,14 @@ are pure. `manager` acts: it admits pods one by one, kills victims, records even
 from engine.admission.admitted import AdmittedPods
 from engine.admission.decision import NotEnoughToPreempt, PassedOver, Preemption, Step
 from engine.admission.failures import Failure, InsufficientResource, PredicateFailure, WrongOS
+from engine.admission.manager import Admission
 from engine.admission.predicates import NodeFacts
 from engine.admission.preemption import POLICIES, preempt
+from engine.admission.verdict import Verdict, decide
 
 __all__ = [
     "POLICIES",
+    "Admission",
     "AdmittedPods",
     "Failure",
     "InsufficientResource",
@@ -24,6 +27,8 @@ __all__ = [
     "PredicateFailure",
     "Preemption",
     "Step",
+    "Verdict",
     "WrongOS",
+    "decide",
     "preempt",
 ]

@@ -1,0 +1,171 @@
+"""Admission: takes pods one by one, and makes room for critical ones. The file that acts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from engine.admission.admitted import AdmittedPods
+from engine.admission.decision import Preemption
+from engine.admission.preemption import POLICIES
+from engine.admission.verdict import Verdict, decide
+from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput, KubengineError
+from engine.api.events import WARNING, EventRecorder
+from engine.api.kubengine_config import PreemptionSection
+from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.metrics import Registry
+
+PREEMPTING: Final = "Preempting"
+MESSAGE: Final = "Preempted in order to admit critical pod"
+CONDITION_REASON: Final = "TerminationByKubelet"
+
+_KEPT_DECISIONS = 20
+
+log = logging.getLogger("kubengine.admission")
+
+
+class Admission:
+    """A node's admission.
+
+    `await admit(pod)` returns when the pod may run (its victims have stopped then) and counts it from
+    there on; `remove(uid)` when it holds nothing any more. `kill_pod` ends a victim with its own grace
+    period. Pods that were here before (a restart of the agent) are told with `add`, without a check.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: Node,
+        kill_pod: KillPod,
+        recorder: EventRecorder,
+        registry: Registry,
+        section: PreemptionSection | None = None,
+        pods: Iterable[Pod] = (),
+    ) -> None:
+        """Raises `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
+        self._section = section or PreemptionSection()
+        if self._section.policy not in POLICIES:
+            raise InvalidInput(
+                f"expected one of {', '.join(POLICIES)}, got {self._section.policy!r}",
+                subject="preemption.policy",
+            )
+        self.admitted = AdmittedPods(node, pods)
+        self._kill_pod = kill_pod
+        self._recorder = recorder
+        self._rejections = registry.counter(
+            "kubelet_admission_rejections_total",
+            "Cumulative number pod admission rejections by the Kubelet.",
+            ["reason"],
+        )
+        self._preemptions = registry.counter(
+            "kubelet_preemptions",
+            "Cumulative number of pod preemptions by preemption resource",
+            ["preemption_signal"],
+        )
+        self._one_by_one = asyncio.Lock()
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=_KEPT_DECISIONS)
+
+    async def start(self) -> None:
+        """Nothing runs by itself."""
+
+    async def stop(self) -> None:
+        """Nothing runs by itself."""
+
+    def set_node(self, node: Node) -> None:
+        """Allocatable, labels or taints changed; holds for pods that come from now on."""
+        self.admitted.set_node(node)
+
+    def add(self, pod: Pod) -> None:
+        """A pod that is on the node already, whether it fits or not; a known one is updated (resize)."""
+        if pod.uid in self.admitted:
+            self.admitted.update(pod)
+        else:
+            self.admitted.add(pod)
+
+    def remove(self, uid: str) -> None:
+        """The pod has ended; nothing happens if it is not known."""
+        self.admitted.remove(uid)
+
+    def check(self, pod: Pod, *, policy: str = "") -> Verdict:
+        """What `admit` would decide, without doing it."""
+        return decide(
+            self.admitted,
+            pod,
+            policy=policy or self._section.policy,
+            time_limit=float(self._section.time_limit),
+        )
+
+    async def admit(self, pod: Pod) -> Verdict:
+        """Take the pod or raise `AdmissionRejected` with the reason and message for its status.
+
+        Victims are killed together and waited for; one that cannot be killed is logged, stays counted, and
+        does not keep the pod out. One pod is admitted at a time.
+        """
+        async with self._one_by_one:
+            try:
+                verdict = self.check(pod)
+            except InvalidInput as error:
+                self._rejections.inc("UnexpectedAdmissionError")
+                raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
+            if verdict.failures:
+                self._decisions.append(verdict.describe())
+            if not verdict.admit:
+                self._rejections.inc(verdict.reason)
+                raise AdmissionRejected(verdict.reason, verdict.message)
+            if verdict.preemption is not None:
+                await self._make_room(verdict.preemption)
+            self.admitted.add(pod)
+            return verdict
+
+    async def _make_room(self, preemption: Preemption) -> None:
+        victims = [self.admitted.pods[uid] for uid in preemption.victims]
+        names = ", ".join(pod.full_name for pod in victims)
+        log.info("preempting %s for %s (policy %s)", names, preemption.preemptor, preemption.policy)
+        signal = preemption.requirements[0][0] if preemption.requirements else ""
+        await asyncio.gather(*(self._end(pod, signal) for pod in victims))
+
+    async def _end(self, pod: Pod, signal: str) -> None:
+        self._recorder.pod(pod, WARNING, PREEMPTING, MESSAGE)
+        try:
+            await self._kill_pod(pod, PodEnd(PREEMPTING, MESSAGE, condition_reason=CONDITION_REASON))
+        except KubengineError as error:
+            log.error("pod %s could not be preempted: %s", pod.full_name, error)
+            return
+        self._preemptions.inc(signal)
+        self.admitted.remove(pod.uid)
+
+    def describe(self, **_query: str) -> dict[str, Any]:
+        """Sums, limits, policy and the latest decisions that were not a plain yes."""
+        admitted = self.admitted
+        return {
+            "policy": self._section.policy,
+            "pods": len(admitted),
+            "podLimit": admitted.node.pod_limit,
+            "allocatable": dict(admitted.node.allocatable),
+            "used": {name: amount for name, amount in admitted.used.items() if amount},
+            "decisions": list(self._decisions),
+        }
+
+    async def act(self, action: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """`dry-run` with `pod` (YAML or JSON text of one Pod) and perhaps `policy`: what `admit` would do."""
+        if action != "dry-run":
+            raise InvalidInput(f"unknown action {action!r}; expected dry-run", subject="admission")
+        if "pod" not in query:
+            raise InvalidInput("expected the pod as YAML or JSON in `pod`", subject="admission dry-run")
+        pods, _ = parse_pods(query["pod"].encode(), "pod")
+        if len(pods) != 1:
+            raise InvalidInput(f"expected one Pod, got {len(pods)}", subject="admission dry-run")
+        return self.check(named(pods[0]), policy=query.get("policy", "")).describe()
+
+
+def named(pod: Pod) -> Pod:
+    """A pod from a file that has no uid yet gets one to be told apart by."""
+    if not pod.uid:
+        pod.metadata.uid = f"dry-run-{pod.full_name}"
+    return pod

@@ -1,0 +1,65 @@
+"""The whole answer to "would the node take this pod?". Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from engine.admission.admitted import AdmittedPods
+from engine.admission.decision import NotEnoughToPreempt, Preemption
+from engine.admission.failures import UNEXPECTED, Failure, InsufficientResource
+from engine.admission.preemption import KUBELET, preempt
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Yes; yes once `preemption.victims` are gone; or no, with the reason and message for the pod's status.
+
+    `failures` are all failed checks in the kubelet's order, also where preemption cures them.
+    """
+
+    pod: str
+    admit: bool
+    failures: tuple[Failure, ...] = ()
+    preemption: Preemption | None = None
+    reason: str = ""
+    message: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able; the account of a preemption included."""
+        return {
+            "pod": self.pod,
+            "admit": self.admit,
+            "reason": self.reason,
+            "message": self.message,
+            "failures": [failure.describe() for failure in self.failures],
+            "preemption": self.preemption.describe() if self.preemption is not None else None,
+        }
+
+
+def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limit: float = 0.1) -> Verdict:
+    """Check a pod and, if it is critical and fails for resources only, choose victims (kubelet v1.32).
+
+    Any other failed check ends it, and then only such checks are named as the reason. Raises
+    `InvalidInput` as `AdmittedPods.check` and `preempt` do.
+    """
+    failures = tuple(admitted.check(pod))
+    if not failures:
+        return Verdict(pod.full_name, True)
+    short = [failure for failure in failures if isinstance(failure, InsufficientResource)]
+    others = [failure for failure in failures if not isinstance(failure, InsufficientResource)]
+    if not is_critical(pod) or others:
+        told = (others if is_critical(pod) else failures)[0]
+        return Verdict(pod.full_name, False, failures, None, told.reason, told.message)
+    requirements = [(failure.resource, failure.missing) for failure in short]
+    try:
+        preemption = preempt(admitted.table, pod, requirements, policy=policy, time_limit=time_limit)
+    except NotEnoughToPreempt as error:
+        message = (
+            "Unexpected error while attempting to recover from admission failure: preemption: "
+            f"error finding a set of pods to preempt: {error.message}"
+        )
+        return Verdict(pod.full_name, False, failures, None, UNEXPECTED, message)
+    return Verdict(pod.full_name, True, failures, preemption)

@@ -1,0 +1,182 @@
+"""Admission acts: victims, events, metrics, waiting, failures. `kill_pod` stands for the node's workers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from engine.admission import Admission
+from engine.api.documents import convert
+from engine.api.errors import InvalidInput, Unavailable
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import PreemptionSection
+from engine.api.lifecycle import AdmissionRejected, PodEnd
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.metrics import Registry
+
+
+def make_pod(
+    name: str, cpu: str = "", memory: str = "", *, static=False, priority=None, protected=False
+) -> Pod:
+    annotations = {"kubernetes.io/config.source": "file"} if static else {}
+    if protected:
+        annotations["kubengine.dev/do-not-preempt"] = "true"
+    requests = {key: value for key, value in (("cpu", cpu), ("memory", memory)) if value}
+    spec = {"containers": [{"name": "c", "resources": {"requests": requests}}]}
+    if priority is not None:
+        spec["priority"] = priority
+    return convert(
+        {"metadata": {"name": name, "uid": name, "annotations": annotations}, "spec": spec}, Pod, name
+    )
+
+
+def make_node(**allocatable: str) -> Node:
+    amounts = {"cpu": "2", "memory": "2Gi", "pods": "10"} | allocatable
+    return convert({"metadata": {"name": "n"}, "status": {"allocatable": amounts}}, Node, "node")
+
+
+class Situation:
+    def __init__(
+        self, pods: list[Pod], *, policy: str = "kubelet", cannot_kill: tuple[str, ...] = ()
+    ) -> None:
+        self.killed: list[tuple[str, PodEnd]] = []
+        self.cannot_kill = cannot_kill
+        self.recorder = EventRecorder(lambda: 0.0)
+        self.registry = Registry()
+        self.admission = Admission(
+            node=make_node(),
+            kill_pod=self.kill,
+            recorder=self.recorder,
+            registry=self.registry,
+            section=PreemptionSection(policy=policy),
+            pods=pods,
+        )
+
+    async def kill(self, pod: Pod, end: PodEnd) -> None:
+        await asyncio.sleep(0)
+        if pod.uid in self.cannot_kill:
+            raise Unavailable("no answer from the runtime", subject=pod.full_name)
+        self.killed.append((pod.uid, end))
+
+    def metric(self, name: str) -> dict[tuple[str, ...], float]:
+        return self.registry.metrics[name].values
+
+
+async def test_a_critical_pod_makes_room():
+    situation = Situation([make_pod("big", "1500m"), make_pod("small", "400m"), make_pod("best-effort")])
+    verdict = await situation.admission.admit(make_pod("critical", "1", static=True))
+    assert [uid for uid, _ in situation.killed] == ["big"] == list(verdict.preemption.victims)
+    end = situation.killed[0][1]
+    assert (end.reason, end.message, end.grace_period_seconds, end.condition_reason) == (
+        "Preempting",
+        "Preempted in order to admit critical pod",
+        None,
+        "TerminationByKubelet",
+    )
+    events = [(event.pod_uid, event.type, event.reason) for event in situation.recorder]
+    assert events == [("big", "Warning", "Preempting")]
+    assert situation.metric("kubelet_preemptions") == {("cpu",): 1}
+    assert situation.admission.admitted.used["cpu"] == 1400
+    assert situation.admission.admitted.pods.keys() == {"small", "best-effort", "critical"}
+    situation.admission.admitted.validate()
+
+
+async def test_an_ordinary_pod_is_rejected():
+    situation = Situation([make_pod("big", "1500m")])
+    with pytest.raises(AdmissionRejected) as rejection:
+        await situation.admission.admit(make_pod("late", "1", priority=1000))
+    assert rejection.value.reason == "OutOfcpu"
+    assert rejection.value.message == (
+        "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000"
+    )
+    assert situation.metric("kubelet_admission_rejections_total") == {("OutOfcpu",): 1}
+    assert not situation.killed
+
+
+async def test_another_failed_check_ends_preemption():
+    pod = make_pod("critical", "1", static=True)
+    pod.spec.node_name = "elsewhere"
+    situation = Situation([make_pod("big", "1500m")])
+    with pytest.raises(AdmissionRejected) as rejection:
+        await situation.admission.admit(pod)
+    assert rejection.value.reason == "NodeName"
+    assert not situation.killed
+
+
+async def test_not_enough_is_an_unexpected_admission_error():
+    situation = Situation([make_pod("big", "1500m", static=True), make_pod("small", "200m")])
+    with pytest.raises(AdmissionRejected) as rejection:
+        await situation.admission.admit(make_pod("critical", "1", static=True))
+    assert rejection.value.reason == "UnexpectedAdmissionError"
+    assert rejection.value.message.endswith(
+        "error finding a set of pods to preempt: "
+        "no set of running pods found to reclaim resources: [(res: cpu, q: 500), ]"
+    )
+
+
+async def test_a_failed_kill_does_not_keep_the_pod_out():
+    pods = [make_pod("a", "1"), make_pod("b", "1")]
+    situation = Situation(pods, cannot_kill=("b",))
+    await situation.admission.admit(make_pod("critical", "2", static=True))
+    assert [uid for uid, _ in situation.killed] == ["a"]
+    assert situation.metric("kubelet_preemptions") == {("cpu",): 1}
+    assert situation.admission.admitted.pods.keys() == {"b", "critical"}
+    situation.admission.admitted.validate()
+
+
+async def test_pods_are_admitted_one_at_a_time():
+    situation = Situation([make_pod("a", "1"), make_pod("b", "1")])
+    wanted = [make_pod(f"critical-{i}", "1", static=True) for i in range(2)]
+    await asyncio.gather(*(situation.admission.admit(pod) for pod in wanted))
+    assert sorted(uid for uid, _ in situation.killed) == ["a", "b"]
+    assert situation.admission.admitted.used["cpu"] == 2000
+
+
+async def test_policies_that_respect_the_annotation():
+    pods = [make_pod("guarded", "1", protected=True), make_pod("x", "500m"), make_pod("y", "500m")]
+    kubelet, minimal = Situation(pods), Situation(pods, policy="minimal")
+    for situation in (kubelet, minimal):
+        await situation.admission.admit(make_pod("critical", "1", static=True))
+    assert [uid for uid, _ in kubelet.killed] == ["guarded"]
+    assert sorted(uid for uid, _ in minimal.killed) == ["x", "y"]
+
+
+async def test_nonsense_is_rejected_and_changes_nothing():
+    situation = Situation([make_pod("a", "1")])
+    for pod, words in ((make_pod("bad", "-1"), "negative"), (make_pod("a", "1"), "on the node already")):
+        with pytest.raises(AdmissionRejected, match=words):
+            await situation.admission.admit(pod)
+    assert situation.admission.admitted.pods.keys() == {"a"}
+    situation.admission.admitted.validate()
+    with pytest.raises(InvalidInput, match=r"preemption\.policy"):
+        Situation([], policy="best")
+
+
+async def test_dry_run_and_describe():
+    situation = Situation([make_pod("big", "1500m")])
+    text = (
+        '{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","annotations":'
+        '{"kubernetes.io/config.source":"file"}},"spec":{"containers":[{"name":"c","resources":'
+        '{"requests":{"cpu":"1"}}}]}}'
+    )
+    answer = await situation.admission.act("dry-run", {"pod": text})
+    assert answer["admit"]
+    assert answer["preemption"]["victims"] == ["big"]
+    assert situation.admission.describe()["used"] == {"cpu": 1500}
+    with pytest.raises(InvalidInput, match="unknown action"):
+        await situation.admission.act("explode", {})
+    with pytest.raises(InvalidInput, match="expected the pod"):
+        await situation.admission.act("dry-run", {})
+
+
+async def test_the_node_may_change():
+    situation = Situation([make_pod("a", "1")])
+    with pytest.raises(AdmissionRejected):
+        await situation.admission.admit(make_pod("b", "2"))
+    situation.admission.set_node(make_node(cpu="4"))
+    await situation.admission.admit(make_pod("b", "2"))
+    situation.admission.remove("a")
+    situation.admission.remove("a")
+    assert situation.admission.admitted.used["cpu"] == 2000
