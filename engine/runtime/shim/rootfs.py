@@ -20,7 +20,7 @@ LINKS = {
     "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx", "core": "/proc/kcore",
 }  # fmt: skip
-NOT_DEVICES = ("/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/console", "/dev/.lxc")
+NOT_DEVICES = ("/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/console", "/dev/ptmx")
 SAFE = linux.MS_NOSUID | linux.MS_NOEXEC | linux.MS_NODEV
 
 

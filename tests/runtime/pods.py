@@ -1,0 +1,176 @@
+"""Making pods in a few words, and running an embedded runtime that must leave nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from engine.runtime.client import RuntimeClient
+from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.shim.linux import start_time
+from engine.testing.containerd import mounts_below
+from engine.wire import cri_v1_pb2 as cri
+
+BUSYBOX = "docker.io/library/busybox:latest"
+_numbers = itertools.count()
+
+
+class Pods:
+    """Makes pods and containers in a few words, and remembers the sandboxes to remove."""
+
+    def __init__(self, client: RuntimeClient, directory: Path, cgroup_root: str, kind: str) -> None:
+        self.client = client
+        self.directory = directory
+        self.cgroup_root = cgroup_root
+        self.kind = kind
+        self.configs: dict[str, cri.PodSandboxConfig] = {}
+        self.pids: dict[int, int] = {}
+
+    def config(self, name: str = "", **fields: Any) -> cri.PodSandboxConfig:
+        number = next(_numbers)
+        name = name or f"pod-{number}"
+        uid = f"uid-{number}"
+        logs = self.directory / "logs" / name
+        logs.mkdir(parents=True, exist_ok=True)
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=name, uid=uid, namespace="test"),
+            hostname=name,
+            log_directory=str(logs),
+            linux=cri.LinuxPodSandboxConfig(cgroup_parent=f"{self.cgroup_root}/{uid}"),
+        )
+        config.MergeFrom(cri.PodSandboxConfig(**fields))
+        if config.linux.security_context.namespace_options.network == cri.NODE:
+            config.hostname = ""
+        return config
+
+    async def pod(self, config: cri.PodSandboxConfig | None = None, **fields: Any) -> str:
+        config = config or self.config(**fields)
+        sandbox = await self.client.run_pod_sandbox(config)
+        self.configs[sandbox] = config
+        return sandbox
+
+    async def create(
+        self,
+        sandbox: str,
+        *command: str,
+        name: str = "",
+        image: str = BUSYBOX,
+        pid: cri.NamespaceMode = cri.CONTAINER,
+        **fields: Any,
+    ) -> str:
+        name = name or f"c-{next(_numbers)}"
+        config = cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name=name),
+            image=cri.ImageSpec(image=image),
+            command=command,
+            log_path=f"{name}.log",
+        )
+        config.linux.security_context.namespace_options.pid = pid
+        config.MergeFrom(cri.ContainerConfig(**fields))
+        return await self.client.create_container(sandbox, config, self.configs[sandbox])
+
+    async def start(self, sandbox: str, *command: str, **fields: Any) -> str:
+        container = await self.create(sandbox, *command, **fields)
+        await self.client.start_container(container)
+        return container
+
+    async def shell(self, script: str, sandbox: str = "", **fields: Any) -> str:
+        """Start a shell in a new pod (or `sandbox`)."""
+        return await self.start(sandbox or await self.pod(), "/bin/sh", "-c", script, **fields)
+
+    async def output(self, script: str, sandbox: str = "", **fields: Any) -> str:
+        """Standard output of a shell that ended well."""
+        container = await self.shell(script, sandbox, **fields)
+        status = await self.ended(container)
+        lines = self.log(status)
+        assert status.exit_code == 0, lines
+        return "\n".join(text for stream, _, text in lines if stream == "stdout")
+
+    async def status(self, container: str) -> cri.ContainerStatus:
+        return (await self.client.container_status(container)).status
+
+    async def ended(self, container: str) -> cri.ContainerStatus:
+        async def exited() -> bool:
+            return (await self.status(container)).state == cri.CONTAINER_EXITED
+
+        await until(exited)
+        return await self.status(container)
+
+    def log(self, status: cri.ContainerStatus) -> list[tuple[str, str, str]]:
+        """Stream, tag and text of each line."""
+        lines = Path(status.log_path).read_bytes().decode(errors="replace").splitlines()
+        return [(line.split(" ", 3)[1], line.split(" ", 3)[2], line.split(" ", 3)[3]) for line in lines]
+
+    async def note_processes(self) -> None:
+        """Remember every process that must be gone in the end."""
+        for sandbox in await self.client.list_pod_sandboxes():
+            info = (await self.client.pod_sandbox_status(sandbox.id, verbose=True)).info
+            self._note(json.loads(info["info"])["pid"])
+        for container in await self.client.list_containers():
+            facts = json.loads((await self.client.container_status(container.id, verbose=True)).info["info"])
+            self._note(facts["pid"])
+            self._note(facts.get("shim", 0))
+
+    async def remove_all(self) -> None:
+        for sandbox in await self.client.list_pod_sandboxes():
+            if sandbox.id in self.configs:
+                await self.client.stop_pod_sandbox(sandbox.id)
+                await self.client.remove_pod_sandbox(sandbox.id)
+
+    def _note(self, pid: int) -> None:
+        if pid:
+            self.pids[pid] = start_time(pid)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+    """Wait for `condition`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def embedded_runtime(
+    directory: Path, archive: Path, cgroup_root: str, **options: Any
+) -> AsyncIterator[Pods]:
+    """An embedded runtime below `directory` with the images of `archive`; afterwards nothing may be left."""
+    root, state = directory / "root", directory / "state"
+    runtime = EmbeddedRuntime(socket=directory / "r.sock", root=root, state=state, **options)
+    await runtime.start()
+    await runtime.import_image(archive)
+    client = RuntimeClient(str(runtime.socket))
+    pods = Pods(client, directory, cgroup_root, "embedded")
+    assert runtime._processes is not None
+    bridge = runtime._processes.network.bridge
+    try:
+        yield pods
+        await pods.note_processes()
+    finally:
+        await client.close()
+        await runtime.purge()
+    await assert_nothing_left(root, state, bridge, cgroup_root, pods.pids)
+
+
+async def assert_nothing_left(
+    root: Path, state: Path, bridge: str, cgroup_root: str, pids: dict[int, int]
+) -> None:
+    assert not root.exists()
+    assert not state.exists()
+    assert not mounts_below(root, state)
+    assert not Path("/sys/class/net", bridge).exists()
+    for tree in Path("/sys/fs/cgroup").iterdir():
+        top = tree / cgroup_root.strip("/")
+        left = [p for p in top.rglob("*") if p.is_dir() and len(p.relative_to(top).parts) > 1]
+        assert not left, left
+
+    async def gone() -> bool:
+        return not any(began and start_time(pid) == began for pid, began in pids.items())
+
+    await until(gone, 5)
