@@ -12,6 +12,7 @@ import uuid
 
 import msgspec
 import pytest
+
 from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
@@ -39,7 +40,8 @@ def make_pods(count: int, seed: int = 1) -> list[Pod]:
                 kind, {"requests": amounts, "limits": amounts}
             )
             containers.append({"name": name, "resources": resources})
-        document = {"metadata": {"name": f"p{number}", "uid": f"u{number}"}, "spec": {"containers": containers}}
+        metadata = {"name": f"p{number}", "uid": f"u{number}"}
+        document = {"metadata": metadata, "spec": {"containers": containers}}
         pods.append(msgspec.convert(document, Pod, dec_hook=decode_hook))
     return pods
 

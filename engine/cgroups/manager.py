@@ -202,11 +202,10 @@ class CgroupManager:
         use is refused before anything would be killed. Raises `Refused` at the first step that cannot
         be done; calling again goes on from there. Containers that restart for it are not updated.
         """
-        if new.uid in self.sums.pods:
-            self.sums.put(new.uid, Contribution.of(new))
-        if new.uid in self.pods:
-            self.pods[new.uid] = (new, self.pods[new.uid][1])
-        self._write_levels()
+        before, after = self.sums.pods.get(new.uid), Contribution.of(new)
+        if before is not None and after.cpu_milli > before.cpu_milli:
+            self.sums.put(new.uid, after)
+            self._write_levels()
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
             if isinstance(step, PodStep):
                 self._resize_group(new, step)
@@ -220,6 +219,11 @@ class CgroupManager:
                     errno=errno.EBUSY,
                 )
             await update_container(step.container, step.resources)
+        if before is not None:
+            self.sums.put(new.uid, after)
+            self._write_levels()
+        if new.uid in self.pods:
+            self.pods[new.uid] = (new, self.pods[new.uid][1])
 
     def _resize_group(self, pod: Pod, step: PodStep) -> None:
         name = self._pod_name(pod)

@@ -33,7 +33,8 @@ mount -t tmpfs tmpfs /tmp
 mount -t sysfs sysfs /sys 2>/dev/null
 mkdir {cgroups}
 mount -t cgroup2 none {cgroups}
-export HOME=/tmp TMPDIR=/tmp PATH={path} PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={python_path} OPENBLAS_NUM_THREADS=1
+export HOME=/tmp TMPDIR=/tmp PATH={path} PYTHONPATH={python_path}
+export PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1
 {python} {body} 2>&1
 echo {ended}
 echo o > /proc/sysrq-trigger
@@ -86,7 +87,8 @@ def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 120.0) -> An
 def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float) -> Any:
     command = [
         kernel,
-        *(f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}", f"umid={directory.name}"),
+        *(f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}"),
+        f"umid={directory.name}",
         *("con=null", "con0=null,fd:1", "ssl=null", "quiet", f"uml_dir={directory}/"),
     ]
     environment = dict(os.environ, TMPDIR=str(directory), HOME=str(directory))

@@ -1,6 +1,8 @@
 """What must hold on a real kernel, v1 or v2 alike. Each scene takes a private cgroup root, and returns
 what it saw in plain data; it removes all that it made."""
 
+# ruff: noqa: PTH102, PTH106, PTH110, PTH112, PTH123
+
 from __future__ import annotations
 
 import os
@@ -285,7 +287,7 @@ def many_pods(root: str, count: int) -> dict[str, Any]:
         before = manager.tree.writes
         expected = 0
         fresh = manager.tree.rules.fresh()
-        kinds = (guaranteed, burstable, lambda uid: best_effort(uid))
+        kinds = (guaranteed, burstable, best_effort)
         pods = [kinds[number % 3](f"p{number}") for number in range(count)]
         level = dict(manager.tree.group((*manager.settings.root, "burstable")).wanted)
         for one in pods:
@@ -402,7 +404,7 @@ def refused_then_repaired(root: str) -> dict[str, Any]:
         seen["no such file"] = attempt(lambda: manager.tree.write(name, {"memory.no_such_file": "1"}))
         manager.tree.group(name).wanted = manager.pod_files(one)
         manager.create_pod(one)
-        seen["after"] = attempt(lambda: manager.write_all())
+        seen["after"] = attempt(manager.write_all)
         seen["value"] = read(manager, name, MEMORY_LIMIT)
     return seen
 

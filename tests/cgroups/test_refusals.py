@@ -9,11 +9,12 @@ from pathlib import Path
 import cgroup_scenes
 import pytest
 from cgroup_scenes import guaranteed, managed
+from test_kernels import in_uml, on_this_machine
+
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.cgroups import CgroupManager
 from engine.cgroups.mounts import Hierarchy, Mounts, find_mounts
-from test_kernels import in_uml, on_this_machine
 
 SHARED = {
     "no permission": (errno.EACCES, "/podg", "no permission"),

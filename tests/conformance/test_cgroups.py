@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
@@ -44,7 +45,7 @@ def as_vector(values: GroupValues | None) -> dict[str, Any] | None:
     return answer
 
 
-def call(fn: str, args: list[Any]) -> Any:  # noqa: PLR0912
+def call(fn: str, args: list[Any]) -> Any:
     match fn:
         case "milli_cpu_to_shares" | "shares_to_milli_cpu" | "quota_to_milli_cpu":
             return getattr(conversion, fn)(*args)

@@ -1,0 +1,359 @@
+"""In-place resize: what counts as one, whether it fits, the order of writes, and a live container."""
+
+# ruff: noqa: ASYNC222 (the processes are children of the test, ended at once)
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import signal
+from typing import Any
+
+import pytest
+from cgroup_scenes import (
+    as_pod,
+    best_effort,
+    burstable,
+    guaranteed,
+    hold,
+    make_container,
+    managed,
+    spawn,
+)
+
+from engine.api.config import KubeletConfiguration, MemorySwapConfig
+from engine.api.errors import Refused
+from engine.api.pod import Pod
+from engine.api.quantity import Quantity
+from engine.cgroups.containers import ContainerResources, ContainerRules
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.plan import container_values
+from engine.cgroups.resize import (
+    ContainerStep,
+    decide_resize,
+    in_progress,
+    resize_of,
+    resize_steps,
+    status_resources,
+)
+from engine.cgroups.values import PodRules
+
+GI, MI = 1 << 30, 1 << 20
+RULES = ContainerRules(8 * GI, 8 * GI)
+
+
+def document(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "p", "uid": "p", "labels": {"app": "x"}},
+        "spec": {"containers": [{"name": f"c{n}", **c} for n, c in enumerate(containers)], **spec},
+    }
+
+
+def limited(cpu: str, memory: str) -> dict[str, Any]:
+    amounts = {"cpu": cpu, "memory": memory}
+    return {"resources": {"requests": dict(amounts), "limits": dict(amounts)}}
+
+
+def ranged(cpu: tuple[str, str], memory: tuple[str, str], **more: Any) -> dict[str, Any]:
+    return {
+        "resources": {
+            "requests": {"cpu": cpu[0], "memory": memory[0]},
+            "limits": {"cpu": cpu[1], "memory": memory[1]},
+        },
+        **more,
+    }
+
+
+def both(old: dict[str, Any], new: dict[str, Any]) -> tuple[Pod, Pod]:
+    return as_pod(old), as_pod(new)
+
+
+BASE = document(ranged(("500m", "1"), ("64Mi", "128Mi")), ranged(("100m", "200m"), ("32Mi", "64Mi")))
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """BASE with one field set (dots between names, numbers for list positions)."""
+    new = copy.deepcopy(BASE)
+    *parents, last = path.split(".")
+    at: Any = new
+    for name in parents:
+        at = at[int(name)] if name.isdigit() else at.setdefault(name, {})
+    at[last] = value
+    return new
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "containers"),
+    [
+        ("spec.containers.0.resources.requests.cpu", "700m", {"c0": ("cpu",)}),
+        ("spec.containers.0.resources.limits.memory", "256Mi", {"c0": ("memory",)}),
+        (
+            "spec.containers.1.resources",
+            ranged(("50m", "1"), ("16Mi", "1Gi"))["resources"],
+            {"c1": ("memory", "cpu")},
+        ),
+    ],
+)
+def test_only_cpu_and_memory_amounts_make_a_resize(path, value, containers):
+    resize = resize_of(*both(BASE, changed(path, value)))
+    assert resize is not None
+    assert {change.name: change.resources for change in resize.containers} == containers
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec.containers.0.image", "other"),
+        ("metadata.labels", {"app": "y"}),
+        ("spec.containers.0.resources.requests.ephemeral-storage", "1Gi"),
+        ("spec.containers.0.resources.limits", {"cpu": "1"}),
+        ("spec.containers.0.resources", {}),
+        ("spec.restartPolicy", "Never"),
+        ("spec.initContainers", [{"name": "i"}]),
+    ],
+)
+def test_anything_else_replaces_the_pod(path, value):
+    assert resize_of(*both(BASE, changed(path, value))) is None
+
+
+def test_another_class_replaces_the_pod():
+    old, new = document(limited("1", "1Gi")), document(ranged(("500m", "1"), ("1Gi", "1Gi")))
+    assert resize_of(*both(old, new)) is None
+
+
+def test_the_same_pod_is_no_resize():
+    assert resize_of(*both(BASE, copy.deepcopy(BASE))) is None
+
+
+def test_sidecars_resize_and_init_containers_do_not():
+    for restart, resizes in (("Always", True), (None, False)):
+        init = {"name": "i", **limited("1", "1Gi")} | ({"restartPolicy": restart} if restart else {})
+        old = document(limited("1", "1Gi"), initContainers=[init])
+        new = copy.deepcopy(old)
+        new["spec"]["initContainers"][0] |= limited("2", "1Gi")
+        assert (resize_of(*both(old, new)) is not None) is resizes
+
+
+def test_a_restart_is_asked_for_by_policy():
+    policy = [{"resourceName": "memory", "restartPolicy": "RestartContainer"}]
+    old = document(ranged(("1", "2"), ("1Gi", "2Gi"), resizePolicy=policy))
+    for amounts, restarts in ((("1", "3"), False), (("1", "2"), True)):
+        memory = ("1Gi", "2Gi") if not restarts else ("1Gi", "3Gi")
+        resize = resize_of(*both(old, document(ranged(amounts, memory, resizePolicy=policy))))
+        assert resize is not None
+        assert [change.restart for change in resize.containers] == [restarts]
+
+
+def decide(old: Pod, new: Pod, used: str = "0", **config: Any):
+    return decide_resize(
+        old,
+        new,
+        allocatable={"cpu": Quantity.parse("4"), "memory": Quantity.parse("8Gi")},
+        others={"cpu": Quantity.parse(used), "memory": Quantity.parse("0")},
+        config=KubeletConfiguration(**config),
+    )
+
+
+def test_a_resize_that_fits_proceeds():
+    decision = decide(burstable("b", "1"), burstable("b", "2"), used="2")
+    assert decision.verdict == "Proceed"
+    assert decision.condition() is None
+
+
+def test_one_that_does_not_fit_now_is_deferred():
+    decision = decide(burstable("b", "1"), burstable("b", "2"), used="3")
+    condition = decision.condition(generation=7)
+    assert condition is not None
+    assert (condition.type, condition.reason) == ("PodResizePending", "Deferred")
+    assert condition.observed_generation == 7
+    assert condition.message == (
+        "Node didn't have enough resource: cpu, requested: 2000, used: 3000, capacity: 4000"
+    )
+
+
+def test_one_that_never_fits_is_infeasible():
+    condition = decide(burstable("b", "1"), burstable("b", "5")).condition()
+    assert condition is not None
+    assert condition.reason == "Infeasible"
+    assert condition.message == "Node didn't have enough capacity: cpu, requested: 5000, capacity: 4000"
+
+
+def test_shrinking_fits_on_a_node_that_is_too_full():
+    assert decide(burstable("b", "3"), burstable("b", "2"), used="3").verdict == "Proceed"
+
+
+def test_static_policies_and_swap_are_infeasible():
+    old, new = guaranteed("g", "1"), guaranteed("g", "2")
+    assert "CPU Manager" in decide(old, new, cpu_manager_policy="static").message
+    assert "Memory Manager" in decide(old, new, memory_manager_policy="Static").message
+    assert decide(burstable("b", "1"), burstable("b", "2"), cpu_manager_policy="static").verdict == "Proceed"
+    swap = MemorySwapConfig(swap_behavior="LimitedSwap")
+    assert "swap" in decide(burstable("b"), burstable("b", memory="2Gi"), memory_swap=swap).message
+
+
+def steps(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        ("container", step.container, step.resource)
+        if isinstance(step, ContainerStep)
+        else ("pod", step.resource, step.part)
+        for step in resize_steps(*both(old, new), PodRules(), RULES)
+    ]
+
+
+def test_growing_writes_the_parent_first():
+    assert steps(document(limited("1", "1Gi")), document(limited("2", "2Gi"))) == [
+        ("pod", "memory", "limit"),
+        ("container", "c0", "memory"),
+        ("pod", "cpu", "limit"),
+        ("pod", "cpu", "request"),
+        ("container", "c0", "cpu"),
+    ]
+
+
+def test_shrinking_writes_the_children_first():
+    assert steps(document(limited("2", "2Gi")), document(limited("1", "1Gi"))) == [
+        ("container", "c0", "memory"),
+        ("pod", "memory", "limit"),
+        ("container", "c0", "cpu"),
+        ("pod", "cpu", "request"),
+        ("pod", "cpu", "limit"),
+    ]
+
+
+def test_a_shift_between_containers_shrinks_before_it_grows():
+    old = document(limited("1", "1Gi"), limited("2", "1Gi"))
+    new = document(limited("2", "1Gi"), limited("1", "1Gi"))
+    assert steps(old, new) == [("container", "c1", "cpu"), ("container", "c0", "cpu")]
+
+
+def test_memory_changes_while_cpu_still_has_its_old_value():
+    old, new = both(document(limited("1", "1Gi")), document(limited("2", "2Gi")))
+    updates = [s for s in resize_steps(old, new, PodRules(), RULES) if isinstance(s, ContainerStep)]
+    assert [(u.resources.cpu_quota, u.resources.memory_limit_in_bytes) for u in updates] == [
+        (100_000, 2 * GI),
+        (200_000, 2 * GI),
+    ]
+
+
+def test_a_pod_level_limit_reaches_containers_without_one():
+    pod_level = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+    old = document({}, limited("100m", "64Mi"), resources=pod_level)
+    new = copy.deepcopy(old)
+    new["spec"]["resources"]["limits"] = {"cpu": "3", "memory": "2Gi"}
+    assert steps(old, new) == [("pod", "cpu", "limit"), ("container", "c0", "cpu")]
+
+
+def test_status_keeps_the_text_of_amounts_that_hold():
+    container = as_pod(document(ranged(("333m", "1500m"), ("64M", "100M")))).spec.containers[0]
+    amounts = status_resources(
+        container,
+        ContainerResources(
+            cpu_shares=340, cpu_quota=150_000, cpu_period=100_000, memory_limit_in_bytes=100_000_000
+        ),
+    )
+    assert {name: str(amount) for name, amount in (amounts.requests or {}).items()} == {
+        "cpu": "333m",
+        "memory": "64M",
+    }
+    assert {name: str(amount) for name, amount in (amounts.limits or {}).items()} == {
+        "cpu": "1500m",
+        "memory": "100M",
+    }
+    other = status_resources(
+        container,
+        ContainerResources(
+            cpu_shares=1024, cpu_quota=50_000, cpu_period=100_000, memory_limit_in_bytes=1 << 26
+        ),
+    )
+    assert {name: str(amount) for name, amount in (other.limits or {}).items()} == {
+        "cpu": "500m",
+        "memory": "64Mi",
+    }
+    assert str((other.requests or {})["cpu"]) == "1"
+
+
+def test_progress_conditions():
+    assert (in_progress().type, in_progress().reason) == ("PodResizeInProgress", "")
+    assert (in_progress("no").reason, in_progress("no").message) == ("Error", "no")
+
+
+@pytest.mark.root
+async def test_a_live_container_grows_and_shrinks_without_a_restart(private_root):
+    small, large = guaranteed("g", "500m", "64Mi"), guaranteed("g", "1", "256Mi")
+    with managed(private_root) as manager:
+        manager.create_pod(small)
+        name = make_container(manager, small)
+        pod_group = name[:-1]
+        pid = spawn(manager, name, hold(32 * MI))
+        asked = []
+
+        async def update(container: str, resources: ContainerResources) -> None:
+            asked.append(container)
+            manager.tree.write(name, manager.tree.rules.files(container_values(resources)))
+
+        limit = MEMORY_LIMIT[manager.mounts.version]
+        await manager.resize_pod(small, large, update)
+        assert manager.tree.read(pod_group, limit) == str(256 * MI)
+        assert manager.tree.read(name, limit) == str(256 * MI)
+        assert manager.pods["g"][0] is large
+
+        while int(manager.tree.read(name, MEMORY_USAGE[manager.mounts.version]) or 0) < 32 * MI:
+            os.sched_yield()
+        tiny = guaranteed("g", "1", "16Mi")
+        with pytest.raises(
+            Refused, match=r"container c0 memory limit \(16777216\) below current usage"
+        ) as no:
+            await manager.resize_pod(large, tiny, update, {"c0": 32 * MI})
+        assert no.value.errno == errno.EBUSY
+        assert manager.tree.read(pod_group, limit) == str(256 * MI)
+
+        await manager.resize_pod(large, small, update, {"c0": 32 * MI})
+        assert {
+            file: manager.tree.read(pod_group, file) for file in manager.pod_files(small)
+        } == manager.pod_files(small)
+        assert manager.tree.read(name, limit) == str(64 * MI)
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the container's process never noticed"
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        assert set(asked) == {"c0"}
+
+
+@pytest.mark.root
+async def test_a_pod_limit_below_usage_is_refused_before_it_hurts(private_root):
+    large = guaranteed("g", "500m", "128Mi")
+    small = guaranteed("g", "500m", "16Mi")
+    with managed(private_root) as manager:
+        manager.create_pod(large)
+        name = make_container(manager, large)
+        pid = spawn(manager, name, hold(64 * MI))
+        while int(manager.tree.read(name, MEMORY_USAGE[manager.mounts.version]) or 0) < 64 * MI:
+            os.sched_yield()
+
+        async def update(container: str, resources: ContainerResources) -> None:
+            """A runtime that leaves memory to the pod's group."""
+
+        with pytest.raises(Refused, match="attempting to set pod memory limit") as no:
+            await manager.resize_pod(large, small, update)
+        assert no.value.errno == errno.EBUSY
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        await manager.resize_pod(large, small, update)
+        assert manager.tree.read(name[:-1], MEMORY_LIMIT[manager.mounts.version]) == str(16 * MI)
+
+
+@pytest.mark.root
+async def test_the_level_follows_a_resize(private_root):
+    with managed(private_root) as manager:
+        manager.create_pod(best_effort("e"))
+        manager.create_pod(burstable("b", "1"))
+
+        async def update(container: str, resources: ContainerResources) -> None:
+            """Only the level is of interest."""
+
+        await manager.resize_pod(burstable("b", "1"), burstable("b", "2500m"), update)
+        level = (*manager.settings.root, "burstable")
+        share = "cpu.shares" if manager.mounts.version == 1 else "cpu.weight"
+        assert manager.tree.read(level, share) == manager.tree.group(level).wanted[share]
+        assert manager.level_values()["Burstable"].cpu_shares == 2560
