@@ -104,7 +104,8 @@ cdef void heap_sort(entry *items, Py_ssize_t count) noexcept nogil:
         items[root] = item
 
 
-cdef Py_ssize_t take(entry *items, Py_ssize_t count, int64_t target, int64_t *freed, int depth) noexcept nogil:
+cdef Py_ssize_t take(entry *items, Py_ssize_t count, int64_t target, int64_t *freed,
+                     int depth) noexcept nogil:
     """Orders `items` from the left until the sizes reach `target`; how many it took."""
     cdef Py_ssize_t taken, cut
     if count <= SMALL or depth == 0:
