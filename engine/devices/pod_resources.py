@@ -7,7 +7,7 @@ ones are not; v1alpha1 knows app containers only. CPUs and memory are not manage
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,16 +125,16 @@ class _V1(ServicerV1):
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
-        return self._server.answer("v1", "list", context, self._list)
+    async def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
+        return await self._server.answer("v1", "list", context, self._list)
 
-    def GetAllocatableResources(  # noqa: N802
+    async def GetAllocatableResources(  # noqa: N802
         self, request: v1.AllocatableResourcesRequest, context: Context
-    ) -> Awaitable[Any]:
-        return self._server.answer("v1", "get_allocatable", context, self._allocatable)
+    ) -> Any:
+        return await self._server.answer("v1", "get_allocatable", context, self._allocatable)
 
-    def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
-        return self._server.answer("v1", "get", context, lambda: self._get(request))
+    async def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Any:  # noqa: N802
+        return await self._server.answer("v1", "get", context, lambda: self._get(request))
 
     def _list(self) -> v1.ListPodResourcesResponse:
         self._server.collect()
@@ -176,8 +176,8 @@ class _V1alpha1(ServicerV1alpha1):
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Awaitable[Any]:  # noqa: N802
-        return self._server.answer("v1alpha1", "list", context, self._list)
+    async def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
+        return await self._server.answer("v1alpha1", "list", context, self._list)
 
     def _list(self) -> v1alpha1.ListPodResourcesResponse:
         self._server.collect()
