@@ -1,0 +1,111 @@
+"""`kubengine cgroups plan` and `check` on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import CgroupsSection
+from engine.cgroups.plan import plan
+from engine.cli.cgroups import command
+
+PODS = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: g, uid: one}
+spec:
+  containers:
+  - {name: a, resources: {requests: {cpu: "1", memory: 1Gi}, limits: {cpu: "1", memory: 1Gi}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: e}
+spec:
+  containers: [{name: a}]
+"""
+CAPACITY = {"cpu": 3000, "memory": 8 << 30, "pid": 1000, "hugepages-2Mi": 0}
+
+
+def planned(version: int, **config) -> dict[str, dict[str, str]]:
+    pods, _ = parse_pods(PODS, "pods")
+    groups = plan(
+        pods,
+        KubeletConfiguration(eviction_hard={}, **config),
+        CgroupsSection(),
+        CAPACITY,
+        version=version,
+        formula="logarithmic",
+    )
+    return {group.path: dict(group.files) for group in groups}
+
+
+def test_every_level_on_v2():
+    groups = planned(2, qos_reserved={"memory": "100%"}, feature_gates={"MemoryQoS": True})
+    assert list(groups) == [
+        "/kubepods",
+        "/kubepods/burstable",
+        "/kubepods/besteffort",
+        "/kubepods/podone",
+        "/kubepods/podone/a",
+        "/kubepods/besteffort/pode",
+        "/kubepods/besteffort/pode/a",
+    ]
+    gibi = str(1 << 30)
+    assert groups["/kubepods"]["memory.min"] == gibi
+    assert groups["/kubepods"]["pids.max"] == "1000"
+    assert groups["/kubepods/burstable"]["memory.max"] == str(7 << 30)
+    assert groups["/kubepods/podone"] == {
+        "cpu.weight": "100",
+        "cpu.max": "100000 100000",
+        "memory.max": gibi,
+        "memory.min": gibi,
+        "memory.low": "0",
+        "memory.high": "max",
+        "pids.max": "max",
+        "hugetlb.2MB.max": "0",
+    }
+    assert groups["/kubepods/podone/a"]["memory.oom.group"] == "1"
+    assert groups["/kubepods/besteffort/pode/a"]["memory.high"] == "max"
+
+
+def test_every_level_on_v1_and_under_systemd():
+    groups = planned(1, cgroup_driver="systemd", pod_pids_limit=64)
+    path = "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pode.slice"
+    assert groups[path] == {
+        "cpu.shares": "2",
+        "cpu.cfs_quota_us": "-1",
+        "memory.limit_in_bytes": "-1",
+        "pids.max": "64",
+        "hugetlb.2MB.limit_in_bytes": "0",
+    }
+    assert groups["/kubepods.slice"]["cpu.shares"] == "3072"
+
+
+def test_the_command_prints_a_tree_and_json(tmp_path):
+    file = tmp_path / "pods.yaml"
+    file.write_bytes(PODS)
+    arguments = ["plan", "-f", str(file), "--cpu", "3", "--memory", "8Gi", "--cpu-weight", "linear"]
+    shown = CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert shown.exit_code == 0
+    lines = shown.stdout.splitlines()
+    assert lines[0].split()[:3] == ["GROUP", "QOS", "cpu.weight"]
+    assert any(line.split()[:4] == ["podone", "Guaranteed", "39", "100000"] for line in lines)
+    groups = json.loads(CliRunner().invoke(command, [*arguments, "--json", "--cgroup", "v1"]).stdout)
+    container = next(group for group in groups if group["kind"] == "container")
+    assert container["files"]["cpu.shares"] == "1024"
+    assert container["oomScoreAdj"] == -997
+
+
+def test_bad_input_is_one_error(tmp_path):
+    file = tmp_path / "pods.yaml"
+    file.write_text("kind: Pod\napiVersion: v1\nspec: {containers: 3}\n")
+    with pytest.raises(InvalidInput, match="containers"):
+        CliRunner().invoke(command, ["plan", "-f", str(file)], catch_exceptions=False)
+    file.write_bytes(PODS)
+    with pytest.raises(InvalidInput, match=r"default/e: metadata.uid: expected a uid"):
+        CliRunner().invoke(command, ["check", "--pods", str(file)], catch_exceptions=False)

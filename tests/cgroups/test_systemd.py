@@ -1,0 +1,198 @@
+"""The systemd driver against the D-Bus interface of a systemd, spoken on a private bus."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jeepney import HeaderFields, MessageType, message_bus, new_error, new_method_return, new_signal
+from jeepney.io.blocking import Proxy, open_dbus_connection
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused, Unavailable
+from engine.cgroups import CgroupManager
+from engine.cgroups.files import FileRules
+from engine.cgroups.mounts import Hierarchy, Mounts
+from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
+from engine.cgroups.tree import CgroupTree
+
+needs_bus = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian: dbus)")
+
+CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig><type>session</type><listen>unix:path={socket}</listen>
+<policy context="default"><allow send_destination="*"/><allow eavesdrop="true"/><allow own="*"/></policy>
+</busconfig>"""
+
+
+class Systemd(threading.Thread):
+    """Answers as org.freedesktop.systemd1 does, and notes what it was asked. `result` is how jobs end;
+    None ends none."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(daemon=True)
+        self.connection = open_dbus_connection(address)
+        Proxy(message_bus, self.connection).RequestName(MANAGER.bus_name)
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.units: set[str] = set()
+        self.result: str | None = "done"
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError, EOFError):
+            while True:
+                message = self.connection.receive()
+                if message.header.message_type == MessageType.method_call:
+                    self.answer(message)
+
+    def answer(self, message: Any) -> None:
+        method = message.header.fields[HeaderFields.member]
+        self.calls.append((method, message.body))
+        unit = message.body[0] if message.body else ""
+        known = unit in self.units
+        if method == "StartTransientUnit" and known:
+            error = "org.freedesktop.systemd1.UnitExists"
+            self.connection.send(new_error(message, error, "s", (f"Unit {unit} was already loaded",)))
+        elif method in ("StopUnit", "SetUnitProperties") and not known:
+            error = "org.freedesktop.systemd1.NoSuchUnit"
+            self.connection.send(new_error(message, error, "s", (f"Unit {unit} not loaded.",)))
+        elif method in ("StartTransientUnit", "StopUnit"):
+            (self.units.add if method == "StartTransientUnit" else self.units.discard)(unit)
+            job = f"/org/freedesktop/systemd1/job/{len(self.calls)}"
+            self.connection.send(new_method_return(message, "o", (job,)))
+            if self.result is not None:
+                ended = (len(self.calls), job, unit, self.result)
+                self.connection.send(new_signal(MANAGER, "JobRemoved", "uoss", ended))
+        else:
+            self.connection.send(new_method_return(message))
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[str]:
+    config = tmp_path / "bus.conf"
+    config.write_text(CONFIG.format(socket=tmp_path / "bus"))
+    daemon = subprocess.Popen(
+        ["dbus-daemon", f"--config-file={config}", "--nofork", "--print-address=1"], stdout=subprocess.PIPE
+    )
+    assert daemon.stdout is not None
+    yield daemon.stdout.readline().decode().strip().partition(",")[0]
+    daemon.terminate()
+    daemon.wait()
+    daemon.stdout.close()
+
+
+@pytest.fixture
+def systemd(bus: str) -> Iterator[Systemd]:
+    served = Systemd(bus)
+    yield served
+    served.connection.sock.shutdown(socket.SHUT_RDWR)
+    served.join(5)
+    served.connection.close()
+
+
+@pytest.fixture
+def slices(bus: str, systemd: Systemd, tmp_path: Path) -> Iterator[SystemdSlices]:
+    slices = SystemdSlices.connect(bus, running=str(tmp_path))
+    slices._timeout = 0.5
+    yield slices
+    slices.close()
+
+
+POD = ("kubepods", "burstable", "pod12-ab")
+UNIT = "kubepods-burstable-pod12_ab.slice"
+
+
+@needs_bus
+def test_a_slice_is_started_set_and_stopped(slices, systemd):
+    slices.start(POD)
+    slices.start(POD)
+    slices.set(POD, {"cpu.weight": "39", "cpu.max": "50000 100000", "memory.max": "max", "pids.max": "64"})
+    slices.stop(POD)
+    slices.stop(POD)
+    methods = [method for method, _ in systemd.calls]
+    assert methods == ["Subscribe", *["StartTransientUnit"] * 2, "SetUnitProperties", *["StopUnit"] * 2]
+    unit, mode, properties, auxiliary = systemd.calls[1][1]
+    assert (unit, mode, auxiliary) == (UNIT, "replace", [])
+    assert dict(properties)["Wants"] == ("as", ["kubepods-burstable.slice"])
+    assert dict(properties)["MemoryAccounting"] == ("b", True)
+    unit, runtime, properties = systemd.calls[3][1]
+    assert (unit, runtime) == (UNIT, True)
+    assert dict(properties) == {
+        "CPUWeight": ("t", 39),
+        "MemoryMax": ("t", 2**64 - 1),
+        "TasksMax": ("t", 64),
+        "CPUQuotaPerSecUSec": ("t", 500_000),
+        "CPUQuotaPeriodUSec": ("t", 100_000),
+    }
+
+
+@needs_bus
+def test_refusals_and_silence_name_the_unit(slices, systemd):
+    with pytest.raises(Refused, match=f"{UNIT}: systemd refuses SetUnitProperties: Unit {UNIT} not loaded"):
+        slices.set(POD, {"pids.max": "64"})
+    systemd.result = "failed"
+    with pytest.raises(Refused, match=f"{UNIT}: systemd ended the job as 'failed'"):
+        slices.start(POD)
+    systemd.result = None
+    with pytest.raises(Unavailable, match=f"{UNIT}: systemd did not finish StopUnit in 0.5 s"):
+        slices.stop(POD)
+    systemd.result = "done"
+    slices.start(POD)
+
+
+@needs_bus
+def test_the_tree_tells_systemd_only_of_changes(slices, systemd, tmp_path):
+    hierarchy = tmp_path / "cgroup"
+    hierarchy.mkdir()
+    (hierarchy / "cgroup.controllers").write_text("memory")
+    (hierarchy / "cgroup.subtree_control").write_text("memory")
+    rules = FileRules(2, controllers=frozenset(["memory"]))
+    mounts = Mounts(2, (Hierarchy(str(hierarchy), frozenset(["memory"])),))
+    tree = CgroupTree(mounts, rules, driver="systemd", slices=slices)
+    tree.make(("kubepods",))
+    group = hierarchy / "kubepods.slice"
+    (group / "memory.max").write_text("max")
+    tree.write(("kubepods",), {"memory.max": "8192"})
+    tree.write(("kubepods",), {"memory.max": "8192"})
+    assert (group / "memory.max").read_text() == "8192"
+    assert [method for method, _ in systemd.calls] == ["Subscribe", "StartTransientUnit", "SetUnitProperties"]
+    (group / "memory.max").unlink()
+    tree.remove(("kubepods",))
+    assert systemd.calls[-1] == ("StopUnit", ("kubepods.slice", "replace"))
+    assert not group.exists()
+    tree.descriptors.close_all()
+
+
+def test_v1_values_as_properties():
+    files = {"cpu.shares": "1024", "cpu.cfs_quota_us": "-1", "memory.limit_in_bytes": "4096"}
+    assert dict(unit_properties(files)) == {
+        "CPUShares": ("t", 1024),
+        "MemoryLimit": ("t", 4096),
+        "CPUQuotaPerSecUSec": ("t", 2**64 - 1),
+        "CPUQuotaPeriodUSec": ("t", 100_000),
+    }
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd is init here")
+def test_without_systemd_the_driver_is_refused(tmp_path):
+    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    with pytest.raises(Refused, match="needs systemd as init, which does not run here; use cgroupDriver"):
+        CgroupManager(
+            config=KubeletConfiguration(cgroup_driver="systemd"),
+            capacity={"cpu": 1000, "memory": 1 << 30},
+            mounts=mounts,
+        )
+
+
+def test_a_bus_that_does_not_answer(tmp_path):
+    with pytest.raises(Unavailable, match="the system bus does not answer") as refusal:
+        SystemdSlices.connect(f"unix:path={tmp_path}/none", running=str(tmp_path))
+    assert refusal.value.errno in (None, errno.ENOENT)
