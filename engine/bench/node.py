@@ -1,0 +1,140 @@
+"""Agents in turn, A B A B …, each in a workspace of its own, through all phases.
+
+An interruption or a failure ends the run, never the clean-up: what was measured is kept.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.bench.agents import AgentKind
+from engine.bench.parts import HollowRuntime, ProbeTarget
+from engine.bench.phases import PHASES, Figures, Session
+from engine.bench.workspace import Workspace, uninterrupted
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """`runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds."""
+
+    kubelet: Path | None = None
+    pods: int = 60
+    repetitions: int = 3
+    seconds: float = 20.0
+    runtime: str = "hollow"
+    phases: tuple[str, ...] = tuple(PHASES)
+    limit: float = 300.0
+
+
+@dataclass(slots=True)
+class Result:
+    """`runs[label][phase]` is a list with the figures of each repetition."""
+
+    options: dict[str, Any]
+    machine: dict[str, str]
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    runs: dict[str, dict[str, list[Figures]]] = field(default_factory=dict)
+    complete: bool = False
+
+
+class NodeBench:
+    """Runs the bench. `result` is valid at any moment, also after an exception left `run`."""
+
+    def __init__(self, options: BenchOptions, say: Say) -> None:
+        unknown = set(options.phases) - set(PHASES)
+        if unknown:
+            raise InvalidInput(
+                f"expected some of {', '.join(PHASES)}; got {', '.join(sorted(unknown))}", subject="phases"
+            )
+        if "start" not in options.phases:
+            raise InvalidInput("start is needed by every other phase", subject="phases")
+        self.options = options
+        self._say = say
+        self.kinds = [AgentKind("engine")]
+        if options.kubelet is not None:
+            self.kinds.append(AgentKind("kubelet", options.kubelet.absolute()))
+        named = {
+            name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()
+        }
+        self.result = Result(named, {"system": platform.platform(), "python": platform.python_version()})
+
+    def run(self) -> Result:
+        """Raises what stopped it; the result so far stays in `result`."""
+        for kind in self.kinds:
+            version, notes = kind.version()
+            self.result.versions[kind.label] = version
+            self._note(*(f"{kind.label}: {note}" for note in notes))
+        self._note("system calls are not counted: the kernel's tracing is not used")
+        for repetition in range(1, self.options.repetitions + 1):
+            for kind in self.kinds:
+                self._say(f"repetition {repetition} of {self.options.repetitions}: {kind.label}")
+                self._measure(kind)
+        self.result.complete = True
+        return self.result
+
+    def _measure(self, kind: AgentKind) -> None:
+        workspace = Workspace()
+        parts: list[HollowRuntime | ProbeTarget] = []
+        session: Session | None = None
+        try:
+            workspace.make_cgroups()
+            runtime = None
+            endpoint = self.options.runtime
+            if endpoint == "hollow":
+                runtime = HollowRuntime(workspace.runtime_socket, workspace.path)
+                parts.append(runtime)
+                endpoint = f"unix://{workspace.runtime_socket}"
+            target = ProbeTarget(workspace.path)
+            parts.append(target)
+            options = self.options
+            session = Session(
+                kind, workspace, endpoint, runtime, target, options.pods, options.seconds, options.limit
+            )  # fmt: skip
+            self._phases(session)
+        finally:
+            self._end(session, parts, workspace)
+
+    def _phases(self, session: Session) -> None:
+        rows = self.result.runs.setdefault(session.kind.label, {})
+        for name in PHASES:
+            if name in self.options.phases:
+                began = time.monotonic()
+                rows.setdefault(name, []).append(PHASES[name](session))
+                self._say(f"  {name}: {time.monotonic() - began:.1f} s")
+
+    def _end(
+        self, session: Session | None, parts: Iterable[HollowRuntime | ProbeTarget], workspace: Workspace
+    ) -> None:
+        with uninterrupted():
+            if session is not None and session.agent is not None:
+                if session.runtime is None:
+                    self._empty(session)
+                session.agent.stop(kill=session.runtime is not None)
+            for part in parts:
+                part.stop(kill=True)
+            left = workspace.remove()
+        if left:
+            self._note(f"could not be removed: {', '.join(left)}")
+
+    def _empty(self, session: Session) -> None:
+        """On a runtime that stays, the agent itself must end its pods."""
+        try:
+            session.take(list(session.names))
+            session.wait_ready()
+        except (KubengineError, OSError) as error:
+            self._note(f"pods may be left in the runtime: {error}")
+
+    def _note(self, *notes: str) -> None:
+        for note in notes:
+            if note not in self.result.notes:
+                self.result.notes.append(note)
+                self._say(note)

@@ -1,0 +1,137 @@
+"""Child processes of the bench: they log to a file, end with the bench, and are told apart by name."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import Refused, Unavailable
+
+STOP_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Part:
+    """A running process. `log` holds its output."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.log = log
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - one thread, nothing but a prctl
+                    env={**os.environ, **(env or {})},
+                )
+        except OSError as error:
+            raise Refused(error.strerror or str(error), subject=command[0], errno=error.errno) from None
+        self.pid = self._process.pid
+
+    def check(self) -> None:
+        """Raises `Unavailable` with the end of the log if the process is gone."""
+        status = self._process.poll()
+        if status is not None:
+            raise Unavailable(
+                f"ended with status {status}; its last words:\n{self.last_words()}", subject=self.name
+            )
+
+    def last_words(self, lines: int = 8) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, *, kill: bool = False) -> None:
+        """SIGTERM, then SIGKILL to the whole session after a while; safe to call twice."""
+        if self._process.poll() is None and not kill:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                kill = True
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def kubengine(*arguments: str) -> list[str]:
+    """The command line of this very installation's `kubengine`."""
+    return [sys.executable, "-m", "engine.cli", *arguments]
+
+
+def http_get(port: int, path: str, timeout: float = 10.0) -> tuple[int, bytes]:
+    """Status and body. Raises OSError where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except http.client.HTTPException as error:
+        raise ConnectionError(str(error)) from error
+    finally:
+        connection.close()
+
+
+class ProbeTarget(Part):
+    """What probes hit: counts connections, and per path the gaps between requests."""
+
+    def __init__(self, directory: Path, *, period: float = 10.0) -> None:
+        port_file = directory / "probe-target.port"
+        port_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "engine.bench.probe_target", str(port_file), str(period)]
+        super().__init__("probe target", command, directory / "probe-target.log")
+        deadline = time.monotonic() + 20
+        while not port_file.exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise Unavailable("does not start", subject=self.name)
+            time.sleep(0.01)
+        self.ports: list[int] = json.loads(port_file.read_text())
+
+    def counts(self) -> dict[str, Any]:
+        """`http`, `tcp`, `late` (requests that came more than half a period late)."""
+        result: dict[str, Any] = json.loads(http_get(self.ports[0], "/count")[1])
+        return result
+
+
+class HollowRuntime(Part):
+    """`kubengine runtime --hollow` in a process of its own, so that it outlives agents."""
+
+    def __init__(self, socket: Path, directory: Path) -> None:
+        self._stats = directory / "runtime-stats.json"
+        super().__init__(
+            "hollow runtime",
+            kubengine("runtime", "--hollow", "--socket", str(socket), "--stats-file", str(self._stats)),
+            directory / "runtime.log",
+        )
+        deadline = time.monotonic() + 20
+        while not (socket.exists() and self._stats.exists()):
+            self.check()
+            if time.monotonic() > deadline:
+                raise Unavailable("does not start", subject=self.name)
+            time.sleep(0.01)
+
+    def calls(self) -> dict[str, dict[str, int]]:
+        """Calls and bytes by method, at most a second old."""
+        result: dict[str, dict[str, int]] = json.loads(self._stats.read_text())
+        return result

@@ -1,0 +1,272 @@
+"""What is done to an agent, and what is measured meanwhile.
+
+A phase takes a `Session` and returns figures by name; units are in the names (`_s` seconds, `_ms`, `_mb`).
+The same observer looks at every agent: its /pods page a few times a second, the runtime's records, /proc.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from engine.api.errors import Unavailable
+from engine.bench import workload
+from engine.bench.agents import Agent, AgentKind, ready
+from engine.bench.parts import HollowRuntime, ProbeTarget
+from engine.bench.procfs import Usage, usage
+from engine.bench.workspace import Workspace
+from engine.wire import cri_v1_pb2 as cri
+from engine.wire.cri_v1_pb2_grpc import RuntimeServiceStub
+
+Figures = dict[str, float]
+LOOK_SECONDS = 0.2
+PROBE_PERIOD = 1
+
+
+@dataclass(slots=True)
+class Session:
+    """One agent in its workspace. `seconds` is how long steady states are watched."""
+
+    kind: AgentKind
+    workspace: Workspace
+    endpoint: str
+    runtime: HollowRuntime | None
+    target: ProbeTarget
+    pods: int
+    seconds: float
+    limit: float
+    agent: Agent | None = None
+    idle_cpu_per_second: float | None = None
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def running(self) -> Agent:
+        if self.agent is None:
+            raise Unavailable("the agent is not running", subject=self.kind.label)
+        return self.agent
+
+    def start_agent(self) -> Agent:
+        self.agent = Agent(self.kind, self.workspace, self.endpoint, max_pods=self.pods + 10)
+        return self.agent
+
+    def put(self, pods: Sequence[dict[str, Any]]) -> None:
+        workload.put(self.workspace, pods)
+        self.names += [each["metadata"]["name"].removeprefix(workload.PREFIX) for each in pods]
+
+    def take(self, names: Sequence[str]) -> None:
+        workload.take(self.workspace, names)
+        self.names = [name for name in self.names if name not in set(names)]
+
+    def wait_ready(self, names: Sequence[str] | None = None) -> None:
+        """Until exactly the wanted pods are there, Running and Ready. Raises `Unavailable` after `limit`."""
+        wanted = {f"{workload.PREFIX}{name}-" for name in (self.names if names is None else names)}
+        deadline = time.monotonic() + self.limit
+        while True:
+            pods = self.running.pods()
+            good = {_stem(pod) for pod in pods if ready(pod)}
+            if wanted <= good and len(pods) == len(self.names):
+                return
+            if time.monotonic() > deadline:
+                state = f"{len(good & wanted)} of {len(wanted)} ready, {len(pods)} of {len(self.names)} known"
+                raise Unavailable(f"pods: {state} after {self.limit:g} s", subject=self.kind.label)
+            time.sleep(LOOK_SECONDS)
+
+    def watch(self, seconds: float) -> None:
+        """Lets time pass. Raises `Unavailable` if the agent ends meanwhile."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.running.part.check()
+            time.sleep(min(left, LOOK_SECONDS))
+
+    def containers(self) -> dict[str, tuple[str, float]]:
+        """Running containers of the bench's pods at the runtime: id → (pod name, start as Unix seconds)."""
+        found = {}
+        with grpc.insecure_channel(
+            self.endpoint, options=[("grpc.max_receive_message_length", 64 << 20)]
+        ) as channel:
+            stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+            state = cri.ContainerStateValue(state=cri.CONTAINER_RUNNING)
+            request = cri.ListContainersRequest(filter=cri.ContainerFilter(state=state))
+            for each in stub.ListContainers(request, timeout=30).containers:
+                name = each.labels.get("io.kubernetes.pod.name", "")
+                if name.startswith(workload.PREFIX):
+                    status = stub.ContainerStatus(
+                        cri.ContainerStatusRequest(container_id=each.id), timeout=30
+                    )
+                    found[each.id] = (name, status.status.started_at / 1e9)
+        return found
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Usage of the agent and calls to the runtime between two moments."""
+
+    session: Session
+    began: float
+    usage: Usage
+    calls: dict[str, dict[str, int]]
+
+    @classmethod
+    def begin(cls, session: Session) -> _Watch:
+        return cls(session, time.monotonic(), usage(session.running.part.pid), _calls(session))
+
+    def figures(self) -> Figures:
+        session = self.session
+        session.running.part.check()
+        seconds = time.monotonic() - self.began
+        now = usage(session.running.part.pid)
+        figures: Figures = {
+            "wall_s": seconds,
+            "cpu_s": now.cpu - self.usage.cpu,
+            "rss_mb": now.rss / 1e6,
+            "pss_mb": now.pss / 1e6,
+            "context_switches": now.switches - self.usage.switches,
+        }
+        if session.runtime is not None:
+            time.sleep(1.1)  # the runtime writes its counts each second
+            after = _calls(session)
+            for key, name in (("calls", "runtime_calls"), ("bytes", "runtime_bytes")):
+                figures[name] = sum(_sum(row, key) for row in after.values()) - sum(
+                    _sum(row, key) for row in self.calls.values()
+                )
+        return figures
+
+
+def _sum(row: dict[str, int], key: str) -> int:
+    return sum(value for name, value in row.items() if key in name)
+
+
+def _calls(session: Session) -> dict[str, dict[str, int]]:
+    return session.runtime.calls() if session.runtime is not None else {}
+
+
+def start(session: Session) -> Figures:
+    """Process start to `/healthz`."""
+    agent = session.start_agent()
+    return {"wall_s": agent.start_wall, "cpu_s": agent.start_cpu, "rss_mb": usage(agent.part.pid).rss / 1e6}
+
+
+def pods(session: Session) -> Figures:
+    """Manifests to every pod Running and Ready; per pod, from the manifest to its container's start."""
+    watch = _Watch.begin(session)
+    written = time.time()
+    session.put([workload.pod(f"p{index}") for index in range(session.pods)])
+    session.wait_ready()
+    figures = watch.figures()
+    starts = [started - written for _, started in session.containers().values()]
+    return {
+        **figures,
+        **_percentiles("start", starts),
+        "cpu_ms_per_pod": figures["cpu_s"] / session.pods * 1e3,
+    }
+
+
+def idle(session: Session) -> Figures:
+    """Nothing changes."""
+    session.watch(3)
+    watch = _Watch.begin(session)
+    session.watch(session.seconds)
+    figures = watch.figures()
+    session.idle_cpu_per_second = figures["cpu_s"] / session.seconds
+    return {**figures, "cpu_ms_per_pod_per_s": session.idle_cpu_per_second / session.pods * 1e3}
+
+
+def probing(session: Session) -> Figures:
+    """Other pods: an HTTP liveness (every tenth: exec) and a TCP readiness probe a second on each."""
+    session.take(list(session.names))
+    ports = session.target.ports
+    made = []
+    for index in range(session.pods):
+        port = ports[index % len(ports)]
+        first = (
+            workload.exec_probe(period=PROBE_PERIOD)
+            if index % 10 == 9
+            else workload.http_probe(port, f"/q{index}", period=PROBE_PERIOD)
+        )
+        second = workload.tcp_probe(port, period=PROBE_PERIOD)
+        made.append(workload.pod(f"q{index}", probes=[{"livenessProbe": first, "readinessProbe": second}]))
+    session.put(made)
+    session.wait_ready()
+    session.watch(2)
+    before, watch = session.target.counts(), _Watch.begin(session)
+    session.watch(session.seconds)
+    after = session.target.counts()
+    figures = watch.figures()
+    network = after["http"] + after["tcp"] - before["http"] - before["tcp"]
+    probes = network + math.ceil(session.pods // 10 * session.seconds / PROBE_PERIOD)
+    cpu = figures["cpu_s"] - (session.idle_cpu_per_second or 0.0) * session.seconds
+    return {
+        **figures,
+        "probes_per_s": probes / session.seconds,
+        "cpu_us_per_probe": cpu / max(probes, 1) * 1e6,
+    }
+
+
+def churn(session: Session) -> Figures:
+    """A twentieth of the pods (one at least) is replaced, one after another."""
+    count = max(1, session.pods // 20)
+    known = session.containers()
+    watch = _Watch.begin(session)
+    latencies = []
+    for index in range(count):
+        session.take([session.names[0]])
+        name = f"n{index}-{time.monotonic_ns()}"
+        written = time.time()
+        session.put([workload.pod(name)])
+        session.wait_ready()
+        now = session.containers()
+        latencies += [started - written for id, (_, started) in now.items() if id not in known]
+        known = now
+    figures = watch.figures()
+    return {**figures, **_percentiles("start", latencies), "cpu_ms_per_pod": figures["cpu_s"] / count * 1e3}
+
+
+def restart(session: Session) -> Figures:
+    """Stop with everything running, start again: how long until all is known, and what was restarted."""
+    before = session.containers()
+    stopping = time.monotonic()
+    session.running.stop()
+    stopped = time.monotonic() - stopping
+    agent = session.start_agent()
+    session.wait_ready()
+    adopted = time.monotonic() - stopping - stopped
+    time.sleep(2)
+    after = session.containers()
+    return {
+        "stop_s": stopped,
+        "wall_s": adopted,
+        "healthz_s": agent.start_wall,
+        "cpu_s": usage(agent.part.pid).cpu,
+        "restarts_caused": float(len(set(after) - set(before))),
+    }
+
+
+PHASES: dict[str, Callable[[Session], Figures]] = {
+    "start": start,
+    "pods": pods,
+    "idle": idle,
+    "probing": probing,
+    "churn": churn,
+    "restart": restart,
+}
+
+
+def _stem(pod: dict[str, Any]) -> str:
+    """A static pod's name without the node's, which either agent appends."""
+    name: str = pod["metadata"]["name"]
+    return name.removesuffix("bench-node")
+
+
+def _percentiles(name: str, values: Sequence[float]) -> Figures:
+    if not values:
+        return {}
+    ordered = sorted(values)
+    return {
+        f"{name}_p{percent}_s": ordered[min(len(ordered) - 1, math.ceil(len(ordered) * percent / 100) - 1)]
+        for percent in (50, 90, 99)
+    }

@@ -1,0 +1,120 @@
+"""What was measured, as a table, JSON and one HTML page with plots."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from statistics import median
+
+from rich.table import Table
+
+from engine.bench.node import Result
+
+SHOWN: dict[str, tuple[str, ...]] = {
+    "start": ("wall_s", "cpu_s", "rss_mb"),
+    "pods": (
+        "wall_s",
+        "start_p50_s",
+        "start_p90_s",
+        "start_p99_s",
+        "cpu_ms_per_pod",
+        "runtime_calls",
+        "rss_mb",
+    ),
+    "idle": ("cpu_ms_per_pod_per_s", "context_switches", "runtime_calls", "rss_mb", "pss_mb"),
+    "probing": ("probes_per_s", "cpu_us_per_probe", "context_switches", "rss_mb"),
+    "churn": ("start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
+    "restart": ("stop_s", "healthz_s", "wall_s", "cpu_s", "restarts_caused"),
+}
+
+
+def rows(result: Result) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
+    """(phase, figure, values of each repetition by agent) in reading order."""
+    for phase, names in SHOWN.items():
+        for name in names:
+            values = {
+                label: [figures[name] for figures in phases.get(phase, []) if name in figures]
+                for label, phases in result.runs.items()
+            }
+            if any(values.values()):
+                yield phase, name, values
+
+
+def ratio_table(result: Result) -> Table:
+    """Medians with their spread, and the engine's share of the kubelet's figure."""
+    labels = list(result.runs)
+    compare = "kubelet" in labels and "engine" in labels
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (
+        "PHASE",
+        "FIGURE",
+        *(label.upper() for label in labels),
+        *(["ENGINE/KUBELET"] if compare else []),
+    ):
+        table.add_column(name, justify="left" if name in ("PHASE", "FIGURE") else "right", no_wrap=True)
+    last = ""
+    for phase, name, values in rows(result):
+        cells = [_spread(values[label]) for label in labels]
+        if compare:
+            cells.append(_ratio(values["engine"], values["kubelet"]))
+        table.add_row("" if phase == last else phase, name, *cells)
+        last = phase
+    return table
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    middle = f"{median(values):.4g}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> str:
+    pairs = [a / b for a, b in zip(ours, theirs, strict=False) if b]
+    return "-" if not pairs else f"{median(pairs):.3g} ({min(pairs):.2g} to {max(pairs):.2g})"
+
+
+def json_report(result: Result) -> str:
+    return json.dumps(asdict(result), indent=1) + "\n"
+
+
+def html_report(result: Result) -> str:
+    """One page without any outside resource; a bar for each repetition."""
+    parts = [
+        "<!doctype html><meta charset=utf-8><title>kubengine bench node</title><style>"
+        "body{font:14px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
+        "h2{margin:1.5em 0 .3em}td,th{padding:.1em .8em .1em 0;text-align:left}svg{display:block}"
+        ".engine{fill:#2a6f97}.kubelet{fill:#bc6c25}</style><h1>kubengine bench node</h1>"
+    ]
+    about = {**result.versions, **result.machine, **{k: str(v) for k, v in result.options.items()}}
+    if not result.complete:
+        parts.append("<p><strong>The run was interrupted; this is what it had measured.</strong>")
+    parts.append("<table>" + "".join(f"<tr><th>{_e(k)}<td>{_e(v)}" for k, v in about.items()) + "</table>")
+    last = ""
+    for phase, name, values in rows(result):
+        if phase != last:
+            parts.append(f"<h2>{_e(phase)}</h2>")
+            last = phase
+        parts.append(f"<p>{_e(name)}" + _bars(values))
+    parts.append("<h2>Notes</h2><ul>" + "".join(f"<li>{_e(note)}" for note in result.notes) + "</ul>")
+    return "\n".join(parts)
+
+
+def _bars(values: dict[str, list[float]]) -> str:
+    top = max((abs(v) for row in values.values() for v in row), default=0) or 1
+    lines, y = [], 0
+    for label, row in values.items():
+        for index, value in enumerate(row, 1):
+            width = max(1, round(400 * abs(value) / top))
+            lines.append(
+                f'<rect class="{_e(label)}" x="0" y="{y}" width="{width}" height="12"/>'
+                f'<text x="{width + 6}" y="{y + 11}" font-size="11">{value:.4g} {_e(label)} {index}</text>'
+            )
+            y += 16
+    return f'<svg width="640" height="{y}" role="img">{"".join(lines)}</svg>'
+
+
+def _e(text: str) -> str:
+    return html.escape(str(text))

@@ -1,0 +1,69 @@
+"""The pods that agents are measured with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from engine.bench.workspace import Workspace
+
+IMAGE = "registry.invalid/kubengine/bench:1"
+PREFIX = "bench-"
+
+
+def pod(
+    name: str, *, containers: int = 1, probes: Sequence[dict[str, Any]] = (), priority: int | None = None
+) -> dict[str, Any]:
+    """A manifest. `probes[i]` is a dict of probes for container i; later containers have none."""
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [
+            {
+                "name": f"c{index}",
+                "image": IMAGE,
+                "imagePullPolicy": "IfNotPresent",
+                "command": ["/bin/sleep", "infinity"],
+                "resources": {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"memory": "64Mi"}},
+                **(probes[index] if index < len(probes) else {}),
+            }
+            for index in range(containers)
+        ],
+    }
+    if priority is not None:
+        spec["priority"] = priority
+    metadata = {"name": f"{PREFIX}{name}", "namespace": "bench"}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def http_probe(port: int, path: str, *, period: int) -> dict[str, Any]:
+    return {
+        "httpGet": {"host": "127.0.0.1", "port": port, "path": path},
+        "periodSeconds": period,
+        "timeoutSeconds": 5,
+    }
+
+
+def tcp_probe(port: int, *, period: int) -> dict[str, Any]:
+    return {"tcpSocket": {"host": "127.0.0.1", "port": port}, "periodSeconds": period, "timeoutSeconds": 5}
+
+
+def exec_probe(*, period: int) -> dict[str, Any]:
+    return {"exec": {"command": ["/bin/true"]}, "periodSeconds": period, "timeoutSeconds": 5}
+
+
+def put(workspace: Workspace, pods: Sequence[dict[str, Any]]) -> None:
+    """Writes manifests so that no agent sees half of one, all of them at (nearly) one moment."""
+    names = []
+    for each in pods:
+        name = f"{each['metadata']['name']}.json"
+        (workspace.staging / name).write_text(json.dumps(each))
+        names.append(name)
+    for name in names:
+        (workspace.staging / name).replace(workspace.manifests / name)
+
+
+def take(workspace: Workspace, names: Sequence[str]) -> None:
+    """Removes manifests by pod name."""
+    for name in names:
+        (workspace.manifests / f"{PREFIX}{name}.json").unlink()

@@ -1,0 +1,104 @@
+"""Private directories, ports and cgroups of one measured agent, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class Workspace:
+    """A directory for everything that one agent and its parts write, and a cgroup root of its own."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="kubengine-bench-"))
+        self.manifests = self.path / "manifests"
+        self.staging = self.path / "staging"
+        self.root = self.path / "root"
+        self.logs = self.path / "pod-logs"
+        self.runtime_socket = self.path / "runtime.sock"
+        for directory in (self.manifests, self.staging, self.root, self.logs):
+            directory.mkdir(mode=0o750)
+        self.cgroup_root = f"/{self.path.name}" if os.geteuid() == 0 else ""
+        self.ports: dict[str, int] = dict(zip(("port", "read_only", "healthz"), _free_ports(3), strict=True))
+
+    def make_cgroups(self) -> None:
+        """The cgroup root in each hierarchy: a kubelet doesn't make it."""
+        for hierarchy in _hierarchies() if self.cgroup_root else ():
+            group = hierarchy / self.cgroup_root.lstrip("/")
+            group.mkdir(exist_ok=True)
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if (group / file).exists():
+                    (group / file).write_text((hierarchy / file).read_text())
+
+    def remove(self) -> list[str]:
+        """Removes all of it; what could not be removed is named."""
+        left = []
+        for hierarchy in _hierarchies() if self.cgroup_root else ():
+            group = hierarchy / self.cgroup_root.lstrip("/")
+            for directory, _, _ in os.walk(group, topdown=False):
+                if not _rmdir(Path(directory)):
+                    left.append(directory)
+        _unmount_below(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.exists():
+            left.append(str(self.path))
+        return left
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets a clean-up finish: interrupts that come meanwhile are ignored."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hierarchies() -> Iterator[Path]:
+    if (CGROUPS / "cgroup.controllers").exists():
+        yield CGROUPS
+        return
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        if right.split()[0] == "cgroup":
+            yield Path(left.split()[4])
+
+
+def _rmdir(group: Path) -> bool:
+    for _ in range(20):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _unmount_below(path: Path) -> None:
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in sorted((m for m in mounts if m.startswith(f"{path}/")), key=len, reverse=True):
+        import ctypes
+
+        ctypes.CDLL(None).umount2(os.fsencode(mount), 2)  # MNT_DETACH
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""A stand-in for a kubelet binary: insists on what a real one needs, then is the engine.
+
+FAKE_KUBELET_RECORD names a file that gets the command line and the configuration.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+VERSION = os.environ.get("FAKE_KUBELET_VERSION", "v1.33.4")
+KNOWN = {"--config", "--root-dir", "--cert-dir", "--hostname-override", "--v"}
+
+
+def main() -> None:
+    if sys.argv[1:] == ["--version"]:
+        sys.stdout.write(f"Kubernetes {VERSION}\n")
+        return
+    words = [part for argument in sys.argv[1:] for part in argument.split("=", 1)]
+    flags = dict(zip(words[::2], words[1::2], strict=True))
+    unknown = set(flags) - KNOWN
+    if unknown:
+        sys.exit(f"unknown flag: {unknown.pop()}")
+    config = json.loads(Path(flags["--config"]).read_text())
+    record = os.environ.get("FAKE_KUBELET_RECORD")
+    if record:
+        Path(record).write_text(json.dumps({"flags": flags, "config": config}))
+    if config["apiVersion"] != "kubelet.config.k8s.io/v1beta1":
+        sys.exit("no kind KubeletConfiguration is registered")
+    if config["authorization"]["mode"] == "Webhook" or config["authentication"]["webhook"]["enabled"]:
+        sys.exit("no client provided, cannot use webhook authorization")
+    if not config["containerRuntimeEndpoint"].startswith("unix://"):
+        sys.exit("endpoint is not set, please set containerRuntimeEndpoint")
+    root = config.get("cgroupRoot", "")
+    if config["cgroupsPerQOS"] and not any(Path("/sys/fs/cgroup").glob(f"*{root}")):
+        sys.exit(f'cgroup-root ["{root}"] doesn\'t exist')
+    if os.environ.get("FAKE_KUBELET_DIES"):
+        sys.exit("failed to run Kubelet: it was told to")
+    Path(flags["--cert-dir"]).mkdir(parents=True, exist_ok=True)
+    arguments = ["--config", flags["--config"], "--root-dir", flags["--root-dir"]]
+    arguments += ["--node-name", flags["--hostname-override"], "--log-level", "warning"]
+    os.execv(sys.executable, [sys.executable, "-m", "engine.cli", "run", *arguments])
+
+
+main()

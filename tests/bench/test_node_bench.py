@@ -1,0 +1,164 @@
+"""`kubengine bench node` from its command line, a second engine behind a kubelet's flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--pods", "3", "--repetitions", "1", "--seconds", "1", "--limit", "60"]
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Path:
+    path = tmp_path / "kubelet"
+    body = (Path(__file__).parent / "fake_kubelet.py").read_text()
+    path.write_text(f"#!{sys.executable}\n{body}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A TMPDIR for the bench's workspaces: short, as unix sockets must be, and empty at the end."""
+    with tempfile.TemporaryDirectory(prefix="kb-") as name:
+        yield Path(name)
+
+
+def bench(directory: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "engine.cli", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(directory), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def assert_nothing_left(directory: Path) -> None:
+    assert list(directory.iterdir()) == []
+    assert list(Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")) == []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = process.read_bytes()
+        except OSError:
+            continue
+        assert str(directory).encode() not in command, command
+
+
+@pytest.mark.slow
+def test_both_agents_go_through_all_phases_on_the_same_terms(
+    kubelet: Path, directory: Path, tmp_path: Path
+) -> None:
+    record, report, page = tmp_path / "record", tmp_path / "out.json", tmp_path / "out.html"
+    arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--output", str(report), "--html", str(page)]
+    run = bench(directory, *arguments, FAKE_KUBELET_RECORD=str(record))
+    output, errors = run.communicate(timeout=200)
+    assert run.returncode == 0, errors
+    result: dict[str, Any] = json.loads(report.read_text())
+    assert result["complete"]
+    assert result["versions"] == {"engine": "this engine", "kubelet": "v1.33.4"}
+    phases = ["start", "pods", "idle", "probing", "churn", "restart"]
+    for label in ("engine", "kubelet"):
+        assert list(result["runs"][label]) == phases
+        (figures,) = result["runs"][label]["pods"]
+        assert figures["runtime_calls"] > 3
+        assert 0 < figures["start_p50_s"] <= figures["start_p99_s"]
+        assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
+    assert "ENGINE/KUBELET" in output
+    assert page.read_text().count("<svg") > 10
+    given = json.loads(record.read_text())
+    assert given["config"]["address"] == "127.0.0.1"
+    assert given["flags"]["--root-dir"].startswith(str(directory))
+    assert_nothing_left(directory)
+
+
+def test_a_kubelet_that_dies_is_quoted_and_the_engines_figures_are_kept(
+    kubelet: Path, directory: Path
+) -> None:
+    run = bench(
+        directory, "node", "--kubelet", str(kubelet), *SMALL, "--phases", "start", FAKE_KUBELET_DIES="1"
+    )
+    output, errors = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert "failed to run Kubelet: it was told to" in errors
+    assert "Traceback" not in errors
+    assert "start" in output
+    assert_nothing_left(directory)
+
+
+@pytest.mark.parametrize("version", ["v1.20.0", "v1.44.1-beta.0"])
+def test_an_unknown_kubelet_version_is_said(kubelet: Path, directory: Path, version: str) -> None:
+    arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start"]
+    run = bench(directory, *arguments, FAKE_KUBELET_VERSION=version)
+    _, errors = run.communicate(timeout=100)
+    assert run.returncode == 0, errors
+    assert f"kubelet: {version} is outside 1.28 to 1.36" in errors
+
+
+def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
+    run = bench(directory, "node", "--kubelet", "/bin/true", *SMALL)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "which is no kubelet" in errors
+    assert_nothing_left(directory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["interrupt", "terminate"])
+def test_an_interrupted_run_cleans_up_and_says_what_it_has(directory: Path, number: signal.Signals) -> None:
+    run = bench(directory, "node", *SMALL, "--seconds", "60")
+    assert run.stderr is not None
+    lines = []
+    for line in run.stderr:
+        lines.append(line)
+        if "pods:" in line:
+            break
+    time.sleep(0.5)
+    run.send_signal(number)
+    output, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, "".join(lines) + errors
+    assert "measured so far" in errors
+    assert "start_p50_s" in output
+    assert_nothing_left(directory)
+
+
+def test_an_agent_that_is_killed_ends_the_run_cleanly(directory: Path) -> None:
+    run = bench(directory, "node", *SMALL, "--seconds", "60")
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "pods:" in line:
+            break
+    agents = [
+        int(process.parent.name)
+        for process in Path("/proc").glob("[0-9]*/cmdline")
+        if str(directory).encode() in (command := process.read_bytes()) and b"\0run\0" in command
+    ]
+    assert len(agents) == 1
+    os.kill(agents[0], signal.SIGKILL)
+    _, errors = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert "ended with status -9" in errors
+    assert_nothing_left(directory)
+
+
+@pytest.mark.slow
+def test_scale_prints_a_table(directory: Path) -> None:
+    run = bench(directory, "scale", "--pods", "2,4", "--seconds", "1")
+    output, errors = run.communicate(timeout=120)
+    assert run.returncode == 0, errors
+    header, _, *rows = output.splitlines()
+    assert header.startswith("| pods | start_cpu_ms | ready_s")
+    assert [row.split("|")[1].strip() for row in rows] == ["2", "4"]
+    assert_nothing_left(directory)
