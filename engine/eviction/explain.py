@@ -1,16 +1,17 @@
-"""What the eviction manager sees and would do, for people. Pure but for the cgroups it is handed."""
+"""What the eviction manager sees and would do, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, qos_class
 from engine.api.resources import ranking_request
-from engine.eviction.signals import MEMORY, PIDS, Observations
+from engine.eviction.layout import measured_parts
+from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, NODEFS_AVAILABLE, PIDS, Observations
 from engine.eviction.thresholds import Threshold
-from engine.eviction.usage import rank
+from engine.eviction.usage import PodUsage, rank
 
 if TYPE_CHECKING:
     from engine.eviction.manager import EvictionManager
@@ -18,13 +19,22 @@ if TYPE_CHECKING:
 SHOWN = 20
 
 
-def explain(manager: EvictionManager, observations: Observations, pods: Sequence[Pod]) -> dict[str, Any]:
+def explain(
+    manager: EvictionManager,
+    observations: Observations,
+    pods: Sequence[Pod],
+    usage: Mapping[str, PodUsage],
+    *,
+    disk: bool,
+) -> dict[str, Any]:
     """Signals (bytes, inodes, process ids), thresholds with the distance to each (negative = met), and
-    the first pods in the order of eviction for memory and for process ids."""
-    tracker = manager.tracker
-    usage = manager.meter.quick(pods)
+    the first pods in the order of eviction by starved resource."""
+    tracker, layout = manager.tracker, manager.reader.layout
+    starved = {MEMORY: (), PIDS: ()} | (
+        {EPHEMERAL_STORAGE: measured_parts(layout, NODEFS_AVAILABLE)} if disk else {}
+    )
     return {
-        "layout": manager.reader.layout,
+        "layout": layout,
         "conditions": list(tracker.conditions),
         "signals": {
             signal: {"available": o.available, "capacity": o.capacity} for signal, o in observations.items()
@@ -33,9 +43,9 @@ def explain(manager: EvictionManager, observations: Observations, pods: Sequence
         "first": {
             resource: [
                 _candidate(place, pod, amount, resource)
-                for place, (pod, amount) in enumerate(rank(pods, usage, resource)[:SHOWN], 1)
+                for place, (pod, amount) in enumerate(rank(pods, usage, resource, parts)[:SHOWN], 1)
             ]
-            for resource in (MEMORY, PIDS)
+            for resource, parts in starved.items()
         },
     }
 
@@ -54,7 +64,7 @@ def _threshold(threshold: Threshold, observations: Observations) -> dict[str, An
 
 
 def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[str, Any]:
-    request = ranking_request(pod, resource).value if resource == MEMORY else None
+    request = ranking_request(pod, resource).value if resource != PIDS else None
     return {
         "place": place,
         "pod": pod.full_name,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
-from engine.api.errors import KubengineError
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import KillPod, PodEnd
@@ -178,9 +178,14 @@ class EvictionManager:
             )
         return found
 
-    def describe(self, **_query: str) -> dict[str, Any]:
-        """Signals, thresholds with the distance to each, and who would go first and why."""
-        return explain(self, self.reader.read(self._monotonic()), list(self._active_pods()))
+    async def describe(self, disk: str = "false") -> dict[str, Any]:
+        """Signals, thresholds with the distance to each, and who would go first and why; `disk=true` also
+        measures what pods keep on disk, which takes a walk through their files."""
+        if disk not in ("true", "false"):
+            raise InvalidInput("expected true or false", subject="disk")
+        pods = list(self._active_pods())
+        usage = await self.meter.whole(pods) if disk == "true" else self.meter.quick(pods)
+        return explain(self, self.reader.read(self._monotonic()), pods, usage, disk=disk == "true")
 
     async def synchronize(self) -> list[Pod]:
         """One look. Returns the pods that were ended: at most one for a threshold, all that are over

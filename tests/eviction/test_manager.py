@@ -11,6 +11,7 @@ import pytest
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
+from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import AdmissionRejected
@@ -210,8 +211,11 @@ async def test_describe_names_who_would_go_first(node, tmp_path):
     node.run(make_pod("large"), mib=60)
     async with managed(node, tmp_path) as manager:
         await manager.synchronize()
-        said = manager.describe()
+        said = await manager.describe()
         assert [c["pod"] for c in said["first"]["memory"]] == ["default/large", "default/small"]
+        assert "ephemeral-storage" in (await manager.describe(disk="true"))["first"]
+        with pytest.raises(InvalidInput, match="expected true or false"):
+            await manager.describe(disk="maybe")
         distance = {t["signal"]: t["distance"] for t in said["thresholds"]}
         assert distance["memory.available"] == said["signals"]["memory.available"]["available"] - 100 * MIB
 

@@ -1,0 +1,77 @@
+"""`kubengine eviction`: how far each threshold is, and who would be evicted first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli._amounts import show_bytes
+
+DISK_DEADLINE = 120.0
+_COUNTED = ("inodesFree", "pid.")
+
+
+@click.command()
+@click.option("--disk", is_flag=True, help="Rank by disk too: walks through the files of every pod.")
+@json_option
+@agent_option
+def command(agent: Agent, as_json: bool, disk: bool) -> None:
+    """Show signals, thresholds with the distance to each, and who would go first and why."""
+    if disk:
+        agent.timeout = DISK_DEADLINE
+    answer = agent.describe("eviction", **({"disk": "true"} if disk else {}))
+    if as_json:
+        print_json(answer)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console = console if console.is_terminal else Console(width=160)
+    table = Table("Signal", "Available", "Of", "Threshold", "Kind", "Distance", box=None)
+    for threshold in answer["thresholds"]:
+        signal = threshold["signal"]
+        observed = answer["signals"].get(signal, {})
+        distance = threshold["distance"]
+        grace = threshold["gracePeriod"]
+        table.add_row(
+            signal,
+            _amount(signal, observed.get("available")),
+            _amount(signal, observed.get("capacity")),
+            threshold["value"],
+            f"soft, {grace:g} s" if grace else "hard",
+            "not measured" if distance is None else "MET" if distance < 0 else _amount(signal, distance),
+        )
+    console.print(table)
+    click.echo(f"conditions: {', '.join(answer['conditions']) or 'none'}; disk layout: {answer['layout']}")
+    for resource, candidates in answer["first"].items():
+        _candidates(console, resource, candidates)
+
+
+def _candidates(console: Any, resource: str, candidates: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    if not candidates:
+        return
+    table = Table("#", "Pod", "QoS", "Priority", "Usage", "Request", "Why", box=None)
+    for candidate in candidates:
+        in_bytes = resource != "pids"
+        table.add_row(
+            str(candidate["place"]),
+            candidate["pod"],
+            candidate["qos"],
+            str(candidate["priority"]),
+            show_bytes(candidate["usage"]) if in_bytes else str(candidate["usage"]),
+            show_bytes(candidate["request"]) if in_bytes else "-",
+            candidate["why"],
+        )
+    click.echo(f"\nif {resource} runs short:")
+    console.print(table)
+
+
+def _amount(signal: str, amount: int | None) -> str:
+    if amount is None:
+        return "-"
+    return str(amount) if any(part in signal for part in _COUNTED) else show_bytes(amount)
