@@ -1,0 +1,105 @@
+"""Does a pod fit where, and how much is missing; the rule, in plain Python.
+
+Source: kubelet v1.32 `lifecycle/predicate.go` and the scheduler's `noderesources.Fits`.
+
+    wanted       int64[R]     a pod's requests by resource id; what is 0 always fits
+    overhead     int64[R]     the part of `wanted` that is the pod's overhead
+    droppable    uint8[R]     1 for extended resources: where a node does not name one, only overhead counts
+    used         int64[R, M]  sums of the requests of each node's pods
+    pods         int64[M]     how many pods each node has
+    allocatable  int64[R, M]  -1 where the node does not name the resource
+    pod_limit    int64[M]
+
+A shortage is int64[R + 1]: places for pods first, then each resource by id; 0 where the pod fits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+LARGEST = 2**63 - 1
+
+Int64s = NDArray[np.int64]
+
+
+def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
+    """int64[R, M]: what the pods of each node request together; node i has columns `offsets[i]` to
+    `offsets[i + 1]` of `requests` (int64[R, N], not negative). Raises OverflowError beyond 64 bits."""
+    nodes = len(offsets) - 1
+    sums = np.zeros((len(requests), nodes), np.int64)
+    for node in range(nodes):
+        for resource in range(len(requests)):
+            total = sum(requests[resource, offsets[node] : offsets[node + 1]].tolist())
+            if total > LARGEST:
+                raise OverflowError(f"the sum of resource {resource} on node {node} exceeds 64 bits")
+            sums[resource, node] = total
+    return sums
+
+
+def short_on_each_node(
+    wanted: Int64s,
+    overhead: Int64s,
+    droppable: NDArray[np.uint8],
+    used: Int64s,
+    pods: Int64s,
+    allocatable: Int64s,
+    pod_limit: Int64s,
+    threads: int = 0,
+) -> Int64s:
+    """One pod on every node: int64[M, R + 1], a shortage per node."""
+    shortage = np.zeros((len(pods), len(wanted) + 1), np.int64)
+    for node in range(len(pods)):
+        shortage[node] = _short(
+            wanted.tolist(),
+            overhead.tolist(),
+            droppable.tolist(),
+            used[:, node].tolist(),
+            int(pods[node]),
+            allocatable[:, node].tolist(),
+            int(pod_limit[node]),
+        )
+    return shortage
+
+
+def short_for_each_pod(
+    wanted: Int64s,
+    overhead: Int64s,
+    droppable: NDArray[np.uint8],
+    used: Int64s,
+    pods: int,
+    allocatable: Int64s,
+    pod_limit: int,
+) -> Int64s:
+    """Many pods, each by itself, on one node: `wanted`, `overhead` int64[P, R]; `used`, `allocatable`
+    int64[R]. Returns int64[P, R + 1], a shortage per pod."""
+    shortage = np.zeros((len(wanted), wanted.shape[1] + 1), np.int64)
+    for pod in range(len(wanted)):
+        shortage[pod] = _short(
+            wanted[pod].tolist(),
+            overhead[pod].tolist(),
+            droppable.tolist(),
+            used.tolist(),
+            pods,
+            allocatable.tolist(),
+            pod_limit,
+        )
+    return shortage
+
+
+def _short(
+    wanted: list[int],
+    overhead: list[int],
+    droppable: list[int],
+    used: list[int],
+    pods: int,
+    allocatable: list[int],
+    pod_limit: int,
+) -> list[int]:
+    shortage = [max(0, pods + 1 - pod_limit)]
+    for resource, amount in enumerate(wanted):
+        if droppable[resource] and allocatable[resource] < 0:
+            amount = overhead[resource]
+        missing = amount - (max(allocatable[resource], 0) - used[resource])
+        shortage.append(min(missing, LARGEST) if amount > 0 and missing > 0 else 0)
+    return shortage

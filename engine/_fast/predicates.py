@@ -1,0 +1,10 @@
+"""Fit of pods on nodes: the compiled kernels, or their twins with KUBENGINE_PURE=1."""
+
+from engine._fast._select import PURE
+
+if PURE:
+    from engine._fast._predicates_py import request_sums, short_for_each_pod, short_on_each_node
+else:
+    from engine._fast._predicates_c import request_sums, short_for_each_pod, short_on_each_node
+
+__all__ = ["request_sums", "short_for_each_pod", "short_on_each_node"]
