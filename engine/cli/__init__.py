@@ -18,6 +18,8 @@ from engine.api.errors import Bug, KubengineError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
+    "eviction": "Show eviction thresholds, the distance to each, and who would go first.",
+    "images": "Show images and what protects them; `images gc` collects.",
     "bench": "Measure a node agent under load, beside a kubelet or at growing density.",
     "cgroups": "Show the cgroup tree, find its faults, plan its values.",
     "device-plugin": "Serve a sample device plugin, to try an agent with.",

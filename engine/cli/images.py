@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from engine.cli._agent import Agent, agent_option, json_option, print_json
 from engine.cli._amounts import show_age, show_bytes
@@ -52,9 +53,12 @@ def command(context: click.Context, agent: Agent, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would go and why the rest stays; remove nothing.")
 @click.option("--all-unused", is_flag=True, help="Everything unused, whatever the thresholds.")
 @json_option
-@click.pass_obj
-def gc(agent: Agent, dry_run: bool, all_unused: bool, as_json: bool) -> None:
+@agent_option
+@click.pass_context
+def gc(context: click.Context, agent: Agent, dry_run: bool, all_unused: bool, as_json: bool) -> None:
     """Collect images now, by the agent's own policy."""
+    if context.get_parameter_source("agent") is ParameterSource.DEFAULT:
+        agent = context.obj
     agent.timeout = GC_DEADLINE
     action = "delete-unused" if all_unused else "gc"
     report = agent.act("images", action, **({"dry-run": "true"} if dry_run else {}))
