@@ -1,0 +1,86 @@
+"""The client of a running agent: where it looks, and how failures read."""
+
+from __future__ import annotations
+
+import http.server
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.cli._agent import SOCKET_NAME, Agent
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    answers: ClassVar[dict[str, tuple[int, bytes]]] = {
+        "/kubengine/devices?resource=a%2Fb": (200, b'{"rooms": 1}'),
+        "/kubengine/devices/release?pod=p": (200, b'"done"'),
+        "/bad": (400, b'{"error": "colour: expected red"}'),
+        "/refused": (409, b'{"error": "in use"}'),
+        "/away": (503, b'{"error": "runtime gone"}'),
+        "/text": (500, b"<html>"),
+    }
+
+    def do_GET(self) -> None:
+        status, body = self.answers.get(self.path, (404, b'{"error": "no such page"}'))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - the standard library's name
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def address_string(self) -> str:
+        return "unix"
+
+
+class UnixServer(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    with UnixServer(str(tmp_path / SOCKET_NAME), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield tmp_path
+        server.shutdown()
+        thread.join()
+
+
+def test_a_root_directory_or_its_socket_is_an_address(root: Path) -> None:
+    for address in (str(root), str(root / SOCKET_NAME)):
+        agent = Agent(address)
+        assert agent.describe("devices", resource="a/b") == {"rooms": 1}
+        assert agent.act("devices", "release", pod="p") == "done"
+
+
+def test_failures_carry_the_agents_words(root: Path) -> None:
+    agent = Agent(str(root))
+    for path, kind, words in (
+        ("/bad", InvalidInput, "colour: expected red"),
+        ("/nowhere", InvalidInput, "no such page"),
+        ("/refused", Refused, "in use"),
+        ("/away", Unavailable, "runtime gone"),
+        ("/text", Refused, "<html>"),
+    ):
+        with pytest.raises(kind, match=words):
+            agent.get(path)
+
+
+def test_an_agent_that_says_nothing_is_unavailable(tmp_path: Path) -> None:
+    import socket
+
+    path = tmp_path / SOCKET_NAME
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(path))
+        mute.listen()
+        with pytest.raises(Unavailable, match="timed out"):
+            Agent(str(path), timeout=0.2).get("/pods")

@@ -1,0 +1,222 @@
+"""`kubengine run` as a process: start, status, signals, restarts and bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cli._agent import Agent
+
+ROOT = Path(__file__).parents[2]
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+    - {name: c, image: host, imagePullPolicy: IfNotPresent, command: [/bin/sleep, infinity]}
+"""
+
+
+class Place:
+    """A directory for an agent: short, as unix sockets must be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root, self.manifests = path / "root", path / "manifests"
+        self.manifests.mkdir()
+        self.processes: list[subprocess.Popen[str]] = []
+        ports = []
+        for _ in range(2):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                ports.append(probe.getsockname()[1])
+        self.config = path / "config.yaml"
+        self.config.write_text(
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+            f"readOnlyPort: {ports[0]}\nhealthzPort: {ports[1]}\npodLogsDir: {path}/logs\nresolvConf: ''\n"
+            "cgroupsPerQOS: false\nenforceNodeAllocatable: []\n"
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine.cli", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "KUBENGINE_AGENT": str(self.root)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, runtime: str = "hollow") -> subprocess.Popen[str]:
+        return self.start(
+            "run", "--config", str(self.config), "--manifests", str(self.manifests),
+            "--root-dir", str(self.root), "--runtime", runtime, *arguments,
+        )  # fmt: skip
+
+    def pod(self, name: str) -> None:
+        partial = self.path / "partial"
+        partial.write_text(POD.replace("NAME", name))
+        partial.rename(self.manifests / f"{name}.yaml")
+
+    def phases(self) -> dict[str, str]:
+        items = Agent(str(self.root)).get_json("/pods")["items"]
+        return {item["metadata"]["name"].split("-")[0]: item["status"].get("phase", "") for item in items}
+
+    def status(self) -> list[dict[str, Any]]:
+        process = self.start("status", "--json")
+        output, errors = process.communicate(timeout=30)
+        assert process.returncode == 0, errors
+        rows: list[dict[str, Any]] = json.loads(output)
+        return rows
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="kr-") as name:
+        made = Place(Path(name))
+        yield made
+        for process in made.processes:
+            process.kill()
+            process.communicate()
+
+
+def eventually(condition: Callable[[], bool], limit: float = 30) -> None:
+    deadline = time.monotonic() + limit
+    while True:
+        with contextlib.suppress(Exception):
+            if condition():
+                return
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.05)
+
+
+def test_status_shows_what_run_runs_and_an_interrupt_removes_it(place: Place) -> None:
+    place.pod("a")
+    run = place.run("--clean-up")
+    eventually(lambda: place.phases() == {"a": "Running"})
+    (row,) = place.status()
+    assert row["name"].startswith("a-")
+    assert (row["qosClass"], row["phase"], row["restarts"]) == ("BestEffort", "Running", 0)
+    place.pod("b")
+    eventually(lambda: len(place.phases()) == 2)
+    table = place.start("status")
+    output, _ = table.communicate(timeout=30)
+    assert "default/b-" in output
+    assert "RESTARTS" in output
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == 0, errors
+    assert list(place.root.glob("*.sock")) == []
+    assert list((place.root / "pods").iterdir()) == []
+
+
+def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
+    endpoint = place.path / "runtime.sock"
+    place.start("runtime", "--hollow", "--socket", str(endpoint))
+    place.pod("a")
+    started: list[str] = []
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+        run = place.run(runtime=f"unix://{endpoint}")
+        eventually(lambda: place.phases() == {"a": "Running"})
+        started.append(place.status()[0]["startTime"])
+        (container,) = Agent(str(place.root)).get_json("/pods")["items"][0]["status"]["containerStatuses"]
+        started[-1] = container["containerID"]
+        assert container["restartCount"] == 0
+        run.send_signal(number)
+        run.communicate(timeout=30)
+    assert len(set(started)) == 1
+
+
+def test_a_second_agent_on_the_same_root_is_refused(place: Place) -> None:
+    place.pod("a")
+    place.run()
+    eventually(lambda: place.phases() == {"a": "Running"})
+    second = place.run()
+    _, errors = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert "Traceback" not in errors
+    assert place.phases() == {"a": "Running"}
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("kind: KubeletConfiguration\nmaxPods: many\n", "maxPods: Expected `int`, got `str`"),
+        ("kind: KubeletConfiguration\nmaxPodz: 3\n", "unknown field `maxPodz`"),
+        ("kind: [\n", "not valid YAML"),
+        ("kind: Pod\n", "expected KubeletConfiguration or KubengineConfiguration"),
+    ],
+    ids=["type", "unknown", "yaml", "kind"],
+)
+def test_a_bad_configuration_is_named(place: Place, config: str, words: str) -> None:
+    place.config.write_text(config)
+    run = place.run()
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert words in errors
+    assert str(place.config) in errors
+    assert "Traceback" not in errors
+
+
+def test_a_bad_manifest_is_reported_and_the_others_run(place: Place) -> None:
+    place.pod("good")
+    (place.manifests / "bad.yaml").write_text(POD.replace("containers:", "containers: 7 #"))
+    run = place.run()
+    eventually(lambda: place.phases() == {"good": "Running"})
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=30)
+    assert "bad.yaml" in errors
+    assert "Traceback" not in errors
+
+
+@pytest.mark.root
+def test_real_containers_run_in_cgroups_and_nothing_stays(place: Place) -> None:
+    place.config.write_text(
+        place.config.read_text().replace("cgroupsPerQOS: false\nenforceNodeAllocatable: []\n", "")
+    )
+    group = f"/{place.path.name}"
+    before = leavings()
+    run = place.start(
+        "run", "--config", str(place.config), "--manifests", str(ROOT / "examples/manifests"), "--root-dir",
+        str(place.root), "--runtime", "embedded", "--cgroup-root", group, "--clean-up",
+    )  # fmt: skip
+    eventually(lambda: set(place.phases().values()) == {"Running"} and len(place.phases()) == 3)
+    eventually(lambda: all(row["ready"] == row["containers"] for row in place.status()))
+    rows = {row["qosClass"]: row for row in place.status()}
+    assert rows["Guaranteed"]["cpuQuota"] == 0.2
+    assert rows["Guaranteed"]["memoryLimit"] == 64 << 20
+    assert rows["BestEffort"]["cpuShares"] in (1, 2)
+    assert rows["BestEffort"]["memoryLimit"] is None
+    assert list(Path("/sys/fs/cgroup").rglob(f"{place.path.name}/kubepods/burstable/pod*"))
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 0, errors
+    assert list(Path("/sys/fs/cgroup").glob(f"*/{place.path.name}")) == []
+    assert list(place.root.rglob("*.sock")) == []
+    assert str(place.path) not in Path("/proc/self/mountinfo").read_text()
+    assert [command for command in leavings() - before if str(place.path) in command] == []
+
+
+def leavings() -> set[str]:
+    """Command lines of this machine's processes."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.add(process.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return found
