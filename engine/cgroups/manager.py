@@ -176,8 +176,28 @@ class CgroupManager:
         self._write_levels()
         self.tree.group(name).delegates = True
         with self._timed("create"):
-            self.tree.write(name, self.pod_files(pod))
+            self._write_pod(pod, name)
         return self.cgroup_parent(pod)
+
+    def _write_pod(self, pod: Pod, name: CgroupName) -> None:
+        """A group that was there before may hold more than its new values allow (the manifest shrank
+        while no agent was looking): they then wait in `refusals` for `reconcile`, as a limit below
+        usage kills (v2) or is refused (v1)."""
+        adopted = not self.tree.group(name).made and self.tree.exists(name)
+        files = self.pod_files(pod)
+        if not adopted:
+            self.tree.write(name, files)
+            return
+        limit = MEMORY_LIMIT[self.mounts.version]
+        used = self.tree.read(name, MEMORY_USAGE[self.mounts.version]) or "0"
+        if files[limit].isdigit() and int(used) > int(files[limit]):
+            self.refusals[pod.uid] = f"memory in use ({used}) is above the limit {files.pop(limit)}"
+        try:
+            self.tree.write(name, files)
+        except Refused as error:
+            if error.errno not in (errno.EBUSY, errno.EINVAL):
+                raise
+            self.refusals[pod.uid] = str(error)
 
     def cgroup_parent(self, pod: Pod) -> str:
         """What the runtime is given as the sandbox's `cgroup_parent`: a path, or a slice's name."""
@@ -343,13 +363,16 @@ class CgroupManager:
 
     def _restore(self, uid: str, name: CgroupName, *, sampled: bool) -> None:
         group = self.tree.group(name)
+        refused = self.refusals.pop(uid, None) is not None
         if sampled:
             self._drift.inc(by=len(self.tree.verify(name)))
-        elif group.made and uid not in self.refusals:
+        elif group.made and not refused:
             return
         try:
             self.tree.write(name, group.wanted)
-            self.refusals.pop(uid, None)
+            if refused:
+                group.made = False
+                self._write_pod(self.pods[uid][0], name)
         except Refused as error:
             self.refusals[uid] = str(error)
 

@@ -281,6 +281,32 @@ def taken_away(root: str) -> dict[str, Any]:
     return seen
 
 
+def shrunk_while_away(root: str) -> dict[str, Any]:
+    """A new agent finds a pod whose manifest shrank below what its container uses: nothing dies, the
+    limit waits, and comes down when the memory is free."""
+    large, small = guaranteed("g", "500m", "128Mi"), guaranteed("g", "500m", "16Mi")
+    first = new_manager(root)
+    first.start()
+    first.create_pod(large)
+    name = first._pod_name(large)
+    pid = spawn(first, make_container(first, large), hold(48 * MI))
+    while int(read(first, name, MEMORY_USAGE) or 0) < 48 * MI:
+        time.sleep(0.01)
+    first.stop()
+    with managed(root) as manager:
+        manager.create_pod(small)
+        seen = {"refusals": dict(manager.refusals), "limit": read(manager, name, MEMORY_LIMIT)}
+        manager.reconcile()
+        seen["still"] = list(manager.refusals)
+        seen["alive"] = os.waitpid(pid, os.WNOHANG) == (0, 0)
+        end(pid)
+        manager.tree.remove((*name, "c0"))
+        manager.reconcile()
+        seen["left"] = dict(manager.refusals)
+        seen["after"] = read(manager, name, MEMORY_LIMIT)
+    return seen
+
+
 def many_pods(root: str, count: int) -> dict[str, Any]:
     """Many pods come and go: nothing stays, and nothing is written that does not change."""
     with managed(root) as manager:

@@ -106,6 +106,16 @@ def test_groups_taken_away_come_back(play):
     }
 
 
+def test_a_pod_that_shrank_while_no_agent_looked(play):
+    seen = play("shrunk_while_away")
+    assert "memory in use" in seen["refusals"]["g"]
+    assert seen["limit"] == str(128 << 20)
+    assert seen["still"] == ["g"]
+    assert seen["alive"]
+    assert seen["left"] == {}
+    assert seen["after"] == str(16 << 20)
+
+
 @pytest.mark.slow
 def test_a_thousand_pods_leave_nothing(play):
     seen = play("many_pods", count=1000)
