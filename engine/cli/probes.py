@@ -108,9 +108,10 @@ def _table(answer: dict[str, Any]) -> None:
     console = Console()
     console.print(table)
     loop = answer["loop"]
+    connections = f"{loop['open_connections']} of {loop['max_connections']} connections open"
     console.print(
-        f"\n{loop['begun']} runs, {loop['late']} late, {loop['open_connections']} of "
-        f"{loop['max_connections']} connections open, {loop['queued']} waiting, {loop['entries_into_python']} entries into Python",
+        f"\n{loop['begun']} runs, {loop['late']} late, {connections}, {loop['queued']} waiting, "
+        f"{loop['entries_into_python']} entries into Python",
         highlight=False,
     )
 
