@@ -1,0 +1,79 @@
+"""What plugins answer, seen from inside real containers; CDI names as the runtime is told them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.devices.manager import DeviceRunOptions
+from engine.runtime.client import RuntimeClient
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
+
+SCRIPT = (
+    "echo $EXAMPLE_COM_GPU; cat /gpu/hello; test -c /dev/gpu-0 && echo node; "
+    "echo lost > /dev/gpu-0 && echo written; touch /gpu/x 2>/dev/null || echo read-only"
+)
+
+
+def fields(options: DeviceRunOptions) -> dict[str, object]:
+    """A container's configuration, as a node makes it from the options."""
+    return {
+        "envs": [cri.KeyValue(key=key, value=value.encode()) for key, value in options.envs.items()],
+        "mounts": options.mounts,
+        "devices": options.devices,
+        "annotations": dict(options.annotations),
+        "CDI_devices": options.cdi_devices,
+    }
+
+
+async def container_sees(agent, pods: Pods, tmp_path: Path) -> str:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "hello").write_text("hello\n")
+    await agent.plugin(count=2, mount=tmp_path / "shared")
+    pod = await agent.admit(agent.make_pod("a"))
+    options = await agent.manager.container_config(pod, "app")
+    return await pods.output(SCRIPT, **fields(options))
+
+
+EXPECTED = "gpu-0\nhello\nnode\nwritten\nread-only"
+
+
+@pytest.mark.root
+async def test_a_container_of_the_embedded_runtime_sees_its_device(
+    agent, tmp_path, busybox_archive, private_cgroup_root
+):
+    async with embedded_runtime(tmp_path, busybox_archive, private_cgroup_root) as pods:
+        assert await container_sees(agent, pods, tmp_path) == EXPECTED
+
+
+@pytest.mark.root
+@pytest.mark.containerd
+async def test_a_container_of_containerd_sees_its_device(agent, tmp_path, containerd, private_cgroup_root):
+    client = RuntimeClient(str(containerd.socket))
+    pods = Pods(client, tmp_path, private_cgroup_root, "containerd")
+    try:
+        assert await container_sees(agent, pods, tmp_path) == EXPECTED
+    finally:
+        await pods.remove_all()
+        await client.close()
+
+
+async def test_cdi_names_reach_the_runtime(agent, tmp_path):
+    await agent.plugin(count=2, cdi=True)
+    pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=2)))
+    options = await agent.manager.container_config(pod, "app")
+    async with HollowRuntime(tmp_path / "r.sock") as runtime:
+        client = RuntimeClient(str(runtime.socket))
+        await client.pull_image(BUSYBOX)
+        pods = Pods(client, tmp_path, "/hollow", "hollow")
+        started = await pods.shell("true", **fields(options))
+        config = runtime.service.records.container(started).config
+        await client.close()
+    assert [device.name for device in config.CDI_devices] == [
+        "example.com/gpu=gpu-0",
+        "example.com/gpu=gpu-1",
+    ]
+    assert config.annotations["devices.example.com.gpu"] == "gpu-0,gpu-1"
