@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "device-plugin": "Serve a sample device plugin, to try an agent with.",
     "devices": "Show device plugin resources, their devices and who holds them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
+    "plan": "What-ifs over a whole cluster: preemption, eviction, GC, cgroups, drains.",
     "probes": "Show probes, their state and cost; measure a target.",
     "runtime": "Serve the Container Runtime Interface from the embedded runtime.",
     "run": "Run the node agent on a directory of Pod manifests.",

@@ -6,7 +6,7 @@ snapshot, so the same question gives the same table however its nodes were cut i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -31,13 +31,18 @@ COLUMNS: Final = tuple(SCHEMA.names)
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows, and in `notes` what they rest on and what limits them."""
+    """The rows, and in `notes` what they rest on and what limits them, with how many nodes or pods it is
+    about (0: all)."""
 
     table: pa.Table
-    notes: tuple[str, ...] = ()
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
+
+    @property
+    def note_lines(self) -> list[str]:
+        return [f"{text}: {count:,}" if count else text for text, count in self.notes.items()]
 
     def named(self, scenario: str) -> Answer:
         """The same with another scenario name in every row."""
@@ -47,12 +52,32 @@ class Answer:
 
 def joined(answers: Iterable[Answer]) -> Answer:
     """One after another; equal notes once."""
-    tables, notes = [SCHEMA.empty_table()], dict[str, None]()
+    tables, notes = [SCHEMA.empty_table()], dict[str, int]()
     for answer in answers:
         tables.append(answer.table)
-        notes |= dict.fromkeys(answer.notes)
-    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    return Answer(table, tuple(notes))
+        for text, count in answer.notes.items():
+            notes[text] = notes.get(text, 0) + count
+    return Answer(canonical(pa.concat_tables(tables)), notes)
+
+
+def canonical(table: pa.Table) -> pa.Table:
+    """The same rows with dictionaries in order of first appearance, however the table was put together."""
+    table = table.unify_dictionaries().combine_chunks()
+    columns = []
+    for name in table.column_names:
+        column = table[name]
+        if pa.types.is_dictionary(column.type) and table.num_rows:
+            array = column.combine_chunks()
+            array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+            codes = array.indices.to_numpy()
+            used, first = np.unique(codes, return_index=True)
+            order = np.argsort(first, kind="stable")
+            position = np.zeros(len(array.dictionary), np.int32)
+            position[used[order]] = np.arange(len(used), dtype=np.int32)
+            texts = array.dictionary.take(pa.array(used[order]))
+            column = pa.DictionaryArray.from_arrays(pa.array(position[codes]), texts)
+        columns.append(column)
+    return pa.table(columns, schema=table.schema) if table.num_rows else SCHEMA.empty_table()
 
 
 @dataclass
@@ -60,7 +85,7 @@ class Rows:
     """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot."""
 
     node_names: Sequence[str]
-    notes: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, int] = field(default_factory=dict)
     _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
     _tables: list[pa.Table] = field(default_factory=list)
 
@@ -68,9 +93,9 @@ class Rows:
         for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
             values.append(value)
 
-    def note(self, text: str) -> None:
-        """What the answer rests on; each text once."""
-        self.notes[text] = None
+    def note(self, text: str, count: int = 0) -> None:
+        """What the answer rests on, and how many nodes or pods that is about; counts of shards are added."""
+        self.notes[text] = self.notes.get(text, 0) + count
 
     def block(
         self,
@@ -133,7 +158,7 @@ class Rows:
             number = np.array([position[name] for name in column.dictionary.to_pylist()], np.int64)
             order = np.argsort(number[column.indices.to_numpy()], kind="stable")
             table = table.take(pa.array(order)).combine_chunks()
-        return Answer(table, tuple(self.notes))
+        return Answer(table, dict(self.notes))
 
 
 def _repeated(text: str, count: int) -> pa.DictionaryArray:

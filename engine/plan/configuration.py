@@ -10,6 +10,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert, load_config
 from engine.api.errors import InvalidInput
+from engine.plan.answers import Rows
 from engine.plan.snapshot import Snapshot
 
 
@@ -28,16 +29,14 @@ class NodeConfigurations:
         self._known = 0 if file else sum(bool(text) for text in self._texts)
         self.of_text("")
 
-    @property
-    def note(self) -> str:
-        """Where the configurations come from."""
-        changed = f", with {', '.join(sorted(self._changes))} changed" if self._changes else ""
+    def note(self, rows: Rows) -> None:
+        """Say in an answer where the configurations come from."""
+        if self._changes:
+            rows.note(f"changed in every configuration: {', '.join(sorted(self._changes))}")
         if self._base is not None:
-            return f"every node has the given configuration{changed}"
-        total = len(self._texts)
-        if self._known == total and total:
-            return f"each node has its own configuration{changed}"
-        return f"{total - self._known} of {total} nodes have default configurations{changed}"
+            rows.note("every node has the given configuration")
+        elif self._known < len(self._texts):
+            rows.note("nodes taken to have the default configuration", len(self._texts) - self._known)
 
     def of(self, node: int) -> KubeletConfiguration:
         return self.of_text(self._texts[node])

@@ -19,10 +19,9 @@ def image_columns(snapshot: Snapshot, rows: Rows) -> tuple[ImageColumns, NDArray
     sources = set(images["source"].unique().to_pylist())
     if "status" in sources:
         cut = int(snapshot.nodes["images_truncated"].to_numpy().sum())
-        rows.note(
-            "images come from node status: at most 50 a node, without last use, so their order is not known"
-            + (f"; {cut} nodes' lists are probably cut" if cut else "")
-        )
+        rows.note("images come from node status: at most 50 a node, no last use, so their order is not known")
+        if cut:
+            rows.note("nodes whose list of images is probably cut", cut)
     last_used = images["last_used"].to_numpy(zero_copy_only=False).astype(np.float64)
     detected = images["first_detected"].to_numpy(zero_copy_only=False).astype(np.float64)
     columns = ImageColumns(

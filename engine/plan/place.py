@@ -20,8 +20,8 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
     """A snapshot in which pods without a node have one, and how many fit nowhere.
 
     With `time`, pods are placed as they were created; those that the snapshot says were deleted (column
-    `deleted`) give their place back then, and only pods still there at the end are kept on their nodes.
-    Placed pods stay where they are.
+    `deleted`) give their place back then. Pods that are not there at the time of the snapshot stay unplaced;
+    placed ones stay where they are.
     """
     pods = snapshot.pods
     node = pods["node"].to_numpy().copy()
@@ -43,6 +43,8 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
     missed = 0
     until = float(snapshot.meta.get("taken_at", np.inf))
     for index in sequence.tolist():
+        if created[index] > until:
+            continue
         if order == "time":
             while ends and ends[0][0] <= created[index]:
                 _, gone, at = heapq.heappop(ends)

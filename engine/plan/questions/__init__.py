@@ -1,0 +1,49 @@
+"""The questions that a plan answers: one file each, a function from a snapshot and parameters to an answer.
+
+Each calls the kernels and decisions of the room that owns the rule; none states a rule of its own, save
+where a question has no counterpart on a node (placement in `drain`), and then the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.plan.answers import Answer
+from engine.plan.questions.admit import AdmitParameters, admit
+from engine.plan.questions.cgroups import CgroupsParameters, cgroups
+from engine.plan.questions.devices import DevicesParameters, devices
+from engine.plan.questions.drain import DrainParameters, drain
+from engine.plan.questions.evict import EvictParameters, evict
+from engine.plan.questions.image_gc import ImageGCParameters, image_gc
+from engine.plan.questions.preempt import PreemptParameters, preempt
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A verb. `per_node`: each node's rows depend on that node alone, so nodes can be cut into shards."""
+
+    name: str
+    parameters: type[msgspec.Struct]
+    function: Callable[..., Answer]
+    per_node: bool = True
+
+    def ask(self, snapshot: Any, parameters: msgspec.Struct) -> Answer:
+        return self.function(snapshot, parameters)
+
+
+QUESTIONS = {
+    question.name: question
+    for question in (
+        Question("preempt", PreemptParameters, preempt),
+        Question("admit", AdmitParameters, admit),
+        Question("evict", EvictParameters, evict),
+        Question("image-gc", ImageGCParameters, image_gc),
+        Question("cgroups", CgroupsParameters, cgroups),
+        Question("devices", DevicesParameters, devices),
+        Question("drain", DrainParameters, drain, per_node=False),
+    )
+}

@@ -60,7 +60,7 @@ def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    rows.note(configurations.note)
+    configurations.note(rows)
     files = FileRules(parameters.version, parameters.formula, controllers=CONTROLLERS)  # type: ignore[arg-type]
     detail = set(parameters.detail)
     pods = _PodFiles(snapshot, files)

@@ -55,9 +55,7 @@ def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
             known = {0: (int(counted[node]), free)}
         _node(rows, node, known, parameters)
     if unnamed:
-        rows.note(
-            f"devices of {unnamed} nodes are not known by name: free is allocatable less requests, no NUMA"
-        )
+        rows.note("nodes whose devices are not known by name: free is allocatable less requests", unnamed)
     return rows.answer()
 
 

@@ -79,7 +79,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     kind = KINDS[parameters.resource]
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    rows.note(configurations.note)
+    configurations.note(rows)
     capacity, available = _node_readings(snapshot, parameters, kind, rows)
     usage, known = _usage(snapshot, parameters, rows)
     grown = _grown(usage, known, parameters.growth)
@@ -185,11 +185,9 @@ def _usage(
         assumed = _share(request, parameters.use, "use")
         usage = np.where(known == 1, usage, assumed)
         known = np.ones(len(usage), np.uint8)
-        rows.note(
-            f"{missing} pods have no statistics; they are taken to use {parameters.use} of their request"
-        )
+        rows.note(f"pods without statistics, taken to use {parameters.use} of their request", missing)
     elif missing:
-        rows.note(f"{missing} of {len(known)} pods have no statistics; these go first and free nothing known")
+        rows.note("pods without statistics: they go first and free nothing known", missing)
     return usage, known
 
 

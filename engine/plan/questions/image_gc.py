@@ -54,7 +54,7 @@ def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
-    rows.note(configurations.note)
+    configurations.note(rows)
     columns, starts = image_columns(snapshot, rows)
     capacity, available = _file_system(snapshot, parameters, rows)
     now = float(snapshot.meta.get("taken_at", 0.0))

@@ -1,0 +1,157 @@
+"""`kubengine plan`: what-ifs over a cluster snapshot. The verbs are made from `engine.plan.questions`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.api.errors import InvalidInput
+from engine.cli.plan_options import parameter_options, parameters_from
+from engine.plan.answers import Answer
+from engine.plan.explain import explain
+from engine.plan.faults import FaultLog
+from engine.plan.output import FORMATS, format_for, provenance, write_answer
+from engine.plan.questions import QUESTIONS
+from engine.plan.run import Cluster, Selection, ask
+
+SNAPSHOT_HELP = (
+    "JSON from kubectl (List, NDJSON, .gz, tar or folder), a columnar snapshot, http://NODE:PORT, or -."
+)
+
+
+def source_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the cluster comes from."""
+    for option in (
+        click.option("--strict", is_flag=True, help="Refuse a snapshot with a fault instead of counting it."),
+        click.option("--quiet", is_flag=True, help="No progress bar and no list of faults."),
+        click.argument("snapshot", nargs=-1),
+    ):
+        function = option(function)
+    return function
+
+
+def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the answer goes, and how it is worked out."""
+    for option in reversed(
+        (
+            click.option("-o", "--output", default="", help="File; its suffix gives the format."),
+            click.option(
+                "--format", "format_", type=click.Choice(FORMATS), default=None, help="Instead of the suffix."
+            ),
+            click.option(
+                "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
+            ),
+            click.option("--explain", "explained", is_flag=True, help="Say in words why, row by row."),
+            click.option("--node", "node", multiple=True, help="Only these nodes: names or patterns."),
+            click.option(
+                "--node-selector-labels",
+                "labels",
+                default="",
+                help="Only nodes with these labels (a=b,c!=d).",
+            ),
+            click.option(
+                "--sample", type=click.IntRange(0), default=0, help="Only so many nodes, drawn with --seed."
+            ),
+            click.option("--seed", type=int, default=1, show_default=True, help="For --sample."),
+            click.option("--shard-pods", type=click.IntRange(0), default=0, help="Pods in memory at a time."),
+            click.option(
+                "--dask", default="", metavar="SCHEDULER", help="Run node shards on this Dask cluster."
+            ),
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def opened(snapshot: tuple[str, ...], *, strict: bool, quiet: bool) -> Cluster:
+    """The cluster that the arguments name; standard input if there is a pipe and no argument."""
+    paths = list(snapshot) or (["-"] if not sys.stdin.isatty() else [])
+    faults = FaultLog(strict=strict)
+    cluster = Cluster.open(paths, strict=strict, shown=not quiet and sys.stderr.isatty(), faults=faults)
+    if faults.total and not quiet:
+        report_faults(faults)
+    return cluster
+
+
+def report_faults(faults: FaultLog) -> None:
+    for fault in faults.kept[:10]:
+        click.echo(f"fault: {fault}", err=True)
+    click.echo(f"{faults.total} faults were left out of the snapshot:", err=True)
+    for line in faults.summary()[:10]:
+        click.echo(f"  {line}", err=True)
+
+
+def deliver(answer: Answer, cluster: Cluster, asked: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write an answer as the options say."""
+    format = format_for(options["output"], options["format_"] or "")
+    source = provenance(cluster.meta, asked)
+    if format == "html":
+        from engine.plan.report import write_report
+
+        if not options["output"]:
+            raise InvalidInput("an HTML report needs a file", subject="--output")
+        write_report(answer, source, Path(options["output"]))
+    else:
+        write_answer(answer, source, format, options["output"], options["limit"])
+    if options["explained"]:
+        for line in explain(answer, options["limit"]):
+            click.echo(line)
+    if options["output"]:
+        click.echo(f"{len(answer):,} rows in {options['output']}", err=True)
+
+
+def verb(name: str) -> click.Command:
+    """The command of one question."""
+    asked = QUESTIONS[name]
+
+    @functools.wraps(asked.function)
+    def run(**options: Any) -> None:
+        given = {field: options.pop(f"given_{field}") for field in asked.parameters.__struct_fields__}
+        parameters = parameters_from(asked.parameters, given)
+        cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
+        selection = Selection(options["node"], options["labels"], options["sample"], options["seed"])
+        answer = ask(
+            cluster,
+            name,
+            parameters,
+            selection=selection,
+            shard_pods=options["shard_pods"],
+            dask=options["dask"],
+        )
+        deliver(answer, cluster, {"question": name, "parameters": given}, options)
+
+    decorated = parameter_options(asked.parameters)(output_options(source_options(run)))
+    help = f"{(asked.function.__doc__ or '').strip()}\n\n{SNAPSHOT_HELP}"
+    return click.command(name, help=help.replace("`", ""))(decorated)
+
+
+class _PlanGroup(click.Group):
+    """Verbs and file commands; what is not a question is imported when it is called."""
+
+    FILES = ("snapshot", "synth", "place", "run", "schema")
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*QUESTIONS, "diff", *self.FILES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in QUESTIONS:
+            return verb(cmd_name)
+        if cmd_name == "diff" or cmd_name in self.FILES:
+            from engine.cli import plan_files, plan_scenarios
+
+            commands: dict[str, click.Command] = {**plan_files.COMMANDS, **plan_scenarios.COMMANDS}
+            return commands.get(cmd_name)
+        return None
+
+
+@click.group(cls=_PlanGroup)
+def command() -> None:
+    """What-ifs over a whole cluster: who is preempted, what GC frees, who is evicted, what fits.
+
+    Begin with a made-up cluster:  kubengine plan synth | kubengine plan preempt --requests cpu=2 --critical
+    """

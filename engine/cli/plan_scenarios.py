@@ -1,0 +1,95 @@
+"""`kubengine plan run`, `diff` and `schema`: scenario files, and one question under two settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from engine.api.errors import InvalidInput
+from engine.cli.plan import deliver, opened, output_options, source_options
+from engine.plan.diff import difference
+from engine.plan.questions import QUESTIONS
+from engine.plan.run import Cluster, Selection, ask
+from engine.plan.scenario import Plan, laid_over, scenario_schema
+from engine.plan.synth import synthesize
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@output_options
+@source_options
+@click.pass_context
+def run(context: click.Context, /, file: str, **options: Any) -> None:
+    """Ask everything in a scenario file. Exit status 1 if an assertion does not hold."""
+    plan = Plan(Path(file))
+    cluster = _cluster(plan, options)
+    outcome = plan.run(cluster, shard_pods=options["shard_pods"], dask=options["dask"])
+    asked = {"file": file, "points": [name for _, name, _ in outcome.points], "seed": plan.file.seed}
+    asked["failures"] = [f"{failure.scenario}: {failure.message}" for failure in outcome.failures]
+    deliver(outcome.answer, cluster, asked, options)
+    for failure in outcome.failures:
+        click.echo(f"failed: {failure.scenario}: {failure.message}", err=True)
+    checked = sum(len(scenario.fail_if) for scenario in plan.file.scenarios)
+    click.echo(
+        f"{len(outcome.points)} points, {checked} assertions, {len(outcome.failures)} failed", err=True
+    )
+    if outcome.failures:
+        context.exit(1)
+
+
+def _cluster(plan: Plan, options: dict[str, Any]) -> Cluster:
+    given = options["snapshot"]
+    if not given and plan.file.synthetic is not None:
+        made = plan.file.synthetic
+        return Cluster(synthesize(made.nodes, made.pods_per_node, plan.file.seed))
+    paths = given or tuple(str(plan.path.parent / path) for path in plan.file.snapshot)
+    return opened(paths, strict=options["strict"], quiet=options["quiet"])
+
+
+@click.command()
+@click.argument("question", type=click.Choice(list(QUESTIONS)))
+@click.option("--with", "common", default="{}", metavar="JSON", help="Parameters of both sides.")
+@click.option("-a", "side_a", default="{}", metavar="JSON", help='Parameters of A, as {"policy": "kubelet"}.')
+@click.option("-b", "side_b", default="{}", metavar="JSON", help='Parameters of B, as {"policy": "minimal"}.')
+@output_options
+@source_options
+def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -> None:
+    """Ask one question under A and under B, and show what differs."""
+    base = _object(common, "--with")
+    sides = [_object(side_a, "-a"), _object(side_b, "-b")]
+    cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
+    selection = Selection(options["node"], options["labels"], options["sample"], options["seed"])
+    answers = []
+    for name, side in zip("ab", sides, strict=True):
+        try:
+            parameters = msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters)
+        except msgspec.ValidationError as error:
+            raise InvalidInput(str(error), subject=f"-{name}") from None
+        answers.append(
+            ask(
+                cluster, question, parameters, selection=selection,
+                shard_pods=options["shard_pods"], dask=options["dask"],
+            )
+        )  # fmt: skip
+    asked = {"question": question, "with": base, "a": sides[0], "b": sides[1]}
+    deliver(difference(*answers), cluster, asked, options)
+
+
+def _object(text: str, option: str) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"expected a JSON object: {error}", subject=option) from None
+    return found
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON schema of scenario files, for editors."""
+    click.echo(msgspec.json.format(msgspec.json.encode(scenario_schema()), indent=2).decode())
+
+
+COMMANDS: dict[str, click.Command] = {"run": run, "diff": diff, "schema": schema}

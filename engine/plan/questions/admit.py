@@ -1,0 +1,49 @@
+"""admit: how many of a pod fit on every node, and what stops the next one."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission.ports import host_ports
+from engine.api.pod import Pod
+from engine.plan.answers import Answer, Rows, coded
+from engine.plan.asked_pods import PodParameters, asked_pods
+from engine.plan.fit import NodeUse, fit
+from engine.plan.snapshot import Snapshot
+
+
+class AdmitParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
+    """What admit takes: which pod."""
+
+
+def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
+    """Per node and pod `admits` (amount: how many, one after another) with what ends it, or `refuses`."""
+    rows = Rows(snapshot.node_names)
+    pods = asked_pods(snapshot, parameters)
+    use = NodeUse(snapshot)
+    for pod in pods:
+        _ask(rows, use, pod)
+    return rows.answer(sort=True)
+
+
+def _ask(rows: Rows, use: NodeUse, pod: Pod) -> None:
+    checked = fit(use, pod)
+    room = np.full(checked.wanted.shape, np.iinfo(np.int64).max)
+    np.floor_divide(np.maximum(checked.free, 0), checked.wanted, out=room, where=checked.wanted > 0)
+    fits: NDArray[np.int64] = room.min(axis=0)
+    names = [f"OutOf{name}" for name in checked.resources]
+    first = room.argmin(axis=0)
+    if any(True for _ in host_ports(pod)):
+        first = np.where(fits > 1, len(names), first)
+        names.append("NodePorts")
+        fits = np.minimum(fits, 1)
+    refused = np.zeros(len(fits), bool)
+    refused[list(checked.other)] = True
+    name = pod.metadata.name
+    for node, failures in checked.other.items():
+        rows.add(node, "refuses", name, failures[0].reason, 0, "pods")
+    nodes = np.flatnonzero(~refused & (fits > 0))
+    rows.block(nodes, "admits", name, coded(first[nodes], names), fits[nodes], "pods")
+    nodes = np.flatnonzero(~refused & (fits == 0))
+    rows.block(nodes, "refuses", name, coded(first[nodes], names), fits[nodes], "pods")

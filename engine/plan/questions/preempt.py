@@ -1,0 +1,149 @@
+"""preempt: what one pod, or each of many, does to every node: it fits, it preempts these, or it cannot.
+
+Failures are those of admission, victims those of the agent's own kernel over all nodes at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from engine._fast.preemption import victims_by_node
+from engine.admission.preemption import KUBELET
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+from engine.plan.answers import Answer, Rows, coded
+from engine.plan.asked_pods import PodParameters, asked_pods
+from engine.plan.fit import Fit, NodeUse, fit
+from engine.plan.preempt_policy import victims_by_policy
+from engine.plan.snapshot import Snapshot
+from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
+
+UNITS = {"cpu": "milli-CPU", "memory": "bytes", "ephemeral-storage": "bytes", "pods": "pods"}
+
+
+class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
+    """What preempt takes."""
+
+    policy: Annotated[
+        Literal["kubelet", "priority", "minimal"],
+        Meta(description="how victims are chosen: kubelet's way, lowest priorities, or fewest"),
+    ] = "kubelet"
+    victims: Annotated[bool, Meta(description="one row per victim, not only per node")] = True
+
+
+def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
+    """Per node and pod `fits`, `preempt` (amount: victims), or `impossible` (amount: what is short). With
+    victims, `victim` per pod that goes (amount: its milli-CPU), and `frees` per node for cpu and memory.
+    """
+    rows = Rows(snapshot.node_names)
+    pods = asked_pods(snapshot, parameters)
+    use = NodeUse(snapshot)
+    for pod in pods:
+        _ask(rows, use, pod, parameters)
+    unknown = int((~use.known).sum())
+    if unknown:
+        rows.note("nodes that no Node object describes: nothing fits there", unknown)
+    return rows.answer(sort=len(pods) > 1 or parameters.victims)
+
+
+def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> None:
+    name = pod.metadata.name
+    checked = fit(use, pod)
+    short = np.asarray((checked.missing > 0).any(axis=0))
+    refused = np.zeros(len(short), np.bool_)
+    refused[list(checked.other)] = True
+    fits = ~short & ~refused
+    rows.block(np.flatnonzero(fits), "fits", name, "", np.zeros(int(fits.sum()), np.int64), "pods")
+    for node, failures in checked.other.items():
+        rows.add(node, "impossible", name, failures[0].reason, 0, "")
+    tries = short & ~refused
+    if not is_critical(pod):
+        _impossible(rows, name, checked, tries, checked.missing, "only critical pods preempt")
+        return
+    needs = np.where(tries, checked.missing, 0)
+    if parameters.policy == KUBELET:
+        chosen_offsets, chosen, left = _victims(use, pod, checked, needs)
+    else:
+        chosen_offsets, chosen, left, unproven = victims_by_policy(
+            use, pod, checked, needs, parameters.policy
+        )
+        if unproven:
+            rows.note("nodes whose search was cut off: the best set found so far is used", unproven)
+    counts = np.diff(chosen_offsets)
+    stuck = np.asarray(tries & (left > 0).any(axis=0))
+    _impossible(rows, name, checked, stuck, left, "even without every pod that may be preempted")
+    done = np.flatnonzero(tries & ~stuck)
+    reasons = _first_short(checked, checked.missing[:, done])
+    rows.block(done, "preempt", name, reasons, counts[done], "pods")
+    if parameters.victims and len(chosen):
+        _list_victims(rows, use, chosen_offsets, chosen)
+
+
+def _victims(
+    use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
+    """Offsets, rows, and what stays short as int64[k, nodes]."""
+    columns = use.tables.columns
+    offered = checked.ids < columns.resources
+    unknown = needs[~offered]
+    asked = np.where(unknown.any(axis=0), 0, needs[offered]) if len(unknown) else needs[offered]
+    offsets, chosen, left = victims_by_node(
+        columns.ranking,
+        columns.qos,
+        columns.flags,
+        columns.priority,
+        use.tables.offsets,
+        is_critical(pod),
+        pod.spec.priority,
+        np.ascontiguousarray(checked.ids[offered]),
+        np.ascontiguousarray(asked.T),
+    )
+    everything = np.zeros_like(needs)
+    everything[offered] = left.T
+    everything[~offered] = unknown
+    return offsets, chosen, everything
+
+
+def _first_short(checked: Fit, missing: NDArray[np.int64]) -> pa.DictionaryArray:
+    first = (missing > 0).argmax(axis=0).astype(np.int32)
+    return coded(first, [f"OutOf{name}" for name in checked.resources])
+
+
+def _impossible(
+    rows: Rows, name: str, checked: Fit, where: NDArray[np.bool_], missing: NDArray[np.int64], why: str
+) -> None:
+    """One row per node, for the first resource that is short."""
+    nodes = np.flatnonzero(where)
+    first = (missing[:, nodes] > 0).argmax(axis=0)
+    for index, resource in enumerate(checked.resources):
+        mine = nodes[first == index]
+        if len(mine):
+            reason = f"OutOf{resource}: {why}"
+            unit = UNITS.get(resource, "pieces")
+            rows.block(mine, "impossible", name, reason, missing[index, mine], unit)
+
+
+def _list_victims(rows: Rows, use: NodeUse, offsets: NDArray[np.int64], chosen: NDArray[np.int32]) -> None:
+    columns = use.tables.columns
+    node = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    priority = columns.priority[chosen].astype(np.int64)
+    given = (columns.flags[chosen] & HAS_PRIORITY) != 0
+    kinds = np.stack([columns.qos[chosen].astype(np.int64), given.astype(np.int64), priority])
+    distinct, codes = np.unique(kinds, axis=1, return_inverse=True)
+    reasons = [
+        f"{QOS_NAMES[qos]}, " + (f"priority {value}" if has else "no priority")
+        for qos, has, value in distinct.T.tolist()
+    ]
+    labels = use.snapshot.pod_labels(chosen.astype(np.int64))
+    cpu = columns.ranking[CPU_ID][chosen]
+    rows.block(node, "victim", labels, coded(codes.reshape(-1), reasons), cpu, "milli-CPU")
+    hit = np.flatnonzero(np.diff(offsets))
+    for resource, name, unit in ((CPU_ID, "cpu", "milli-CPU"), (MEMORY_ID, "memory", "bytes")):
+        totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.ranking[resource][chosen])])
+        freed = totals[offsets[1:]] - totals[offsets[:-1]]
+        rows.block(hit, "frees", name, "", freed[hit], unit)

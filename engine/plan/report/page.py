@@ -1,0 +1,177 @@
+"""The report as one HTML file: no script from elsewhere, no font, no image; it opens from a mail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from engine.plan.answers import COLUMNS, Answer
+from engine.plan.output import atomically, readable, summary
+from engine.plan.report.plots import plots
+
+MAX_ROWS = 1000
+MAX_KINDS = 200
+MAX_PLOTS = 40
+_FILTER = """
+const box=document.getElementById('filter');
+if(box)box.addEventListener('input',()=>{const q=box.value.toLowerCase();
+for(const row of document.querySelectorAll('#rows tbody tr'))
+row.hidden=!row.textContent.toLowerCase().includes(q)});
+"""
+
+
+def write_report(answer: Answer, source: Mapping[str, Any], path: Path) -> None:
+    """Atomically. Raises `InvalidInput` with the path if it cannot be written."""
+    page = render(answer, source).encode()
+
+    def write(file: BinaryIO) -> None:
+        file.write(page)
+
+    atomically(path, write)
+
+
+def render(answer: Answer, source: Mapping[str, Any]) -> str:
+    """The whole page."""
+    asked = source.get("asked", {})
+    title = str(asked.get("question") or Path(str(asked.get("file", "plan"))).name)
+    style = files("engine.plan.report").joinpath("style.css").read_text(encoding="utf-8")
+    body = "".join(
+        (
+            _header(title, source),
+            _assertions(asked),
+            _numbers(answer),
+            _plots(answer.table),
+            _kinds(answer.table),
+            _rows(answer),
+            _notes(answer),
+            _provenance(source),
+        )
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        "script-src 'unsafe-inline'\">"
+        f"<title>Kubengine plan: {escape(title)}</title><style>{_minified(style)}</style></head>"
+        f"<body><main>{body}</main><script>{_FILTER}</script></body></html>"
+    )
+
+
+def _minified(style: str) -> str:
+    return re.sub(r"\n+", "", style)
+
+
+def _header(title: str, source: Mapping[str, Any]) -> str:
+    where = ", ".join(str(part) for part in source.get("sources", ())) or "a snapshot"
+    asked = source.get("asked", {})
+    given = {k: v for k, v in (asked.get("parameters") or {}).items() if v not in (None, (), "", [], {})}
+    words = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in given.items())
+    lead = f"Asked of {escape(where)}" + (f" with {escape(words)}." if words else ".")
+    kicker = '<div class="kicker">Kubengine plan</div>'
+    return f'<header>{kicker}<h1>{escape(title)}</h1><p class="lead">{lead}</p></header>'
+
+
+def _plain(value: object) -> str:
+    return ", ".join(str(part) for part in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _assertions(asked: Mapping[str, Any]) -> str:
+    if "failures" not in asked:
+        return ""
+    failures = asked["failures"]
+    if not failures:
+        return '<div class="failed held"><b>All assertions held.</b></div>'
+    items = "".join(f'<div class="failed">{escape(text)}</div>' for text in failures)
+    return f"<h2>{len(failures)} assertions failed</h2>{items}"
+
+
+def _numbers(answer: Answer) -> str:
+    cards = [(f"{len(answer.table['node'].unique()):,}", "nodes in the answer"), (f"{len(answer):,}", "rows")]
+    totals: dict[tuple[str, str], list[int]] = {}
+    for row in summary(answer.table).to_pylist():
+        total = totals.setdefault((row["decision"], row["unit"]), [0, 0])
+        total[0] += row["amount_count"]
+        total[1] += row["amount_sum"]
+    for (decision, unit), (count, amount) in list(totals.items())[:8]:
+        said = f"{decision}" + (f" · {readable(amount, unit)}" if amount and unit else "")
+        cards.append((f"{count:,}", said))
+    items = "".join(f'<div class="number"><b>{escape(n)}</b><span>{escape(t)}</span></div>' for n, t in cards)
+    return f'<section class="numbers">{items}</section>'
+
+
+def _plots(table: pa.Table) -> str:
+    figures = []
+    for plot in plots(table):
+        caption = f"<figcaption>{escape(plot.title)}<small>{escape(plot.subtitle)}</small></figcaption>"
+        figures.append(f"<figure>{caption}{plot.drawing}</figure>")
+        if len(figures) == MAX_PLOTS:
+            break
+    return f'<h2>In pictures</h2><section class="plots">{"".join(figures)}</section>' if figures else ""
+
+
+def _table(headings: list[str], rows: list[list[str]], name: str) -> str:
+    def css(heading: str) -> str:
+        return ' class="amount"' if heading in ("amount", "rows") else ""
+
+    head = "".join(f"<th{css(h)}>{escape(h)}</th>" for h in headings)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{css(h)}>{escape(c)}</td>" for h, c in zip(headings, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    table = f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div class="scroll">{table}</div>'
+
+
+def _kinds(table: pa.Table) -> str:
+    found = summary(table).to_pylist()
+    rows = [
+        [
+            r["scenario"],
+            r["decision"],
+            r["reason"],
+            f"{r['amount_count']:,}",
+            readable(r["amount_sum"], r["unit"]),
+        ]
+        for r in found[:MAX_KINDS]
+    ]
+    more = f" (the first {MAX_KINDS} of {len(found):,})" if len(found) > MAX_KINDS else ""
+    return f"<h2>Decisions and reasons{more}</h2>" + _table(
+        ["scenario", "decision", "reason", "rows", "amount"], rows, "kinds"
+    )
+
+
+def _rows(answer: Answer) -> str:
+    names = [name for name in COLUMNS if name != "unit"]
+    rows = []
+    for row in answer.table.slice(0, MAX_ROWS).to_pylist():
+        row["amount"] = readable(row["amount"], row["unit"])
+        rows.append([str(row[name]) for name in names])
+    more = f"the first {MAX_ROWS:,} of {len(answer):,}" if len(answer) > MAX_ROWS else f"{len(answer):,}"
+    return (
+        f"<h2>Row by row ({more})</h2>"
+        '<input id="filter" type="search" placeholder="Show rows that contain…" aria-label="Filter rows">'
+        + _table(names, rows, "rows")
+    )
+
+
+def _notes(answer: Answer) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in answer.note_lines)
+    return f'<h2>What it rests on</h2><ul class="notes">{items}</ul>' if items else ""
+
+
+def _provenance(source: Mapping[str, Any]) -> str:
+    items = "".join(
+        f"<dt>{escape(str(name).replace('_', ' '))}</dt><dd>{escape(_plain(value))}</dd>"
+        for name, value in source.items()
+        if value not in (None, "", [], {})
+    )
+    return f"<h2>Provenance</h2><dl>{items}</dl>"

@@ -1,0 +1,124 @@
+"""Which plots an answer gets: chosen by its decisions, drawn by `svg`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from engine.plan.output import readable, summary
+from engine.plan.report import svg
+
+TOP = 15
+MAX_SERIES = 6
+_POINT = re.compile(r"(.*)\[(.+)\]")
+_QUANTITY = re.compile(r"-?\d+(?:\.\d+)?")
+_OF_OBJECTS = ("victim", "evict", "remove", "move", "remains", "used-again")
+
+
+@dataclass(frozen=True)
+class Plot:
+    title: str
+    subtitle: str
+    drawing: str
+
+
+def plots(table: pa.Table) -> Iterator[Plot]:
+    """Overview first, then sweeps, comparisons, and how nodes differ."""
+    kinds = summary(table).to_pylist()
+    if not kinds:
+        return
+    yield _overview(kinds)
+    yield from _sweeps(table)
+    yield from _before_after(kinds)
+    decisions = list(dict.fromkeys((row["decision"], row["unit"]) for row in kinds))
+    for index, (decision, unit) in enumerate(decisions):
+        yield from _per_node(table, decision, unit, index % svg.SERIES)
+
+
+def _overview(kinds: list[dict[str, Any]]) -> Plot:
+    totals: dict[str, int] = {}
+    for row in kinds:
+        totals[row["decision"]] = totals.get(row["decision"], 0) + row["amount_count"]
+    items = [(name, float(count), f"{count:,} rows") for name, count in totals.items()][:TOP]
+    return Plot("What was decided", "rows per decision", svg.horizontal_bars(items, "rows per decision"))
+
+
+def _sweeps(table: pa.Table) -> Iterator[Plot]:
+    """Curves over each swept parameter whose values are numbers."""
+    rows = summary(table).to_pylist()
+    curves: dict[tuple[str, str, str], dict[str, dict[float, float]]] = {}
+    for row in rows:
+        match = _POINT.fullmatch(row["scenario"])
+        if match is None:
+            continue
+        settings = dict(part.split("=", 1) for part in match[2].split(",") if "=" in part)
+        for field, value in settings.items():
+            number = _QUANTITY.match(value)
+            if number is None:
+                continue
+            rest = ", ".join(f"{name}={other}" for name, other in settings.items() if name != field)
+            name = f"{row['decision']} ({rest})" if rest else row["decision"]
+            amounts = row["amount_sum"] if row["decision"] not in _OF_OBJECTS and row["amount_sum"] else 0
+            measure = "rows" if not amounts else row["unit"]
+            y = float(amounts or row["amount_count"])
+            points = curves.setdefault((match[1], field, measure), {}).setdefault(name, {})
+            points[float(number[0])] = points.get(float(number[0]), 0.0) + y
+    for (scenario, field, measure), by_name in curves.items():
+        series = [
+            (name, sorted(points), [points[x] for x in sorted(points)])
+            for name, points in by_name.items()
+            if len(points) > 1
+        ]
+        if series:
+            drawing = svg.curves(series[:MAX_SERIES], measure if measure != "rows" else "", field, measure)
+            yield Plot(f"{scenario}: sweep over {field}", f"{measure} per value", drawing)
+
+
+def _before_after(kinds: list[dict[str, Any]]) -> Iterator[Plot]:
+    """Rows that only A or only B has, side by side."""
+    sides: dict[str, list[float]] = {}
+    for row in kinds:
+        side, colon, decision = row["decision"].partition(":")
+        if colon and side in ("only-a", "only-b"):
+            sides.setdefault(decision, [0.0, 0.0])[side == "only-b"] += row["amount_count"]
+    if sides:
+        items = [(name, values[0], values[1]) for name, values in sides.items()]
+        drawing = svg.paired_bars(items, ("only under A", "only under B"), "", "rows")
+        yield Plot("A against B", "decisions that only one side has", drawing)
+
+
+def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator[Plot]:
+    rows = table.filter(pc.equal(table["decision"].cast(pa.string()), decision))
+    rows = rows.filter(pc.equal(rows["unit"].cast(pa.string()), unit))
+    grouped = rows.select(["node", "amount"]).group_by("node", use_threads=False).aggregate(
+        [("amount", "sum"), ("amount", "count")]
+    )  # fmt: skip
+    amounts: NDArray[np.int64] = grouped["amount_sum"].to_numpy()
+    counts: NDArray[np.int64] = grouped["amount_count"].to_numpy()
+    if decision in _OF_OBJECTS:
+        drawing = svg.histogram(counts, "", f"{decision} rows per node", "nodes", color)
+        yield Plot(f"{decision}: how many per node", f"{len(counts):,} nodes have any", drawing)
+    if not amounts.any() or len(amounts) < 2:
+        return
+    said = f"{readable(int(amounts.sum()), unit)} in all, median {readable(int(np.median(amounts)), unit)}"
+    drawing = svg.histogram(amounts, unit, f"{unit} per node", "nodes", color)
+    yield Plot(f"{decision}: distribution over nodes", said, drawing)
+    if amounts.max() > amounts.min():
+        names = grouped["node"].cast(pa.string()).to_pylist()
+        order = np.argsort(-amounts, kind="stable")[:TOP]
+        items = [
+            (names[i], float(amounts[i]), readable(int(amounts[i]), unit)) for i in order if amounts[i] > 0
+        ]
+        if len(amounts) > TOP * 2 and amounts.min() >= 0:
+            drawing = svg.ranked_area(amounts, unit, unit, color)
+            yield Plot(f"{decision}: every node", "sorted; the steeper, the more uneven", drawing)
+        if items:
+            drawing = svg.horizontal_bars(items, f"{decision} per node")
+            yield Plot(f"{decision}: nodes with most", f"the first {len(items)}", drawing)

@@ -1,0 +1,206 @@
+"""Plots as inline SVG: bars, histograms, curves, paired bars. Text and colours come from the page's style."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+WIDTH, HEIGHT = 560, 280
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+SERIES = 8
+"""How many series colours the page's style has."""
+
+
+def short(value: float, unit: str) -> str:
+    """`1.5k`, `3.2 Gi`; axis labels."""
+    base, names = (
+        (1024.0, ("", "Ki", "Mi", "Gi", "Ti", "Pi"))
+        if unit == "bytes"
+        else (1000.0, ("", "k", "M", "G", "T", "P"))
+    )
+    size, index = float(value), 0
+    while abs(size) >= base and index < len(names) - 1:
+        size, index = size / base, index + 1
+    text = f"{size:.0f}" if size == int(size) or abs(size) >= 100 else f"{size:.1f}"
+    return f"{text}{' ' if unit == 'bytes' and index else ''}{names[index]}"
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers that cover a range."""
+    if high <= low:
+        high = low + 1
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first = math.floor(low / step)
+    found: list[float] = []
+    while (first + len(found)) * step <= high + step * 0.001 or len(found) < 2:
+        found.append((first + len(found)) * step)
+    return found
+
+
+def _text(css: str, x: float, y: float, anchor: str, text: str) -> str:
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def _rect(color: int, box: tuple[float, float, float, float], title: str) -> str:
+    """`box` is left, top, width, height; the title shows when the pointer rests on it."""
+    left, top, width, height = box
+    place = f'x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2"'
+    return f'<rect class="s{color % SERIES}" {place}><title>{escape(title)}</title></rect>'
+
+
+def _svg(height: float, label: str, parts: Sequence[str]) -> str:
+    head = f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label, quote=True)}">'
+    return head + "".join(parts) + "</svg>"
+
+
+class _Frame:
+    """Axes of a plot; maps values to positions."""
+
+    def __init__(
+        self, x: tuple[float, float], y_marks: list[float], unit: str, *, height: int = HEIGHT
+    ) -> None:
+        self.low, self.high = x
+        self.bottom, self.top = y_marks[0], y_marks[-1]
+        self.height = height
+        self.parts: list[str] = []
+        for mark in y_marks:
+            at = self.y(mark)
+            self.parts.append(
+                f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            )
+            self.parts.append(_text("tick", LEFT - 8, at + 4, "end", short(mark, unit)))
+
+    def x(self, value: float) -> float:
+        span = (self.high - self.low) or 1.0
+        return LEFT + (value - self.low) / span * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        span = (self.top - self.bottom) or 1.0
+        return self.height - BOTTOM - (value - self.bottom) / span * (self.height - TOP - BOTTOM)
+
+    def x_label(self, at: float, text: str) -> None:
+        self.parts.append(_text("tick", at, self.height - BOTTOM + 18, "middle", text))
+
+    def caption(self, x_text: str, y_text: str) -> None:
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        self.parts.append(_text("axis", middle, self.height - 6, "middle", x_text))
+        self.parts.append(
+            f'<text class="axis" transform="translate(13 {(self.height - BOTTOM + TOP) / 2}) rotate(-90)" '
+            f'text-anchor="middle">{escape(y_text)}</text>'
+        )
+
+    def done(self, label: str) -> str:
+        return _svg(self.height, label, self.parts)
+
+
+def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str) -> str:
+    """(name, value, text beside the bar), longest names cut."""
+    row = 26
+    height = row * len(items) + 12
+    name_width = 190
+    largest = max((value for _, value, _ in items), default=0) or 1
+    parts = []
+    for index, (name, value, text) in enumerate(items):
+        top = 6 + index * row
+        length = max(value / largest * (WIDTH - name_width - 130), 1.5)
+        shown = name if len(name) <= 30 else name[:29] + "…"
+        said = f"{name}: {text}"
+        parts.append(_text("name", name_width - 8, top + 16, "end", shown))
+        parts.append(_rect(index, (name_width, top + 3, length, row - 8), said))
+        parts.append(_text("value", name_width + length + 7, top + 16, "start", text))
+    return _svg(height, label, parts)
+
+
+def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, color: int = 0) -> str:
+    """How many nodes have how much; whole numbers get a bar each when they are few."""
+    low, high = float(values.min()), float(values.max())
+    distinct = np.unique(values)
+    if len(distinct) <= 24 and high - low < 24 and unit != "bytes":
+        edges = np.arange(low - 0.5, high + 1.5)
+    else:
+        edges = np.array(ticks(low, high, 24), float)
+        edges = np.append(edges, edges[-1] + (edges[1] - edges[0])) if edges[-1] <= high else edges
+    counts, edges = np.histogram(values, edges)
+    frame = _Frame((float(edges[0]), float(edges[-1])), ticks(0, float(counts.max()) or 1.0), "")
+    for count, begin, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if count:
+            left, right, top = frame.x(begin), frame.x(end), frame.y(count)
+            whole = end - begin == 1 and begin != int(begin)
+            said = f"{(begin + end) / 2:.0f}" if whole else f"{short(begin, unit)} – {short(end, unit)}"
+            box = (left + 0.7, top, max(right - left - 1.4, 0.8), frame.y(0) - top)
+            frame.parts.append(_rect(color, box, f"{said} {unit}: {count:,} nodes"))
+    for mark in ticks(low, high, 6):
+        if edges[0] <= mark <= edges[-1] and (unit == "bytes" or mark == int(mark) or high - low < 3):
+            frame.x_label(frame.x(mark), short(mark, unit))
+    frame.caption(x_text, y_text)
+    return frame.done(f"{y_text} by {x_text}")
+
+
+def ranked_area(values: NDArray[np.int64], unit: str, y_text: str, color: int = 0) -> str:
+    """Nodes from most to least, as an area: how uneven the load is."""
+    ordered = np.sort(values)[::-1]
+    frame = _Frame((0, max(len(ordered) - 1, 1)), ticks(0, float(ordered[0]) or 1.0), unit)
+    picked = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), 240)).astype(int))
+    points = " ".join(f"{frame.x(i):.1f},{frame.y(float(ordered[i])):.1f}" for i in picked)
+    base = frame.y(0)
+    outline = f"{frame.x(0):.1f},{base:.1f} {points} {frame.x(picked[-1]):.1f},{base:.1f}"
+    frame.parts.append(f'<polygon class="a{color}" points="{outline}"/>')
+    frame.parts.append(f'<polyline class="l{color}" points="{points}"/>')
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        at = share * (len(ordered) - 1)
+        frame.x_label(frame.x(at), f"{at + 1:,.0f}")
+    frame.caption("nodes, from most to least", y_text)
+    return frame.done(f"{y_text} of each node, sorted")
+
+
+def curves(
+    series: Sequence[tuple[str, list[float], list[float]]], unit: str, x_text: str, y_text: str
+) -> str:
+    """(name, x, y) each, with a legend."""
+    xs = [x for _, values, _ in series for x in values]
+    ys = [y for _, _, values in series for y in values]
+    frame = _Frame((min(xs), max(xs)), ticks(min(0.0, *ys), max([*ys, 1.0])), unit)
+    for index, (name, x_values, y_values) in enumerate(series):
+        points = " ".join(
+            f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(x_values, y_values, strict=True)
+        )
+        frame.parts.append(f'<polyline class="l{index % SERIES}" points="{points}"/>')
+        for x, y in zip(x_values, y_values, strict=True):
+            frame.parts.append(
+                f'<circle class="s{index % SERIES}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3.5">'
+                f"<title>{escape(name)}: {short(x, '')} → {y:,.0f} {escape(unit)}</title></circle>"
+            )
+    for mark in sorted(set(xs)) if len(set(xs)) <= 8 else ticks(min(xs), max(xs), 6):
+        if min(xs) <= mark <= max(xs):
+            frame.x_label(frame.x(mark), f"{mark:g}")
+    frame.caption(x_text, y_text)
+    return frame.done(f"{y_text} over {x_text}") + legend([name for name, _, _ in series])
+
+
+def paired_bars(
+    items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
+) -> str:
+    """(name, before, after) side by side."""
+    frame = _Frame((0, len(items)), ticks(0, max([1.0, *(max(a, b) for _, a, b in items)])), unit)
+    for index, (name, before, after) in enumerate(items):
+        for side, value in enumerate((before, after)):
+            left, right = frame.x(index + 0.16 + side * 0.34), frame.x(index + 0.48 + side * 0.34)
+            top = frame.y(value)
+            said = f"{names[side]}, {name}: {value:,.0f} {unit}"
+            frame.parts.append(_rect(side, (left, top, right - left, frame.y(0) - top), said))
+        frame.x_label(frame.x(index + 0.5), name if len(name) <= 16 else name[:15] + "…")
+    frame.caption("", y_text)
+    return frame.done(f"{y_text}: {names[0]} and {names[1]}") + legend(list(names))
+
+
+def legend(names: Sequence[str]) -> str:
+    items = "".join(
+        f'<span><i class="b{index % SERIES}"></i>{escape(name)}</span>' for index, name in enumerate(names)
+    )
+    return f'<div class="legend">{items}</div>'
