@@ -35,8 +35,13 @@ class PodNetwork:
         self._last = 1
 
     def open(self, taken: Iterable[str]) -> None:
-        """Make the bridge where it isn't yet; `taken` are the addresses of pods that exist."""
+        """`taken` are the addresses of pods that exist."""
         self._taken = set(taken)
+
+    def ready(self) -> None:
+        """Choose the subnet and make the bridge where that isn't done yet. Raises OSError."""
+        if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
+            return
         self.subnet = self._choose()
         self._file.write_text(json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}))
         if Path("/sys/class/net", self.bridge).exists():
@@ -55,6 +60,7 @@ class PodNetwork:
 
     def take(self) -> str:
         """A free address, not one that was given back a moment ago. Raises Refused when all are taken."""
+        self.ready()
         count = self.subnet.num_addresses
         for step in range(1, count):
             number = (self._last + step) % count

@@ -253,7 +253,10 @@ def _told(container: Container, key: str) -> str:
 
 def _seconds(container: Container, key: str) -> float | None:
     text = _told(container, key)
-    return float(Duration.parse(text)) if text else None
+    try:
+        return float(Duration.parse(text)) if text else None
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=f"annotation {PREFIX}{key}") from None
 
 
 def _integer(container: Container, key: str) -> int:
@@ -261,4 +264,6 @@ def _integer(container: Container, key: str) -> int:
     try:
         return int(text or 0)
     except ValueError:
-        raise InvalidInput(f"expected an integer, got {text!r}", subject=PREFIX + key) from None
+        raise InvalidInput(
+            f"expected an integer, got {text!r}", subject=f"annotation {PREFIX}{key}"
+        ) from None

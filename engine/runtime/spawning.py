@@ -77,9 +77,7 @@ class Spawner:
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_ANSWER)
 
     async def stop(self) -> None:
-        if self._requests is not None:
-            self._requests.close()
-            self._requests = None
+        self._hang_up()
         if self._process is not None:
             await asyncio.to_thread(self._process.wait, 10)
             self._process = None
@@ -90,32 +88,33 @@ class Spawner:
 
     async def ask(self, request: dict[str, Any]) -> Conversation:
         """Fork a process for `request`; answers once it has called back."""
-        token = secrets.token_hex(16)
-        body = marshal.dumps({**request, "report": str(self._directory), "token": token})
-        waiting: asyncio.Future[Conversation] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = waiting
-        try:
-            async with self._lock:
-                await self._send(LENGTH.pack(len(body)) + body)
-            async with asyncio.timeout(ANSWER_TIMEOUT):
-                return await waiting
-        except TimeoutError:
-            raise Refused("its helper process did not call back", subject="shim") from None
-        finally:
-            self._waiting.pop(token, None)
+        for attempt in (1, 2):
+            token = secrets.token_hex(16)
+            body = marshal.dumps({**request, "report": str(self._directory), "token": token})
+            waiting: asyncio.Future[Conversation] = asyncio.get_running_loop().create_future()
+            self._waiting[token] = waiting
+            try:
+                await asyncio.shield(
+                    self._send(LENGTH.pack(len(body)) + body)
+                )  # half a message would be fatal
+                async with asyncio.timeout(ANSWER_TIMEOUT):
+                    return await waiting
+            except TimeoutError:
+                raise Refused("its helper process did not call back", subject="shim") from None
+            except ConnectionError:
+                # The spawner died. A process that it still forked finds its token unknown and ends.
+                if attempt == 2:
+                    break
+            finally:
+                self._waiting.pop(token, None)
+        raise Refused("the spawner does not stay up", subject="shim")
 
     async def _send(self, data: bytes) -> None:
-        loop = asyncio.get_running_loop()
-        for _ in range(2):
-            if self._requests is None or self._process is None or self._process.poll() is not None:
+        async with self._lock:
+            if self._requests is None:
                 self._launch()
             assert self._requests is not None
-            with contextlib.suppress(ConnectionError):
-                await loop.sock_sendall(self._requests, data)
-                return
-            self._requests.close()
-            self._requests = None
-        raise Refused("the spawner does not stay up", subject="shim")
+            await asyncio.get_running_loop().sock_sendall(self._requests, data)
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
@@ -128,6 +127,23 @@ class Spawner:
             )
         ours.setblocking(False)
         self._requests = ours
+        asyncio.get_running_loop().add_reader(ours, self._on_death)
+
+    def _on_death(self) -> None:
+        """The spawner never writes, so a readable socket means that it is gone."""
+        self._hang_up()
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(ConnectionError("the spawner died"))
+
+    def _hang_up(self) -> None:
+        if self._requests is not None:
+            asyncio.get_running_loop().remove_reader(self._requests)
+            self._requests.close()
+            self._requests = None
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
