@@ -29,8 +29,8 @@ from engine.api.resources import CPU, MEMORY
 from engine.cgroups.containers import ContainerRules, effective_limit, unassigned_memory
 from engine.cgroups.conversion import DEFAULT_PERIOD_US, WeightFormula, shares_to_weight
 from engine.cgroups.levels import LevelRules
-from engine.cgroups.values import PodRules
-from engine.tables.columns import PodColumns
+from engine.cgroups.values import PodRules, limits_declared
+from engine.tables.columns import CPU_LIMITED, LIVE, MEMORY_LIMITED, PodColumns
 from engine.tables.names import CPU_ID, MEMORY_ID
 
 Column = NDArray[np.int64]
@@ -47,6 +47,8 @@ class ContainerColumns:
     memory_limit    int64[M]      bytes, 0 is none; the pod's own where the container has none
     oom_request     int64[M]      bytes that oom_score_adj goes by
     kind            uint8[M]      INIT, SIDECAR, NODE_CRITICAL
+    limited         uint8[N]      CPU_LIMITED, MEMORY_LIMITED: limited throughout, where an init
+                                  container also counts the limits of the sidecars before it
     """
 
     offsets: Column
@@ -56,6 +58,7 @@ class ContainerColumns:
     memory_limit: Column
     oom_request: Column
     kind: NDArray[np.uint8]
+    limited: NDArray[np.uint8]
 
     @classmethod
     def of(cls, pods: Iterable[Pod]) -> ContainerColumns:
@@ -63,7 +66,10 @@ class ContainerColumns:
         counts: list[int] = [0]
         rows: list[tuple[int, int, int, int, int]] = []
         kinds: list[int] = []
+        limited: list[int] = []
         for pod in pods:
+            cpu, memory_limited = limits_declared(pod)
+            limited.append(CPU_LIMITED * cpu | MEMORY_LIMITED * memory_limited)
             extra = unassigned_memory(pod)
             critical = NODE_CRITICAL if is_node_critical(pod) else 0
             inits = len(pod.init_containers)
@@ -91,6 +97,7 @@ class ContainerColumns:
             memory_limit=amounts[3],
             oom_request=amounts[4],
             kind=np.array(kinds, np.uint8),
+            limited=np.array(limited, np.uint8),
         )
 
 
@@ -149,7 +156,8 @@ class BulkCgroups:
         )
         if rows and float(memory.sum(dtype=np.float64)) > 2.0**62:
             raise InvalidInput("the pods' requests together exceed 2^62 bytes", subject="memory")
-        qos, flags, node = pods.qos[:rows], pods.flags[:rows], pods.node[:rows]
+        qos, node = pods.qos[:rows], pods.node[:rows]
+        flags = ((pods.flags[:rows] & LIVE) | containers.limited).astype(np.uint8)
         out = self._reuse(rows, len(containers.kind), len(sizes[0]))
         kernel.pod_values(
             qos, flags, cpu, memory, limits[CPU_ID], limits[MEMORY_ID], self._weights, self.rules, out.pods

@@ -152,6 +152,7 @@ class CgroupManager:
                 subject="node allocatable",
             )
         self._check_controllers()
+        self._root_values = replace(self._root_values, cpuset=self._inherited_cpuset())
         for level in LEVELS:
             name = level_name(self.settings.root, level)
             self.tree.group(name).delegates = True
@@ -455,6 +456,16 @@ class CgroupManager:
             )
         quota = milli_cpu_to_quota(self.settings.node.absolute().get(CPU, ZERO).milli)
         return replace(root, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
+
+    def _inherited_cpuset(self) -> str | None:
+        """All CPUs of the parent: v1 wants them named, under v2 an empty text means them."""
+        if "cpuset" not in self.mounts.controllers:
+            return None
+        if self.mounts.version == 2:
+            return ""
+        parent = to_path(self.settings.root[:-1], self.settings.driver)
+        self.tree.make(self.settings.root[:-1])
+        return self.tree.read_path(parent.rstrip("/"), "cpuset.cpus") or None
 
     def _check_controllers(self) -> None:
         offered = self.mounts.controllers

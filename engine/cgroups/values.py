@@ -77,7 +77,7 @@ def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
     }
     if pod_class == BEST_EFFORT:
         return GroupValues(cpu_shares=MIN_SHARES, **common)  # type: ignore[arg-type]
-    with_cpu, with_memory = _declared(pod)
+    with_cpu, with_memory = limits_declared(pod)
     if pod_class == GUARANTEED:
         with_cpu = with_memory = True
     return GroupValues(
@@ -97,9 +97,9 @@ def _protection(pod_class: str, requests: ResourceList, rules: PodRules) -> dict
     return {MEMORY_LOW if soft else MEMORY_MIN: str(amount)}
 
 
-def _declared(pod: Pod) -> tuple[bool, bool]:
-    """Whether cpu and memory are limited throughout: by `spec.resources`, or by each container,
-    where an init container also counts the limits of the sidecars before it."""
+def limits_declared(pod: Pod) -> tuple[bool, bool]:
+    """Whether cpu, and memory, are limited throughout: by `spec.resources`, or by each container, where
+    an init container also counts the limits of the sidecars before it."""
     cpu = memory = True
     for container in pod.spec.containers:
         cpu = cpu and bool(container.limits.get(CPU))

@@ -7,16 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine._fast import _cgroup_values_c, _cgroup_values_py, cgroup_values
 from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled_list
-from engine.cgroups import conversion, names
+from engine.cgroups import bulk, conversion, names
 from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, reserved_values
 from engine.cgroups.containers import ContainerRules, container_resources
 from engine.cgroups.levels import Contribution, LevelRules, LevelSums, raised_to_usage
 from engine.cgroups.values import GroupValues, PodRules, pod_values
+from engine.tables.pods import PodTable
 
 LEVEL_KEYS = {"guaranteed": "Guaranteed", "burstable": "Burstable", "besteffort": "BestEffort"}
 
@@ -182,3 +184,85 @@ def test_node_allocatable(vectors):
             "over_reserved": over,
         }
         assert got == case["result"], case
+
+
+@pytest.fixture(params=[_cgroup_values_c, _cgroup_values_py], ids=["compiled", "twin"])
+def kernel(request, monkeypatch):
+    monkeypatch.setattr(bulk, "kernel", request.param)
+
+
+def one_pod(document: dict[str, Any], pods: PodRules, containers: ContainerRules, levels: LevelRules) -> Any:
+    pod = as_pod(document)
+    values = bulk.BulkCgroups(pods, containers, levels).values(
+        PodTable.from_pods([pod]).columns,
+        1,
+        bulk.ContainerColumns.of([pod]),
+        [containers.memory_capacity],
+        [containers.allocatable_memory],
+    )
+    return pod, values
+
+
+def none_as(value: int) -> int | None:
+    return {cgroup_values.NONE: None, cgroup_values.UNLIMITED: -1}.get(int(value), int(value))
+
+
+def test_bulk_pod_values(vectors, kernel):
+    for case in vectors("cgroup_pod"):
+        rules = PodRules(
+            enforce_cpu_limits=case["enforce_cpu_limits"],
+            cpu_period_us=case["cpu_period_us"],
+            custom_cpu_period=case["custom_cpu_cfs_quota_period"],
+            memory_qos=case["enforce_memory_qos"],
+        )
+        _, got = one_pod(case["pod"], rules, ContainerRules(1), LevelRules())
+        shares, _, quota, memory, protected = got.pods[:, 0].tolist()
+        wanted = case["result"]
+        assert shares == wanted["cpu_shares"], case
+        assert none_as(quota) == wanted["cpu_quota"], case
+        assert none_as(memory) == wanted["memory"], case
+        assert protected == int(wanted["unified"].get("memory.min", 0)), case
+
+
+def test_bulk_container_values(vectors, kernel):
+    for case in vectors("cgroup_container"):
+        containers = ContainerRules(
+            memory_capacity=case["memory_capacity"],
+            allocatable_memory=case["node_allocatable_memory"] or 0,
+            enforce_cpu_limits=case["cpu_cfs_quota"],
+            cpu_period_us=case["cpu_cfs_quota_period_us"],
+            custom_cpu_period=case["custom_cpu_cfs_quota_period"],
+            throttling_factor=case["memory_throttling_factor"],
+            page_size=case["page_size"],
+        )
+        rules = PodRules(memory_qos=case["enforce_memory_qos"], enforce_cpu_limits=case["cpu_cfs_quota"])
+        pod, got = one_pod(case["pod"], rules, containers, LevelRules())
+        at = [container.name for container in pod.all_containers].index(case["container"])
+        shares, _, quota, memory, score, protected, high = got.containers[:, at].tolist()
+        wanted = case["result"]
+        assert shares == wanted["cpu_shares"], case
+        assert quota == wanted["cpu_quota"], case
+        assert memory == wanted["memory_limit_in_bytes"], case
+        assert score == wanted["oom_score_adj"], case
+        assert protected == int(wanted["unified"].get("memory.min", 0)), case
+        assert high == int(wanted["unified"].get("memory.high", 0)), case
+
+
+def test_bulk_level_values(vectors, kernel):
+    for case in vectors("cgroup_qos"):
+        pods = [as_pod(document) for document in case["pods"]]
+        memory = case["allocatable_memory"] or 0
+        percent, memory_qos = case["qos_reserved_memory_percent"], case["memory_qos"]
+        levels = LevelRules(case["allocatable_memory"], percent, memory_qos)
+        rules = PodRules(memory_qos=memory_qos)
+        got = bulk.BulkCgroups(rules, ContainerRules(memory, memory), levels).values(
+            PodTable.from_pods(pods).columns, len(pods), bulk.ContainerColumns.of(pods), [memory], [memory]
+        )
+        shares, _, burstable, best_effort, root_min, burstable_min, _ = got.levels[:, 0].tolist()
+        wanted = case["result"]
+        reserved = percent is not None
+        assert shares == wanted["burstable"]["cpu_shares"], case
+        assert (burstable if reserved and memory else None) == wanted["burstable"]["memory"], case
+        assert (best_effort if reserved and memory else None) == wanted["besteffort"]["memory"], case
+        assert root_min == int(wanted["guaranteed"]["memory_min"] or 0), case
+        assert burstable_min == int(wanted["burstable"]["memory_min"] or 0), case
