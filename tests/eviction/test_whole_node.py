@@ -1,0 +1,103 @@
+"""Eviction by a whole node: manifests, a real containerd, real memory; the node is a private cgroup."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
+from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
+from engine.eviction import NodeView
+from engine.node import Node
+from engine.testing.images import BUSYBOX_TAG
+from tests.node.conftest import Bench
+
+from .conftest import MIB
+
+pytestmark = [pytest.mark.containerd, pytest.mark.root]
+API = {"kubernetes.io/config.source": "api"}
+
+
+def eater(mib: int, request: str = "", priority: int = 0):
+    """A pod that holds `mib` MiB: tail keeps what it is to print, and nobody reads it."""
+    size = mib * MIB
+    container = {
+        "name": "main", "image": BUSYBOX_TAG, "imagePullPolicy": "Never",
+        "command": ["sh", "-c", f"head -c {size} /dev/zero | tail -c {size} | sleep 600"],
+    }  # fmt: skip
+    if request:
+        container["resources"] = {"requests": {"memory": request}}
+    return {"containers": [container], "priority": priority}
+
+
+@pytest.fixture
+async def bench(tmp_path, containerd, private_cgroup_root):
+    bench = Bench(tmp_path, containerd.socket)
+    bench.config = KubeletConfiguration(
+        static_pod_path=str(bench.manifests), pod_logs_dir=str(tmp_path / "logs"), resolv_conf="",
+        cgroup_root=private_cgroup_root, enforce_node_allocatable=["pods"],
+        eviction_hard={"memory.available": "150Mi"}, image_gc_high_threshold_percent=100,
+        eviction_pressure_transition_period=Duration(1),
+    )  # fmt: skip
+    bench.node = Node(
+        config=bench.config,
+        kubengine_config=KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.5))),
+        runtime_endpoint=str(containerd.socket), root=bench.root, name="n1",
+        view=NodeView(
+            private_cgroup_root, memory_capacity=250 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
+        ),
+    )  # fmt: skip
+    await bench.node.start()
+    yield bench
+    await bench.close()
+
+
+def pod_of(bench, name):
+    """An API server's pod keeps its name, a static one gets the node's appended."""
+    return next((p for p in bench.node.pods() if p.metadata.name in (name, f"{name}-n1")), None)
+
+
+def phase(bench, name):
+    pod = pod_of(bench, name)
+    return pod.status.phase if pod is not None else ""
+
+
+async def until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.05)
+
+
+async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(bench):
+    eviction = bench.node.rooms["eviction"]
+    bench.write("within", eater(30, "100Mi"), annotations=API)
+    bench.write("greedy", eater(25), annotations=API)
+    await until(lambda: phase(bench, "within") == phase(bench, "greedy") == "Running")
+    assert eviction.under_pressure == ()
+    bench.write("greediest", eater(60), annotations=API)
+    await until(lambda: phase(bench, "greediest") == "Failed")
+    status = pod_of(bench, "greediest").status
+    assert status.reason == "Evicted"
+    assert status.message.startswith(
+        "The node was low on resource: memory. Threshold quantity: 150Mi, available: "
+    )
+    disruption = next(c for c in status.conditions if c.type == "DisruptionTarget")
+    assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
+    event = next(e for e in bench.node.recorder if e.reason == "Evicted")
+    assert event.annotations["starved_resource"] == "memory"
+    await until(lambda: eviction.under_pressure == ())
+    assert phase(bench, "within") == phase(bench, "greedy") == "Running"
+    assert bench.node.registry.metrics["kubelet_evictions"].values == {("memory.available",): 1}
+
+
+async def test_a_static_pod_is_never_evicted(bench):
+    bench.write("static", eater(110))
+    await until(lambda: bench.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
+    await until(lambda: "EvictionThresholdMet" in bench.reasons())
+    await asyncio.sleep(1.5)
+    assert phase(bench, "static") == "Running"
+    assert "Evicted" not in bench.reasons()
