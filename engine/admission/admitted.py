@@ -63,7 +63,7 @@ class AdmittedPods:
         os_failure = wrong_os(pod)
         if os_failure is not None:
             return [os_failure]
-        requests = requests_of(pod)
+        requests = requests_of(pod, self.table.resources)
         wanted = counted_requests(requests, pod, self.node.allocatable)
         failures = resource_failures(wanted, self.used, len(self._pods), self.node)
         failures += other_failures(pod, self.node, self._ports)

@@ -119,8 +119,7 @@ class ClusterTables:
         table = PodTable(resources, capacity=max(sum(len(pods) for _, pods in nodes), 1))
         offsets = np.zeros(len(nodes) + 1, OFFSET)
         for index, (_, pods) in enumerate(nodes):
-            for pod in pods:
-                table.add(pod, index)
+            table.add_all(pods, index)
             offsets[index + 1] = table.end
         names = [node.metadata.name for node, _ in nodes]
         if len(set(names)) != len(names):

@@ -21,17 +21,17 @@ class ResourceNames:
     """Interns resource names: cpu, memory and ephemeral-storage are 0, 1, 2, `pods` is -1, others
     get the next id when first seen. Ids never change and are never reused."""
 
-    __slots__ = ("_names", "ids")
+    __slots__ = ("ids", "in_order")
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self.ids: dict[str, int] = {PODS: PODS_ID}
-        self._names: list[str] = []
+        self.in_order: list[str] = []
         for name in (*_FIRST, *names):
             self.intern(name)
 
     def __len__(self) -> int:
         """How many columns the ids need (`pods` has none)."""
-        return len(self._names)
+        return len(self.in_order)
 
     def intern(self, name: str) -> int:
         """The id of a name, given on first sight. Raises `InvalidInput` if it can't be a resource."""
@@ -40,8 +40,8 @@ class ResourceNames:
             return found
         if not is_qualified_name(name):
             raise InvalidInput("not a resource name", subject=name[:64] or "''")
-        self.ids[name] = len(self._names)
-        self._names.append(name)
+        self.ids[name] = len(self.in_order)
+        self.in_order.append(name)
         return self.ids[name]
 
     def find(self, name: str) -> int | None:
@@ -49,9 +49,9 @@ class ResourceNames:
         return self.ids.get(name)
 
     def name(self, id: int) -> str:
-        return PODS if id == PODS_ID else self._names[id]
+        return PODS if id == PODS_ID else self.in_order[id]
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names in id order."""
-        return tuple(self._names)
+        return tuple(self.in_order)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from engine._fast.requests import Filler
 from engine.api.errors import Bug, InvalidInput
 from engine.api.pod import Pod
 from engine.tables.amounts import PodEntry, pod_entry
@@ -28,14 +29,14 @@ class PodTable:
         self._row_of: dict[str, int] = {}
         self._uids: list[str] = []
         self._live: Rows | None = None
+        self._filler: tuple[PodColumns, Filler] | None = None
 
     @classmethod
     def from_pods(cls, pods: Iterable[Pod], resources: ResourceNames | None = None) -> PodTable:
         """A table whose row order is the order of `pods`. Raises `InvalidInput` as `add` does."""
         pods = list(pods)
         table = cls(resources, capacity=max(len(pods), 1))
-        for pod in pods:
-            table.add(pod)
+        table.add_all(pods)
         return table
 
     @classmethod
@@ -66,6 +67,8 @@ class PodTable:
         """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
         if pod.uid in self._row_of:
             raise InvalidInput(f"uid {pod.uid} is in the table already", subject=pod.full_name)
+        if self._fill([pod], 0, node):
+            return self.end - 1
         entry = pod_entry(pod)
         self._intern(entry, pod)
         row = self._rows.take()
@@ -79,6 +82,35 @@ class PodTable:
         self._write(row, entry, node)
         self._live = None
         return row
+
+    def add_all(self, pods: Sequence[Pod], node: int = 0) -> None:
+        """Rows for new pods, in their order if none was ever removed. Raises `InvalidInput` as `add`."""
+        listed = list(pods)
+        done = 0
+        try:
+            while done < len(listed):
+                done += self._fill(listed, done, node)
+                if done < len(listed):
+                    self.add(listed[done], node)
+                    done += 1
+        except InvalidInput:
+            for pod in listed[:done]:
+                self.remove(pod.uid)
+            raise
+
+    def _fill(self, pods: list[Pod], start: int, node: int) -> int:
+        """Rows at the end for as many ordinary pods as fit into the columns; how many."""
+        columns = self.columns
+        if len(self) != self.end or columns.resources != len(self.resources):
+            return 0
+        if self._filler is None or self._filler[0] is not columns:
+            self._filler = (columns, Filler(columns))
+        count = self._filler[1].fill(pods, start, self.end, node, self.resources.ids, self._row_of)
+        if count:
+            first = self._rows.take_many(count)
+            self._uids[first:] = [pod.uid for pod in pods[start : start + count]]
+            self._live = None
+        return count
 
     def update(self, pod: Pod) -> int:
         """Replace a pod's row in place. Raises `InvalidInput` if the uid is not there."""

@@ -1,0 +1,10 @@
+"""Rows from Pod objects: the compiled filler, or its twin with KUBENGINE_PURE=1."""
+
+from engine._fast._select import PURE
+
+if PURE:
+    from engine._fast._requests_py import Filler, requests
+else:
+    from engine._fast._requests_c import Filler, requests  # type: ignore[assignment]
+
+__all__ = ["Filler", "requests"]
