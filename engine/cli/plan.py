@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def output_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table."
             ),
             click.option("--explain", "explained", is_flag=True, help="Say in words why, row by row."),
-            click.option("--node", "node", multiple=True, help="Only these nodes: names or patterns."),
+            click.option("--only", "only", multiple=True, help="Only these nodes: names or patterns."),
             click.option(
                 "--node-selector-labels",
                 "labels",
@@ -114,7 +116,7 @@ def verb(name: str) -> click.Command:
         given = {field: options.pop(f"given_{field}") for field in asked.parameters.__struct_fields__}
         parameters = parameters_from(asked.parameters, given)
         cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
-        selection = Selection(options["node"], options["labels"], options["sample"], options["seed"])
+        selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
         answer = ask(
             cluster,
             name,
@@ -126,7 +128,7 @@ def verb(name: str) -> click.Command:
         deliver(answer, cluster, {"question": name, "parameters": given}, options)
 
     decorated = parameter_options(asked.parameters)(output_options(source_options(run)))
-    help = f"{(asked.function.__doc__ or '').strip()}\n\n{SNAPSHOT_HELP}"
+    help = f"{asked.summary}\n\n{inspect.cleandoc(asked.function.__doc__ or '')}\n\n{SNAPSHOT_HELP}"
     return click.command(name, help=help.replace("`", ""))(decorated)
 
 
@@ -142,9 +144,9 @@ class _PlanGroup(click.Group):
         if cmd_name in QUESTIONS:
             return verb(cmd_name)
         if cmd_name == "diff" or cmd_name in self.FILES:
-            from engine.cli import plan_files, plan_scenarios
-
-            commands: dict[str, click.Command] = {**plan_files.COMMANDS, **plan_scenarios.COMMANDS}
+            commands: dict[str, click.Command] = {}
+            for module in ("plan_files", "plan_scenarios"):
+                commands |= import_module(f"engine.cli.{module}").COMMANDS
             return commands.get(cmd_name)
         return None
 

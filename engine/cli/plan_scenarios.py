@@ -61,7 +61,7 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     base = _object(common, "--with")
     sides = [_object(side_a, "-a"), _object(side_b, "-b")]
     cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
-    selection = Selection(options["node"], options["labels"], options["sample"], options["seed"])
+    selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
     answers = []
     for name, side in zip("ab", sides, strict=True):
         try:

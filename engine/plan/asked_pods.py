@@ -31,7 +31,9 @@ class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(description="how answers call it")] = ""
     requests: Annotated[dict[str, str | int | float], Meta(description="resource requests")] = {}
     limits: Annotated[dict[str, str | int | float], Meta(description="resource limits")] = {}
-    priority: Annotated[int | None, Meta(description="spec.priority", ge=-(2**31), le=2**31 - 1)] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None, Meta(description="spec.priority")
+    ] = None
     priority_class: Annotated[str, Meta(description="a PriorityClass of the snapshot, or a system- one")] = ""
     critical: Annotated[bool, Meta(description="priority 2000000000: the pod may preempt")] = False
     node_selector: Annotated[dict[str, str], Meta(description="spec.nodeSelector")] = {}

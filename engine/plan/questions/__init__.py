@@ -29,6 +29,7 @@ class Question:
     name: str
     parameters: type[msgspec.Struct]
     function: Callable[..., Answer]
+    summary: str
     per_node: bool = True
 
     def ask(self, snapshot: Any, parameters: msgspec.Struct) -> Answer:
@@ -38,12 +39,29 @@ class Question:
 QUESTIONS = {
     question.name: question
     for question in (
-        Question("preempt", PreemptParameters, preempt),
-        Question("admit", AdmitParameters, admit),
-        Question("evict", EvictParameters, evict),
-        Question("image-gc", ImageGCParameters, image_gc),
-        Question("cgroups", CgroupsParameters, cgroups),
-        Question("devices", DevicesParameters, devices),
-        Question("drain", DrainParameters, drain, per_node=False),
+        Question("preempt", PreemptParameters, preempt, "Who would this pod preempt, on every node?"),
+        Question("admit", AdmitParameters, admit, "How many of this pod fit, and where?"),
+        Question(
+            "evict",
+            EvictParameters,
+            evict,
+            "Who is evicted under memory, disk or PID pressure, and when is it over?",
+        ),
+        Question(
+            "image-gc", ImageGCParameters, image_gc, "What would image GC free, and which images would go?"
+        ),
+        Question(
+            "cgroups",
+            CgroupsParameters,
+            cgroups,
+            "Which cgroup values follow from another version or setting? Faults too.",
+        ),
+        Question(
+            "devices",
+            DevicesParameters,
+            devices,
+            "Can N more devices be given under a topology policy, and where?",
+        ),
+        Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
     )
 }

@@ -68,7 +68,7 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     config: Annotated[str, Meta(description="a KubeletConfiguration for every node")] = ""
     changes: Annotated[dict[str, Any], Meta(description="fields laid over the configuration")] = {}
     reclaim: Annotated[bool, Meta(description="disk: remove unused images before pods")] = True
-    limit: Annotated[int, Meta(description="stop after so many evictions a node", ge=1)] = 1000
+    max_evictions: Annotated[int, Meta(description="stop after so many evictions a node", ge=1)] = 1000
 
 
 def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
@@ -127,7 +127,7 @@ def _relieve(
     evicted = 0
     flags, qos = snapshot.tables.columns.flags, snapshot.tables.columns.qos
     for row in order.tolist():
-        if available >= cleared or evicted == parameters.limit:
+        if available >= cleared or evicted == parameters.max_evictions:
             break
         if flags[row] & (STATIC | MIRROR | CRITICAL):
             continue

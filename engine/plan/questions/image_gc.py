@@ -29,16 +29,25 @@ DAY = 86400.0
 class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What image-gc takes. Ages are in seconds; None leaves the node's own setting."""
 
-    high: Annotated[int | None, Meta(description="imageGCHighThresholdPercent", ge=0, le=100)] = None
-    low: Annotated[int | None, Meta(description="imageGCLowThresholdPercent", ge=0, le=100)] = None
-    min_age: Annotated[float | None, Meta(description="imageMinimumGCAge in seconds", ge=0)] = None
-    max_age: Annotated[float | None, Meta(description="imageMaximumGCAge in seconds, 0 = off", ge=0)] = None
+    high: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None, Meta(description="imageGCHighThresholdPercent")
+    ] = None
+    low: Annotated[
+        Annotated[int, Meta(ge=0, le=100)] | None, Meta(description="imageGCLowThresholdPercent")
+    ] = None
+    min_age: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="imageMinimumGCAge in seconds")
+    ] = None
+    max_age: Annotated[
+        Annotated[float, Meta(ge=0)] | None, Meta(description="imageMaximumGCAge in seconds, 0 = off")
+    ] = None
     order: Annotated[str, Meta(description="lru (the kubelet's), largest-first or size-aware")] = "lru"
     usage_percent: Annotated[
-        int | None, Meta(description="assume that the image file system is so full", ge=0, le=100)
+        Annotated[int, Meta(ge=0, le=100)] | None,
+        Meta(description="assume that the image file system is so full"),
     ] = None
     capacity: Annotated[
-        int | None, Meta(description="bytes of the image file system, where unknown", gt=0)
+        Annotated[int, Meta(gt=0)] | None, Meta(description="bytes of the image file system, where unknown")
     ] = None
     history: Annotated[
         str, Meta(description="CSV or Parquet of image uses: image, used_at and maybe node")

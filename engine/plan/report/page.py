@@ -71,8 +71,13 @@ def _minified(style: str) -> str:
 def _header(title: str, source: Mapping[str, Any]) -> str:
     where = ", ".join(str(part) for part in source.get("sources", ())) or "a snapshot"
     asked = source.get("asked", {})
-    given = {k: v for k, v in (asked.get("parameters") or {}).items() if v not in (None, (), "", [], {})}
-    words = ", ".join(f"{name.replace('_', ' ')} {_plain(value)}" for name, value in given.items())
+    given = {
+        k: v for k, v in (asked.get("parameters") or {}).items() if v not in (None, (), "", [], {}, False)
+    }
+    words = ", ".join(
+        name.replace("_", " ") + ("" if value is True else f" {_plain(value)}")
+        for name, value in given.items()
+    )
     lead = f"Asked of {escape(where)}" + (f" with {escape(words)}." if words else ".")
     kicker = '<div class="kicker">Kubengine plan</div>'
     return f'<header>{kicker}<h1>{escape(title)}</h1><p class="lead">{lead}</p></header>'
@@ -94,6 +99,10 @@ def _assertions(asked: Mapping[str, Any]) -> str:
 
 def _numbers(answer: Answer) -> str:
     cards = [(f"{len(answer.table['node'].unique()):,}", "nodes in the answer"), (f"{len(answer):,}", "rows")]
+    points = answer.table["scenario"].unique()
+    if len(points) > 1:
+        cards.append((f"{len(points):,}", "points asked"))
+        return _cards(cards)
     totals: dict[tuple[str, str], list[int]] = {}
     for row in summary(answer.table).to_pylist():
         total = totals.setdefault((row["decision"], row["unit"]), [0, 0])
@@ -102,6 +111,10 @@ def _numbers(answer: Answer) -> str:
     for (decision, unit), (count, amount) in list(totals.items())[:8]:
         said = f"{decision}" + (f" · {readable(amount, unit)}" if amount and unit else "")
         cards.append((f"{count:,}", said))
+    return _cards(cards)
+
+
+def _cards(cards: list[tuple[str, str]]) -> str:
     items = "".join(f'<div class="number"><b>{escape(n)}</b><span>{escape(t)}</span></div>' for n, t in cards)
     return f'<section class="numbers">{items}</section>'
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,9 +37,24 @@ def plots(table: pa.Table) -> Iterator[Plot]:
     yield _overview(kinds)
     yield from _sweeps(table)
     yield from _before_after(kinds)
-    decisions = list(dict.fromkeys((row["decision"], row["unit"]) for row in kinds))
-    for index, (decision, unit) in enumerate(decisions):
-        yield from _per_node(table, decision, unit, index % svg.SERIES)
+    colors = {
+        name: index % svg.SERIES for index, name in enumerate(dict.fromkeys(r["decision"] for r in kinds))
+    }
+    for scenario in _shown_scenarios(kinds):
+        rows = table.filter(pc.equal(table["scenario"].cast(pa.string()), scenario))
+        mine = [row for row in kinds if row["scenario"] == scenario]
+        for decision, unit in dict.fromkeys((row["decision"], row["unit"]) for row in mine):
+            for plot in _per_node(rows, decision, unit, colors[decision]):
+                yield replace(plot, title=f"{scenario}: {plot.title}") if scenario else plot
+
+
+def _shown_scenarios(kinds: list[dict[str, Any]]) -> list[str]:
+    """The last point of each scenario: amounts of different points must not be added up."""
+    last: dict[str, str] = {}
+    for row in kinds:
+        match = _POINT.fullmatch(row["scenario"])
+        last[match[1] if match else row["scenario"]] = row["scenario"]
+    return list(last.values())
 
 
 def _overview(kinds: list[dict[str, Any]]) -> Plot:
@@ -109,7 +124,7 @@ def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator
         return
     said = f"{readable(int(amounts.sum()), unit)} in all, median {readable(int(np.median(amounts)), unit)}"
     drawing = svg.histogram(amounts, unit, f"{unit} per node", "nodes", color)
-    yield Plot(f"{decision}: distribution over nodes", said, drawing)
+    yield Plot(f"{decision}, {unit}: distribution over nodes", said, drawing)
     if amounts.max() > amounts.min():
         names = grouped["node"].cast(pa.string()).to_pylist()
         order = np.argsort(-amounts, kind="stable")[:TOP]
@@ -118,7 +133,7 @@ def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator
         ]
         if len(amounts) > TOP * 2 and amounts.min() >= 0:
             drawing = svg.ranked_area(amounts, unit, unit, color)
-            yield Plot(f"{decision}: every node", "sorted; the steeper, the more uneven", drawing)
+            yield Plot(f"{decision}, {unit}: every node", "sorted; the steeper, the more uneven", drawing)
         if items:
-            drawing = svg.horizontal_bars(items, f"{decision} per node")
-            yield Plot(f"{decision}: nodes with most", f"the first {len(items)}", drawing)
+            drawing = svg.horizontal_bars(items, f"{decision} per node", color)
+            yield Plot(f"{decision}, {unit}: nodes with most", f"the first {len(items)}", drawing)

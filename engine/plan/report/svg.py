@@ -29,18 +29,18 @@ def short(value: float, unit: str) -> str:
     return f"{text}{' ' if unit == 'bytes' and index else ''}{names[index]}"
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers that cover a range."""
+def ticks(low: float, high: float, count: int = 5, unit: str = "") -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`; powers of two for bytes."""
     if high <= low:
         high = low + 1
     raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first = math.floor(low / step)
-    found: list[float] = []
-    while (first + len(found)) * step <= high + step * 0.001 or len(found) < 2:
-        found.append((first + len(found)) * step)
-    return found
+    if unit == "bytes":
+        step = 2.0 ** math.ceil(math.log2(raw))
+    else:
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
+    first, last = math.floor(low / step), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, max(last, first + 1) + 1)]
 
 
 def _text(css: str, x: float, y: float, anchor: str, text: str) -> str:
@@ -99,8 +99,8 @@ class _Frame:
         return _svg(self.height, label, self.parts)
 
 
-def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str) -> str:
-    """(name, value, text beside the bar), longest names cut."""
+def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str, color: int | None = None) -> str:
+    """(name, value, text beside the bar), longest names cut; a colour each unless one is given."""
     row = 26
     height = row * len(items) + 12
     name_width = 190
@@ -112,7 +112,7 @@ def horizontal_bars(items: Sequence[tuple[str, float, str]], label: str) -> str:
         shown = name if len(name) <= 30 else name[:29] + "…"
         said = f"{name}: {text}"
         parts.append(_text("name", name_width - 8, top + 16, "end", shown))
-        parts.append(_rect(index, (name_width, top + 3, length, row - 8), said))
+        parts.append(_rect(index if color is None else color, (name_width, top + 3, length, row - 8), said))
         parts.append(_text("value", name_width + length + 7, top + 16, "start", text))
     return _svg(height, label, parts)
 
@@ -124,8 +124,7 @@ def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, co
     if len(distinct) <= 24 and high - low < 24 and unit != "bytes":
         edges = np.arange(low - 0.5, high + 1.5)
     else:
-        edges = np.array(ticks(low, high, 24), float)
-        edges = np.append(edges, edges[-1] + (edges[1] - edges[0])) if edges[-1] <= high else edges
+        edges = np.array(ticks(low, high, 24, unit), float)
     counts, edges = np.histogram(values, edges)
     frame = _Frame((float(edges[0]), float(edges[-1])), ticks(0, float(counts.max()) or 1.0), "")
     for count, begin, end in zip(counts.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -135,7 +134,7 @@ def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, co
             said = f"{(begin + end) / 2:.0f}" if whole else f"{short(begin, unit)} – {short(end, unit)}"
             box = (left + 0.7, top, max(right - left - 1.4, 0.8), frame.y(0) - top)
             frame.parts.append(_rect(color, box, f"{said} {unit}: {count:,} nodes"))
-    for mark in ticks(low, high, 6):
+    for mark in ticks(low, high, 6, unit):
         if edges[0] <= mark <= edges[-1] and (unit == "bytes" or mark == int(mark) or high - low < 3):
             frame.x_label(frame.x(mark), short(mark, unit))
     frame.caption(x_text, y_text)
@@ -145,7 +144,7 @@ def histogram(values: NDArray[np.int64], unit: str, x_text: str, y_text: str, co
 def ranked_area(values: NDArray[np.int64], unit: str, y_text: str, color: int = 0) -> str:
     """Nodes from most to least, as an area: how uneven the load is."""
     ordered = np.sort(values)[::-1]
-    frame = _Frame((0, max(len(ordered) - 1, 1)), ticks(0, float(ordered[0]) or 1.0), unit)
+    frame = _Frame((0, max(len(ordered) - 1, 1)), ticks(0, float(ordered[0]) or 1.0, unit=unit), unit)
     picked = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), 240)).astype(int))
     points = " ".join(f"{frame.x(i):.1f},{frame.y(float(ordered[i])):.1f}" for i in picked)
     base = frame.y(0)
@@ -165,7 +164,7 @@ def curves(
     """(name, x, y) each, with a legend."""
     xs = [x for _, values, _ in series for x in values]
     ys = [y for _, _, values in series for y in values]
-    frame = _Frame((min(xs), max(xs)), ticks(min(0.0, *ys), max([*ys, 1.0])), unit)
+    frame = _Frame((min(xs), max(xs)), ticks(min(0.0, *ys), max([*ys, 1.0]), unit=unit), unit)
     for index, (name, x_values, y_values) in enumerate(series):
         points = " ".join(
             f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in zip(x_values, y_values, strict=True)
@@ -187,7 +186,7 @@ def paired_bars(
     items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
 ) -> str:
     """(name, before, after) side by side."""
-    frame = _Frame((0, len(items)), ticks(0, max([1.0, *(max(a, b) for _, a, b in items)])), unit)
+    frame = _Frame((0, len(items)), ticks(0, max([1.0, *(max(a, b) for _, a, b in items)]), unit=unit), unit)
     for index, (name, before, after) in enumerate(items):
         for side, value in enumerate((before, after)):
             left, right = frame.x(index + 0.16 + side * 0.34), frame.x(index + 0.48 + side * 0.34)
