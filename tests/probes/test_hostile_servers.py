@@ -82,7 +82,7 @@ async def test_http(bench, handler, outcome, words):
         outcomes = bench.probe("readiness")["outcomes"]
         assert {name for name, count in outcomes.items() if count} == {outcome}
         if words:
-            assert words in bench.probe("readiness")["output"]
+            await until(lambda: words in bench.probe("readiness")["output"])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
     assert bench.manager.describe()["loop"]["allocated_connections"] <= 2
 
@@ -100,7 +100,7 @@ async def test_grpc(bench, handler, words):
     async with serving(handler) as port:
         bench.run(pod_with(readiness={"grpc": {"port": port}, "ms": QUICK}))
         await until(lambda: bench.probe("readiness")["outcomes"]["failure"] >= 1)
-        assert words in bench.probe("readiness")["output"]
+        await until(lambda: words in bench.probe("readiness")["output"])
 
 
 async def test_reset_after_every_byte(bench):
