@@ -64,6 +64,7 @@ class Attempt:
     assigned: list[Entry] = field(default_factory=list)
     reusable: dict[str, set[str]] = field(default_factory=dict)
     affinity: tuple[int, ...] | None = None
+    locked: frozenset[str] = frozenset()
 
 
 class Allocator:
@@ -113,16 +114,24 @@ class Allocator:
         attempt = Attempt(pod)
         async with self._all_or_nothing(attempt):
             if self._policy.name != "none" and self._policy.scope == "pod":
-                async with self._choosing(self._state.pod_needs(pod)):
+                needs = self._state.pod_needs(pod)
+                async with self._choosing(attempt, needs):
+                    attempt.locked = frozenset(needs)
                     self._align(attempt, self._state.pod_hints(pod, self._policy.numa))
-            for container in pod.all_containers:
-                init = container in pod.init_containers
-                if init and self._init_surplus_released(pod, container):
-                    continue
-                await self._container(attempt, container, init=init)
-                if not self._one_call_per_pod:
-                    await self._hand_out(attempt)
-            await self._hand_out(attempt)
+                    await self._all_containers(attempt)
+            else:
+                await self._all_containers(attempt)
+
+    async def _all_containers(self, attempt: Attempt) -> None:
+        pod = attempt.pod
+        for container in pod.all_containers:
+            init = container in pod.init_containers
+            if init and self._init_surplus_released(pod, container):
+                continue
+            await self._container(attempt, container, init=init)
+            if not self._one_call_per_pod:
+                await self._hand_out(attempt)
+        await self._hand_out(attempt)
 
     async def container(self, pod: Pod, container: Container) -> None:
         """Give one container its devices again, after its record was lost or released."""
@@ -154,9 +163,13 @@ class Allocator:
             raise
 
     @asynccontextmanager
-    async def _choosing(self, resources: Collection[str]) -> AsyncIterator[None]:
-        """Keep others from choosing among the same resources; always taken in order of name."""
-        locks = [self._locks.setdefault(name, asyncio.Lock()) for name in sorted(resources)]
+    async def _choosing(self, attempt: Attempt, resources: Collection[str]) -> AsyncIterator[None]:
+        """Keep others from choosing among the same resources; always taken in order of name.
+
+        What hints said of free devices then still holds when devices are chosen.
+        """
+        wanted = sorted(set(resources) - attempt.locked)
+        locks = [self._locks.setdefault(name, asyncio.Lock()) for name in wanted]
         taken: list[asyncio.Lock] = []
         try:
             for lock in locks:
@@ -179,7 +192,7 @@ class Allocator:
         """Choose and claim the container's devices, and keep account of what later ones may reuse."""
         pod, state = attempt.pod, self._state
         needs = state.needs(container)
-        async with self._choosing(needs):
+        async with self._choosing(attempt, needs):
             if self._policy.name != "none" and self._policy.scope == "container":
                 self._align(
                     attempt, state.container_hints(pod, container, self._policy.numa, attempt.reusable)

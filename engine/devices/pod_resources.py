@@ -32,6 +32,7 @@ from engine.wire.podresources_v1alpha1_pb2_grpc import (
 SOCKET_NAME = "kubelet.sock"
 QUERIES_PER_SECOND = 100.0
 BURST = 10.0
+MOST_CALLS = 1000
 _PREFIX = "kubelet_pod_resources_endpoint_"
 
 _Answer = TypeVar("_Answer")
@@ -95,7 +96,7 @@ class PodResourcesServer:
     async def start(self) -> None:
         """Listen. Raises `Refused` if the socket cannot be bound."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        server = grpc.aio.server()
+        server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
         add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
         await serve_on(server, self.path)

@@ -22,6 +22,7 @@ from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
 
 VERSION = "v1beta1"
 SOCKET_NAME = "kubelet.sock"
+MOST_CALLS = 100
 SELINUX = Path("/sys/fs/selinux/enforce")
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 
@@ -67,7 +68,7 @@ class RegistrationServer(RegistrationServicer):
 
     async def start(self) -> None:
         """Listen. Raises `Refused` if the socket cannot be bound."""
-        server = grpc.aio.server()
+        server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
         await serve_on(server, self.path)
         self._server = server

@@ -12,8 +12,9 @@ touch every reusable device and enough available ones: with a mask every larger 
 For both, the fittest mask of a given size under a condition that stays true on growing is found by
 deciding nodes from the highest down, leaving a node out first, and turning back as soon as even all the
 undecided nodes together would not do: the first mask found is the lowest. With distances the search goes
-on and keeps the closest. The number of steps is bounded (`STEPS`); past the bound the best mask found so
-far, or a neediest resource's own smallest hint, is the answer: a valid hint, maybe not the fittest.
+on and keeps the closest. The number of steps is bounded (`STEPS`, some tenths of a second); past the bound
+the best mask found so far, or a hint of the neediest resource made by always adding the node that brings
+most, is the answer: a valid hint, maybe not the fittest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from engine._fast import topology as kernels
 
-STEPS = 20_000
+STEPS = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,28 @@ class DeviceCounts:
         found = sum(n for group, n in zip(self.groups, self.everything, strict=True) if group & mask)
         return found + self._most(self.everything, mask, undecided, more) >= self.request
 
+    def cover(self, nodes: int, counts: Sequence[int]) -> int:
+        """A small mask, not always the smallest, that meets the request from `counts` of the devices.
+
+        All nodes if none smaller does.
+        """
+        mask, undecided = 0, (1 << nodes) - 1
+        enough = self.may_suffice if counts is self.everything else self.may_be_enough
+        if counts is not self.everything:
+            for group, reusable in zip(self.groups, self.reusable, strict=True):
+                mask |= group & -group if reusable and not group & mask else 0
+            counts = [a + r for a, r in zip(self.available, self.reusable, strict=True)]
+        while not enough(mask, 0, 0) and mask != undecided:
+            gains = self._gains(counts, mask, undecided)
+            mask |= max(gains, key=lambda node: (gains[node], -node)) if gains else undecided
+        return mask or 1
+
     def _most(self, counts: Sequence[int], mask: int, undecided: int, more: int) -> int:
         """At most how many devices that do not touch `mask` touch `more` of the undecided nodes."""
-        if not more:
-            return 0
+        return sum(sorted(self._gains(counts, mask, undecided).values(), reverse=True)[:more]) if more else 0
+
+    def _gains(self, counts: Sequence[int], mask: int, undecided: int) -> dict[int, int]:
+        """Per undecided node (as a mask) the devices at it that do not touch `mask`."""
         gains: dict[int, int] = {}
         for group, count in zip(self.groups, counts, strict=True):
             nodes = group & undecided if count and not group & mask else 0
@@ -85,7 +104,7 @@ class DeviceCounts:
                 lowest = nodes & -nodes
                 gains[lowest] = gains.get(lowest, 0) + count
                 nodes ^= lowest
-        return sum(sorted(gains.values(), reverse=True)[:more])
+        return gains
 
 
 Condition = Callable[[int, int, int], bool]
@@ -112,10 +131,10 @@ class _Search:
         self._descend(self.nodes, size, 0, may)
         return self._best
 
-    def smallest(self, may: Condition) -> int:
-        """The least size of a mask that will do; `nodes` if none is smaller."""
+    def smallest(self, may: Condition, known: int) -> int:
+        """The least size of a mask that will do; one of `known` nodes does."""
         by_distance, self.distances = self.distances, None
-        size = next((n for n in range(1, self.nodes) if self.fittest(n, may) is not None), self.nodes)
+        size = next((n for n in range(1, known) if self.fittest(n, may) is not None), known)
         self.distances = by_distance
         return size
 
@@ -158,23 +177,24 @@ def merge_counts(
     if somewhere:
         if not counted:
             return everywhere, True
-        ideal = {search.smallest(resource.may_suffice) for resource in counted}
+        ideal = {search.smallest(r.may_suffice, r.cover(nodes, r.everything).bit_count()) for r in counted}
         if len(ideal) == 1 and (ideal == {1} or not single):
             found = search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in counted))
             if found is not None:
                 return found, True
     if single or not counted:
         return everywhere, False
-    needs = [search.smallest(resource.may_be_enough) for resource in counted]
+    covers = [resource.cover(nodes, resource.available) for resource in counted]
+    needs = [
+        search.smallest(r.may_be_enough, cover.bit_count()) for r, cover in zip(counted, covers, strict=True)
+    ]
     size = max(needs)
 
     def may_be_reached(mask: int, undecided: int, more: int) -> bool:
         return _reachable(mask | undecided if more else mask, everywhere, counted, search)
 
     found = search.fittest(size, may_be_reached)
-    if found is None:
-        found = _Search(nodes, None, steps).fittest(size, counted[needs.index(size)].may_be_enough)
-    return found or everywhere, False
+    return covers[needs.index(size)] if found is None else found, False
 
 
 def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:

@@ -150,7 +150,7 @@ def listed_family(nodes, resource):
 
 
 @given(searches())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_search_finds_what_listing_every_mask_finds(case):
     nodes, resources, distances = case
     families = [listed_family(nodes, resource) for resource in resources]
@@ -159,7 +159,7 @@ def test_search_finds_what_listing_every_mask_finds(case):
 
 
 @given(searches(), st.sampled_from(["best-effort", "restricted", "single-numa-node"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_policies_decide_alike_however_many_nodes_are_listed(case, name):
     nodes, resources, distances = case
     rows = () if distances is None else tuple(map(tuple, distances.tolist()))

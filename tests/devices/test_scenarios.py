@@ -573,3 +573,18 @@ async def test_a_tight_loop_of_lists_is_throttled(agent):
         (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
     }
     assert len(outcomes) - len(refused) >= 10
+
+
+async def test_pods_admitted_at_once_are_all_aligned(agent):
+    await agent.restart(topology_manager_policy="single-numa-node", topology_manager_scope="pod")
+    await agent.plugin(count=8, numa=2)
+    pods = [
+        agent.make_pod(f"p{i}", agent.container("one", gpu=1), agent.container("two", gpu=1))
+        for i in range(4)
+    ]
+    agent.pods.extend(pods)
+    await asyncio.gather(*(agent.manager.allocate(pod) for pod in pods))
+    for pod in pods:
+        held = agent.devices(pod, "one") + agent.devices(pod, "two")
+        assert len({int(id.removeprefix("gpu-")) // 4 for id in held}) == 1, held
+    assert agent.manager.state.allocated() == {GPU: 8}
