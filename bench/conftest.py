@@ -43,5 +43,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     terminalreporter.write_line(
         f"memory: {memory_bandwidth():.1f} GB/s copied by one core; "
-        f"load average {load} on {os.cpu_count()} cores; the kubelet's figures for the same work are in bench/README.md"
+        f"load average {load} on {os.cpu_count()} cores; "
+        "the kubelet's figures for the same work are in bench/README.md"
     )
