@@ -86,6 +86,9 @@ class NoCgroups:
     def pod_path(self, uid: str) -> str | None:
         return None
 
+    def kill_container(self, uid: str, group: str) -> int:
+        return 0
+
     def root_path(self) -> str:
         return self._parent
 

@@ -146,8 +146,10 @@ def pod_of(labels: Mapping[str, str]) -> tuple[str, str, str] | None:
     return (uid, labels.get(POD_NAME, ""), labels.get(POD_NAMESPACE, "")) if uid else None
 
 
-def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerRecord:
-    """From the runtime's full status."""
+def container_record(
+    status: cri.ContainerStatus, sandbox_id: str, agent_began: float = 0.0
+) -> ContainerRecord:
+    """From the runtime's full status. `agent_began` is when this agent started, in Unix seconds."""
     annotations = status.annotations
     grace = annotations.get(POD_GRACE, "")
     linux = status.resources.linux if status.HasField("resources") else None
@@ -155,7 +157,7 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerR
         id=status.id,
         name=status.labels.get(CONTAINER_NAME, status.metadata.name),
         sandbox_id=sandbox_id,
-        state=CREATED if _start_was_cut_short(status) else status.state,
+        state=CREATED if _start_was_cut_short(status, agent_began) else status.state,
         attempt=_number(annotations.get(RESTART_COUNT, ""), status.metadata.attempt),
         created_at=status.created_at * NANO,
         started_at=status.started_at * NANO,
@@ -177,10 +179,11 @@ def container_record(status: cri.ContainerStatus, sandbox_id: str) -> ContainerR
     )
 
 
-def _start_was_cut_short(status: cri.ContainerStatus) -> bool:
+def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:
     """An agent that dies in the middle of StartContainer takes the call with it, and the runtime calls the
-    container exited though it never ran: it is to be started, and that is not a restart."""
-    return status.state == EXITED and not status.started_at and "context canceled" in status.message
+    container exited though it never ran: a new agent starts it, and that is not a restart."""
+    never_ran = status.state == EXITED and not status.started_at
+    return never_ran and status.created_at * NANO < agent_began
 
 
 def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:

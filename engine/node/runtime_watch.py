@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -67,12 +68,14 @@ class RuntimeWatch:
         self._on_change = on_change
         self._clock = clock
         self._relist_seconds = relist_seconds
+        self._began = clock()
         self._streaming = False
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._seconds = registry.histogram(
             "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
         )
+        self._touched: dict[str, float] = {}
         self.pods: dict[str, PodRecord] = {}
         self.last_relist = 0.0
         self.last_error = ""
@@ -104,6 +107,7 @@ class RuntimeWatch:
 
     async def relist(self) -> None:
         began = self._clock()
+        listed_at = time.monotonic()
         sandboxes = await self._runtime.list_pod_sandboxes()
         containers = await self._runtime.list_containers()
         found: dict[str, _Listed] = {}
@@ -114,8 +118,10 @@ class RuntimeWatch:
         found.pop("", None)
         for uid in found.keys() | self.pods.keys():
             listed = found.get(uid) or _Listed()
-            if listed.states() != _states(self.pod(uid)):
+            newer = self._touched.get(uid, 0.0) >= listed_at
+            if not newer and listed.states() != _states(self.pod(uid)):
                 await self._reread(uid, listed)
+        self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
         self.last_relist = self._clock()
         self.last_error = ""
         self._seconds.observe(self.last_relist - began)
@@ -152,6 +158,7 @@ class RuntimeWatch:
         self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
     ) -> None:
         """Reads one container's status after something was done to it."""
+        self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.container_status(container_id)
         except NotFound:
@@ -161,6 +168,7 @@ class RuntimeWatch:
 
     async def refresh_sandbox(self, uid: str, sandbox_id: str, *, notify: bool = True) -> None:
         """Reads one sandbox's status after something was done to it."""
+        self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.pod_sandbox_status(sandbox_id)
         except NotFound:
@@ -172,6 +180,7 @@ class RuntimeWatch:
 
     def forget(self, uid: str, ids: Iterable[str]) -> None:
         """Removed by ourselves: no need to ask."""
+        self._touched[uid] = time.monotonic()
         for removed in ids:
             self._forget(uid, removed)
 
@@ -188,7 +197,7 @@ class RuntimeWatch:
 
     def _put(self, status: cri.ContainerStatus, sandbox_id: str, *, notify: bool) -> None:
         record = self._record(status.labels)
-        if record is not None and record.put_container(container_record(status, sandbox_id)) and notify:
+        if record is not None and record.put_container(container_record(status, sandbox_id, self._began)) and notify:
             self._on_change(record.uid)
 
     async def _follow_events(self) -> None:
@@ -226,7 +235,7 @@ class RuntimeWatch:
         elif sandbox.id:
             changed = record.put_sandbox(sandbox_record(sandbox))
         for status in event.containers_statuses:
-            changed |= record.put_container(container_record(status, sandbox.id))
+            changed |= record.put_container(container_record(status, sandbox.id, self._began))
         if record.empty:
             self.pods.pop(record.uid, None)
         if changed:

@@ -99,14 +99,24 @@ async def start_container(
 
 
 async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int:
-    """One more than the newest; a container that was created and never started is taken away first."""
+    """One more than the newest; a container that was created and never started is taken away first.
+
+    Where an earlier agent died in the middle of StartContainer the runtime may not let go of it: its
+    processes are killed, and the refusal makes the worker try again a little later.
+    """
     newest = record.container(container.name)
     if newest is None:
         return 0
     if newest.state != CREATED:
         return newest.attempt + 1
-    with contextlib.suppress(NotFound):
+    try:
         await services.runtime.remove_container(newest.id)
+    except NotFound:
+        pass
+    except Refused:
+        services.cgroups.kill_container(pod.uid, newest.id)
+        await services.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id)
+        raise
     services.watch.forget(pod.uid, [newest.id])
     return newest.attempt
 

@@ -126,7 +126,8 @@ def test_kill_nine_three_times_under_fifty_pods(
     agent.start()
     wait_until(lambda: agent.running() == PODS, 120)
     statuses = [status for pod in agent.pods() for status in pod["status"]["containerStatuses"]]
-    assert [status["restartCount"] for status in statuses] == [0] * PODS
+    restarted = [s["lastState"] for s in statuses if s["restartCount"]]
+    assert not restarted, restarted
     sandboxes, containers = asyncio.run(in_the_runtime(containerd.socket))
     assert len(sandboxes) == len(set(sandboxes)) == PODS
     assert sorted(containers) == sorted(sandboxes)
