@@ -376,11 +376,14 @@ def requests(pod, dict ids, list names):
     cdef dict answer
     if spec == NULL or resources > MOST or not measure(<object>spec, &m, ids, resources):
         return None
+    for i in range(3):
+        if as_limited(&m, i) < 0:
+            return None
     answer = {}
     for i in range(resources):
         if m.requests.present >> i & 1:
             amount = as_requested(&m, i)
-            if amount < 0 or as_limited(&m, i) < 0:
+            if amount < 0:
                 return None
             answer[names[i]] = amount
     return answer

@@ -67,19 +67,23 @@ class PodTable:
         """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
         if pod.uid in self._row_of:
             raise InvalidInput(f"uid {pod.uid} is in the table already", subject=pod.full_name)
-        if self._fill([pod], 0, node):
-            return self.end - 1
-        entry = pod_entry(pod)
-        self._intern(entry, pod)
-        row = self._rows.take()
-        if row >= self.columns.capacity:
-            self.columns = self.columns.resized(grown(self.columns.capacity, row + 1), self.columns.resources)
+        row, before = self._rows.next, self.columns
+        if row >= before.capacity:
+            self.columns = before.resized(grown(before.capacity, row + 1), before.resources)
+        if not self._fill_rows([pod], 0, row, node):
+            try:
+                entry = pod_entry(pod)
+                self._intern(entry, pod)
+            except InvalidInput:
+                self.columns = before
+                raise
+            self._write(row, entry, node)
+            self._row_of[pod.uid] = row
+        self._rows.take()
         if row == len(self._uids):
             self._uids.append(pod.uid)
         else:
             self._uids[row] = pod.uid
-        self._row_of[pod.uid] = row
-        self._write(row, entry, node)
         self._live = None
         return row
 
@@ -89,7 +93,7 @@ class PodTable:
         done = 0
         try:
             while done < len(listed):
-                done += self._fill(listed, done, node)
+                done += self._fill_end(listed, done, node)
                 if done < len(listed):
                     self.add(listed[done], node)
                     done += 1
@@ -98,19 +102,23 @@ class PodTable:
                 self.remove(pod.uid)
             raise
 
-    def _fill(self, pods: list[Pod], start: int, node: int) -> int:
+    def _fill_end(self, pods: list[Pod], start: int, node: int) -> int:
         """Rows at the end for as many ordinary pods as fit into the columns; how many."""
+        if self._rows.next != self.end:
+            return 0
+        count = self._fill_rows(pods, start, self.end, node)
+        first = self._rows.take_many(count)
+        self._uids[first:] = [pod.uid for pod in pods[start : start + count]]
+        self._live = None
+        return count
+
+    def _fill_rows(self, pods: list[Pod], start: int, row: int, node: int) -> int:
         columns = self.columns
-        if len(self) != self.end or columns.resources != len(self.resources):
+        if columns.resources != len(self.resources):
             return 0
         if self._filler is None or self._filler[0] is not columns:
             self._filler = (columns, Filler(columns))
-        count = self._filler[1].fill(pods, start, self.end, node, self.resources.ids, self._row_of)
-        if count:
-            first = self._rows.take_many(count)
-            self._uids[first:] = [pod.uid for pod in pods[start : start + count]]
-            self._live = None
-        return count
+        return self._filler[1].fill(pods, start, row, node, self.resources.ids, self._row_of)
 
     def update(self, pod: Pod) -> int:
         """Replace a pod's row in place. Raises `InvalidInput` if the uid is not there."""

@@ -21,6 +21,11 @@ class RowSpace:
     def __len__(self) -> int:
         return self.end - len(self._free)
 
+    @property
+    def next(self) -> int:
+        """The row that `take` gives."""
+        return self._free[-1] if self._free else self.end
+
     def take(self) -> int:
         """A row number; `end` grows when no released one is left."""
         if self._free:
