@@ -319,8 +319,8 @@ class CgroupManager:
     def kill_container(self, uid: str, group: str) -> int:
         """Kill what runs in one group of a pod's (a container's id); the count of processes. For a
         container that its runtime has lost hold of."""
-        name = self.pods.get(uid)
-        return self.tree.kill((*name, group)) if name is not None else 0
+        known = self.pods.get(uid)
+        return self.tree.kill((*known[1], group)) if known is not None else 0
 
     def root_path(self) -> str:
         """The root of all pods' cgroups, from the root of the hierarchy."""
