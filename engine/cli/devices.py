@@ -18,13 +18,11 @@ from engine.cli._agent import Agent, agent_option, json_option, print_json
 )
 def command(agent: Agent, as_json: bool, resource: str | None, explain: str | None) -> None:
     """Show device plugin resources, their devices and who holds them."""
-    query = {"explain": explain} if explain else {}
-    answer = agent.describe("devices", **query)
-    resources = [r for r in answer["resources"] if resource in (None, r["name"])]
-    if resource is not None and not resources:
-        raise click.ClickException(f"no resource {resource!r}")
+    query = {"resource": resource, "explain": explain}
+    answer = agent.describe("devices", **{key: value for key, value in query.items() if value})
+    resources = answer["resources"]
     if as_json:
-        print_json({**answer, "resources": resources})
+        print_json(answer)
     elif explain:
         _explain(answer["explain"], explain)
     elif not resources:

@@ -335,12 +335,19 @@ class DeviceManager:
 
     # Questions.
 
-    def describe(self, **query: str) -> dict[str, Any]:
-        """Resources, their devices and owners; `explain=namespace/name` adds why a pod has what it has."""
+    def describe(self, *, resource: str = "", explain: str = "") -> dict[str, Any]:
+        """Resources (or one), their devices and owners; `explain` (a pod) adds why it has what it has.
+
+        `InvalidInput` if there is no such resource or pod.
+        """
+        if resource and resource not in self.state.resources:
+            raise InvalidInput(f"no resource {resource!r}")
         answer = describe_devices(self.state, self._active_pods(), self.capacity(), self._endpoints)
-        if "explain" in query:
+        if resource:
+            answer["resources"] = [one for one in answer["resources"] if one["name"] == resource]
+        if explain:
             answer["explain"] = explain_pod(
-                self.state, self._active_pods(), query["explain"], self._allocator.explanations
+                self.state, self._active_pods(), explain, self._allocator.explanations
             )
         return answer
 
