@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,7 @@ def _die_with_parent() -> None:
 class Part:
     """A running process. `log` holds its output."""
 
-    def __init__(
-        self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
         try:
@@ -43,7 +41,9 @@ class Part:
                     stderr=output,
                     start_new_session=True,
                     preexec_fn=_die_with_parent,  # noqa: PLW1509 - one thread, nothing but a prctl
-                    env={**os.environ, **(env or {})},
+                    env={
+                        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+                    },
                 )
         except OSError as error:
             raise Refused(error.strerror or str(error), subject=command[0], errno=error.errno) from None
