@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from engine._fast import _predicates_c, _predicates_py
 from engine.admission import AdmittedPods
-from engine.admission.failures import Failure, WrongOS
+from engine.admission.everywhere import admit_everywhere
+from engine.admission.failures import Failure, InsufficientResource, WrongOS
 from engine.api.documents import convert
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.resources import is_extended, is_hugepage
+from engine.tables import ClusterTables
 
 
 def described(failures: list[Failure]) -> list[dict[str, Any]]:
@@ -30,3 +35,26 @@ def test_admission(vectors):
             others = [name for name in names if is_extended(name) or is_hugepage(name)]
             assert others == sorted(others), case
         admitted.validate()
+
+
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(_predicates_c, id="kernel"), pytest.param(_predicates_py, id="twin")]
+)
+def test_shortages_over_columns(vectors, kernel, monkeypatch):
+    for name in ("request_sums", "short_on_each_node"):
+        monkeypatch.setattr(f"engine.admission.everywhere.{name}", getattr(kernel, name))
+    for case in vectors("admission"):
+        node, pod = convert(case["node"], Node, "node"), convert(case["pod"], Pod, "pod")
+        if any(isinstance(failure, WrongOS) for failure in AdmittedPods(node).check(pod)):
+            continue
+        cluster = ClusterTables.from_objects([(node, [convert(other, Pod, "pod") for other in case["pods"]])])
+        answer = admit_everywhere(cluster, pod, preempting=False)
+        short = [failure for failure in case["failures"] if "resource" in failure]
+        got = {
+            cluster.resources.name(id): missing
+            for id, missing in zip(answer.resources.tolist(), answer.missing[0].tolist(), strict=True)
+            if missing
+        }
+        known = [f for f in short if cluster.resources.find(f["resource"]) is not None]
+        assert list(got.items()) == [(f["resource"], InsufficientResource(**f).missing) for f in known], case
+        assert answer.fits[0] == (not short), case

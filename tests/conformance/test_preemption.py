@@ -1,13 +1,14 @@
-"""Preemption victims against the kubelet's recorded answers, kernel and twin."""
+"""Preemption, and the columns that it reads, against the kubelet's recorded answers, kernel and twin."""
 
 from __future__ import annotations
 
 import pytest
 
-from engine._fast import _preemption_c, _preemption_py
+from engine._fast import _preemption_c, _preemption_py, _requests_c, _requests_py
 from engine.admission import NotEnoughToPreempt, preempt
 from engine.api.documents import convert
 from engine.api.pod import Pod
+from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC, PodTable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,53 @@ def test_preemption(vectors, kernel, monkeypatch):
             decision = preempt(pods, preemptor, requirements)
             assert list(decision.victims) == case["victims"], case
             assert sorted(step.uid for step in decision.steps()) == sorted(case["victims"]), case
+
+
+@pytest.mark.parametrize(
+    "filler", [pytest.param(_requests_c.Filler, id="kernel"), pytest.param(_requests_py.Filler, id="twin")]
+)
+def test_classes_and_sums_in_the_columns(vectors, filler, monkeypatch):
+    monkeypatch.setattr("engine.tables.pods.Filler", filler)
+    for case in vectors("qos"):
+        pod = convert({**case["pod"], "status": {}}, Pod, "pod")
+        pod.metadata.uid = pod.metadata.uid or "uid"
+        table = PodTable()
+        row = table.add(pod)
+        names = table.resources.names
+        assert QOS_NAMES[table.columns.qos[row]] == case["qos"], case
+        ranking = dict(zip(names, table.columns.ranking[:, row].tolist(), strict=True))
+        assert {name: amount for name, amount in ranking.items() if amount} == {
+            name: amount for name, amount in case["requests"].items() if amount and name != "pods"
+        }, case
+        requests = dict(zip(names, table.columns.requests[:, row].tolist(), strict=True))
+        assert {name: amount for name, amount in requests.items() if amount} == {
+            name: amount for name, amount in case["helper_requests"].items() if amount and name != "pods"
+        }, case
+
+
+@pytest.mark.parametrize(
+    "filler", [pytest.param(_requests_c.Filler, id="kernel"), pytest.param(_requests_py.Filler, id="twin")]
+)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(_preemption_c.victims, id="kernel"), pytest.param(_preemption_py.victims, id="twin")],
+)
+def test_critical_and_preemptable_in_the_columns(vectors, filler, kernel, monkeypatch):
+    monkeypatch.setattr("engine.tables.pods.Filler", filler)
+    monkeypatch.setattr("engine.admission.preemption.distance_victims", kernel)
+    for case in vectors("critical"):
+        if "pod" in case:
+            pod = convert(case["pod"], Pod, "pod")
+            table = PodTable.from_pods([pod])
+            flags = int(table.columns.flags[0])
+            assert bool(flags & CRITICAL) is case["critical"], case
+            assert bool(flags & STATIC) is case["static"], case
+            assert bool(flags & MIRROR) is case["mirror"], case
+            continue
+        preemptee, preemptor = (convert(case[who], Pod, "pod") for who in ("preemptee", "preemptor"))
+        preemptee.metadata.uid, preemptor.metadata.uid = "preemptee", "preemptor"
+        try:
+            victims = preempt([preemptee], preemptor, {"pods": 1}).victims
+        except NotEnoughToPreempt:
+            victims = ()
+        assert bool(victims) is case["preemptable"], case
