@@ -105,7 +105,7 @@ def container_values(
 ):
     cdef bint enforce = rules.enforce_cpu, memory_qos = rules.memory_qos
     cdef int64_t period = rules.container_period, page = rules.page_size
-    cdef double factor = rules.throttling_factor, per_byte = 0
+    cdef double factor = rules.throttling_factor, per_byte = 0, mark
     cdef int64_t milli, request, limit, ceiling, high, protected, score, smallest, node_capacity = 0
     cdef Py_ssize_t row, i, j
     cdef int32_t shares, last = -1
@@ -131,10 +131,8 @@ def container_values(
                     protected = request
                     ceiling = limit if limit else allocatable[last]
                     if request != limit and ceiling > 0:
-                        high = <int64_t> (
-                            <double> <int64_t> (<double> request + (<double> ceiling - <double> request) * factor)
-                            / <double> page
-                        ) * page
+                        mark = <double> request + (<double> ceiling - <double> request) * factor
+                        high = <int64_t> (<double> <int64_t> mark / <double> page) * page
                         if high <= request:
                             high = 0
                 if qos[row] == GUARANTEED or kind[i] & NODE_CRITICAL:

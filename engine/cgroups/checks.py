@@ -14,13 +14,15 @@ SMALL_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault: which, where, what it means, and whether `--fix` can put it right."""
+    """One fault: which, where, what it means, and whether `--fix` can put it right. A `risk` is not wrong
+    in itself: it says what may happen under full load."""
 
     kind: str
     path: str
     meaning: str
     fixable: bool = False
     fixed: bool = False
+    risk: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -29,6 +31,7 @@ class Finding:
             "meaning": self.meaning,
             "fixable": self.fixable,
             "fixed": self.fixed,
+            "risk": self.risk,
         }
 
 
@@ -135,7 +138,7 @@ def reservation_not_held(root: RootObservation, over_reserved: Sequence[str]) ->
             "(kubernetes/kubernetes#129811); enforce system-reserved-compressible, or set "
             "cgroups.cpuCeiling: true"
         )
-        findings.append(Finding("reservation-not-held", root.path, meaning))
+        findings.append(Finding("reservation-not-held", root.path, meaning, risk=True))
     return findings
 
 

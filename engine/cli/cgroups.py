@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -61,7 +61,7 @@ def check(
     agent: Agent, as_json: bool, configs: tuple[Path, ...], fix: bool, pod_file: Path | None, root: str | None
 ) -> None:
     """Find pods and containers that disagree, a starved host, reservations that nothing holds, changed
-    files and groups left behind. Exit status 1 if a fault is left.
+    files and groups left behind. Exit status 1 if a fault is left; risks are only told.
 
     Asks the running agent; with --pods it looks at a node that another agent runs.
     """
@@ -75,17 +75,19 @@ def check(
         print_json(findings)
     else:
         for finding in findings:
-            state = "fixed" if finding["fixed"] else "fixable with --fix" if finding["fixable"] else "fault"
+            state = "risk" if finding["risk"] else "fixable with --fix" if finding["fixable"] else "fault"
+            state = "fixed" if finding["fixed"] else state
             click.echo(f"{finding['kind']} ({state}): {finding['path']}\n    {finding['meaning']}")
         if not findings:
             click.echo("no faults")
-    if any(not finding["fixed"] for finding in findings):
+    if any(not finding["fixed"] and not finding["risk"] for finding in findings):
         raise click.exceptions.Exit(1)
 
 
 def _observed_node(
     configs: tuple[Path, ...], pod_file: Path, root: str | None
 ) -> tuple[CgroupManager, list[Pod]]:
+    from engine.api.defaults import apply_defaults
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
     from engine.cgroups import CgroupManager
@@ -94,6 +96,7 @@ def _observed_node(
     config, kubengine = load_config(list(configs))
     pods, _ = load_pods(pod_file)
     for pod in pods:
+        apply_defaults(pod)
         if not pod.uid:
             raise InvalidInput(f"{pod.full_name}: metadata.uid: expected a uid", subject=str(pod_file))
     amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config.max_pods), "pid": max_pids()}
@@ -126,6 +129,7 @@ def plan(
     memory: str | None,
 ) -> None:
     """Show what every group would have for these pods, touching nothing."""
+    from engine.api.defaults import apply_defaults
     from engine.api.documents import load_config, load_pods
     from engine.api.quantity import Quantity
     from engine.cgroups.plan import plan as plan_groups
@@ -136,6 +140,8 @@ def plan(
     pods: list[Pod] = []
     for path in files:
         loaded, warnings = load_pods(path)
+        for pod in loaded:
+            apply_defaults(pod)
         pods += loaded
         for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
@@ -160,41 +166,61 @@ def plan(
         print_json([group.as_dict() for group in groups])
         return
     _print_table(
-        (group.path, group.qos_class, {name: (text, text) for name, text in group.files.items()})
+        Row(
+            group.path,
+            group.qos_class,
+            {name: (text, text) for name, text in group.files.items()},
+            group.pod if group.kind == "pod" else "",
+        )
         for group in groups
     )
 
 
-def _live_rows(groups: Iterable[Mapping[str, Any]]) -> Iterable[tuple[str, str, dict[str, tuple[str, str]]]]:
+class Row(NamedTuple):
+    """One group to show; `files` are (wanted, actual) texts."""
+
+    path: str
+    qos_class: str
+    files: Mapping[str, tuple[str, str]]
+    pod: str = ""
+
+
+def _live_rows(groups: Iterable[Mapping[str, Any]]) -> Iterable[Row]:
     for group in groups:
         files = {name: (text["wanted"], text["actual"] or "-") for name, text in group["files"].items()}
-        yield group["path"], group["qosClass"], files
+        yield Row(group["path"], group["qosClass"], files, group.get("pod", ""))
         for container in group.get("containers", ()):
             actual = {name: (text, text) for name, text in container["files"].items() if text is not None}
-            yield container["path"], "", actual
+            yield Row(container["path"], "", actual)
 
 
-def _print_table(rows: Iterable[tuple[str, str, Mapping[str, tuple[str, str]]]]) -> None:
+def _print_table(rows: Iterable[Row]) -> None:
     """One line a group, indented by depth; a value that is not as wanted reads `actual≠wanted`."""
     from rich.console import Console
     from rich.table import Table
 
-    listed = sorted(rows, key=lambda row: row[0].split("/"))
-    columns = list(dict.fromkeys(name for _, _, files in listed for name in files))
-    shortest = min((path.count("/") for path, _, _ in listed), default=0)
+    listed = sorted(rows, key=lambda row: row.path.split("/"))
+    columns = list(dict.fromkeys(name for row in listed for name in row.files))
+    top = listed[0].path.count("/") if listed else 0
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("GROUP", no_wrap=True)
-    table.add_column("QOS", no_wrap=True)
+    for name in ("GROUP", "POD", "QOS"):
+        table.add_column(name, no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    for path, qos_class, files in listed:
-        indent = "  " * (path.count("/") - shortest)
-        cells = [_cell(name, files.get(name)) for name in columns]
-        table.add_row(indent + (path if not indent else path.rpartition("/")[2]), qos_class, *cells)
+    for row in listed:
+        depth = row.path.count("/") - top
+        label = "  " * depth + _short(row.path.rpartition("/")[2]) if depth > 0 else row.path
+        cells = [_cell(name, row.files.get(name)) for name in columns]
+        table.add_row(label, row.pod, row.qos_class, *cells)
     console = Console()
     if not console.is_terminal:
         console = Console(width=400)
     console.print(table, soft_wrap=True)
+
+
+def _short(name: str) -> str:
+    """Container ids are told apart by their first characters."""
+    return f"{name[:12]}…" if len(name) > 60 and name.isalnum() else name
 
 
 def _cell(name: str, texts: tuple[str, str] | None) -> str:

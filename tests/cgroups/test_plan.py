@@ -93,8 +93,8 @@ def test_the_command_prints_a_tree_and_json(tmp_path):
     shown = CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert shown.exit_code == 0
     lines = shown.stdout.splitlines()
-    assert lines[0].split()[:3] == ["GROUP", "QOS", "cpu.weight"]
-    assert any(line.split()[:4] == ["podone", "Guaranteed", "39", "100000"] for line in lines)
+    assert lines[0].split()[:4] == ["GROUP", "POD", "QOS", "cpu.weight"]
+    assert any(line.split()[:4] == ["podone", "default/g", "Guaranteed", "39"] for line in lines)
     groups = json.loads(CliRunner().invoke(command, [*arguments, "--json", "--cgroup", "v1"]).stdout)
     container = next(group for group in groups if group["kind"] == "container")
     assert container["files"]["cpu.shares"] == "1024"
