@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,8 +112,9 @@ class Preemption:
                 why = self._why_not(row) or "enough was freed without it"
                 yield PassedOver(self.table.uid(row), self._qos(row), self._priority(row), why)
 
-    def describe(self) -> dict[str, Any]:
-        """JSON-able."""
+    def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """JSON-able. `names` gives uids the names that people know."""
+        names = names or {}
         return {
             "policy": self.policy,
             "preemptor": self.preemptor,
@@ -124,6 +125,7 @@ class Preemption:
             "steps": [
                 {
                     "uid": step.uid,
+                    "name": names.get(step.uid, step.uid),
                     "qos": step.qos,
                     "priority": step.priority,
                     "short": _json(step.short),
@@ -133,7 +135,13 @@ class Preemption:
                 for step in self.steps()
             ],
             "passedOver": [
-                {"uid": other.uid, "qos": other.qos, "priority": other.priority, "why": other.why}
+                {
+                    "uid": other.uid,
+                    "name": names.get(other.uid, other.uid),
+                    "qos": other.qos,
+                    "priority": other.priority,
+                    "why": other.why,
+                }
                 for other in self.passed_over()
             ],
         }

@@ -12,6 +12,7 @@ from engine.admission.admitted import AdmittedPods
 from engine.admission.decision import Preemption
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
+from engine.api.defaults import apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -114,7 +115,7 @@ class Admission:
                 self._rejections.inc("UnexpectedAdmissionError")
                 raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
             if verdict.failures:
-                self._decisions.append(verdict.describe())
+                self._decisions.append(verdict.describe(self._names()))
             if not verdict.admit:
                 self._rejections.inc(verdict.reason)
                 raise AdmissionRejected(verdict.reason, verdict.message)
@@ -161,11 +162,10 @@ class Admission:
         pods, _ = parse_pods(query["pod"].encode(), "pod")
         if len(pods) != 1:
             raise InvalidInput(f"expected one Pod, got {len(pods)}", subject="admission dry-run")
-        return self.check(named(pods[0]), policy=query.get("policy", "")).describe()
+        pod = pods[0]
+        apply_defaults(pod)
+        pod.metadata.uid = f"dry-run of {pod.full_name}"
+        return self.check(pod, policy=query.get("policy", "")).describe(self._names())
 
-
-def named(pod: Pod) -> Pod:
-    """A pod from a file that has no uid yet gets one to be told apart by."""
-    if not pod.uid:
-        pod.metadata.uid = f"dry-run-{pod.full_name}"
-    return pod
+    def _names(self) -> dict[str, str]:
+        return {uid: pod.full_name for uid, pod in self.admitted.pods.items()}

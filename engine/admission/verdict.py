@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,20 +23,22 @@ class Verdict:
 
     pod: str
     admit: bool
+    critical: bool = False
     failures: tuple[Failure, ...] = ()
     preemption: Preemption | None = None
     reason: str = ""
     message: str = ""
 
-    def describe(self) -> dict[str, Any]:
-        """JSON-able; the account of a preemption included."""
+    def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """JSON-able; the account of a preemption included. `names` are full names by uid."""
         return {
             "pod": self.pod,
             "admit": self.admit,
+            "critical": self.critical,
             "reason": self.reason,
             "message": self.message,
             "failures": [failure.describe() for failure in self.failures],
-            "preemption": self.preemption.describe() if self.preemption is not None else None,
+            "preemption": self.preemption.describe(names) if self.preemption is not None else None,
         }
 
 
@@ -46,13 +49,14 @@ def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limi
     `InvalidInput` as `AdmittedPods.check` and `preempt` do.
     """
     failures = tuple(admitted.check(pod))
+    critical = is_critical(pod)
     if not failures:
-        return Verdict(pod.full_name, True)
+        return Verdict(pod.full_name, True, critical)
     short = [failure for failure in failures if isinstance(failure, InsufficientResource)]
     others = [failure for failure in failures if not isinstance(failure, InsufficientResource)]
-    if not is_critical(pod) or others:
-        told = (others if is_critical(pod) else failures)[0]
-        return Verdict(pod.full_name, False, failures, None, told.reason, told.message)
+    if not critical or others:
+        told = (others if critical else failures)[0]
+        return Verdict(pod.full_name, False, critical, failures, None, told.reason, told.message)
     requirements = [(failure.resource, failure.missing) for failure in short]
     try:
         preemption = preempt(admitted.table, pod, requirements, policy=policy, time_limit=time_limit)
@@ -61,5 +65,5 @@ def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limi
             "Unexpected error while attempting to recover from admission failure: preemption: "
             f"error finding a set of pods to preempt: {error.message}"
         )
-        return Verdict(pod.full_name, False, failures, None, UNEXPECTED, message)
-    return Verdict(pod.full_name, True, failures, preemption)
+        return Verdict(pod.full_name, False, critical, failures, None, UNEXPECTED, message)
+    return Verdict(pod.full_name, True, critical, failures, preemption)

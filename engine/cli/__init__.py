@@ -18,6 +18,7 @@ from engine.api.errors import Bug, KubengineError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, str] = {
+    "preempt": "Say whether a node takes a pod, and who would die for it.",
     "eviction": "Show eviction thresholds, the distance to each, and who would go first.",
     "images": "Show images and what protects them; `images gc` collects.",
     "bench": "Measure a node agent under load, beside a kubelet or at growing density.",

@@ -1,0 +1,79 @@
+"""`kubengine preempt --dry-run` on files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engine.cli.preempt import command
+
+NODE = """
+apiVersion: v1
+kind: Node
+metadata: {name: n}
+status: {allocatable: {cpu: "2", memory: 2Gi, pods: "10"}}
+"""
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, uid: %s}
+spec: {containers: [{name: c, resources: {requests: {cpu: %s}}}]}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "node.yaml").write_text(NODE)
+    pods = [POD % ("big", "u1", "1500m"), POD % ("small", "u2", "300m")]
+    (tmp_path / "pods.yaml").write_text("---".join(pods))
+    (tmp_path / "pod.yaml").write_text(POD % ("wanted", '""', "1"))
+    return tmp_path
+
+
+def run(files: Path, *more: str) -> Result:
+    arguments = ["-f", str(files / "pod.yaml"), "--node", str(files / "node.yaml")]
+    arguments += ["--pods", str(files / "pods.yaml"), *more]
+    return CliRunner().invoke(command, arguments)
+
+
+def test_an_ordinary_pod_is_rejected(files):
+    result = run(files, "--dry-run")
+    assert result.exit_code == 3
+    assert "OutOfcpu" in result.output
+    assert "preempts nobody" in result.output
+
+
+def test_a_static_one_names_its_victims(files):
+    result = run(files, "--dry-run", "--static")
+    assert result.exit_code == 0, result.output
+    assert "after 1 pod is preempted (policy kubelet). Short: cpu 800m." in result.output
+    assert "default/big" in result.output
+    assert "enough was freed without it" in result.output
+
+
+@pytest.mark.parametrize("policy", ["kubelet", "priority", "minimal"])
+def test_json(files, policy):
+    result = run(files, "--dry-run", "--static", "--json", "--policy", policy)
+    answer = json.loads(result.output)
+    assert answer["preemption"]["victims"] == ["u1"]
+    assert answer["preemption"]["policy"] == policy
+    assert answer["preemption"]["steps"][0]["name"] == "default/big"
+    assert answer["failures"] == [{"resource": "cpu", "requested": 1000, "used": 1800, "capacity": 2000}]
+
+
+def test_a_pod_that_fits(files):
+    (files / "pod.yaml").write_text(POD % ("wanted", '""', "200m"))
+    assert run(files, "--dry-run").output == "default/wanted fits.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [([], "--dry-run"), (["--dry-run", "--policy", "best"], "kubelet, priority, minimal")],
+)
+def test_wrong_usage(files, arguments, words):
+    result = run(files, *arguments)
+    assert result.exit_code == 2
+    assert words in result.output
