@@ -13,12 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, KubengineError
+from engine.bench import decisions, phases
 from engine.bench.agents import AgentKind
 from engine.bench.parts import HollowRuntime, ProbeTarget
-from engine.bench.phases import PHASES, Figures, Session
+from engine.bench.phases import Figures, Session
 from engine.bench.workspace import Workspace, uninterrupted
 
 Say = Callable[[str], None]
+
+PHASES: dict[str, Callable[[Session], Figures]] = {
+    "start": phases.start,
+    "pods": phases.pods,
+    "idle": phases.idle,
+    "probing": phases.probing,
+    "churn": phases.churn,
+    "restart": phases.restart,
+    "devices": decisions.devices,
+    "preemption": decisions.preemption,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,10 @@ class NodeBench:
             version, notes = kind.version()
             self.result.versions[kind.label] = version
             self._note(*(f"{kind.label}: {note}" for note in notes))
-        self._note("system calls are not counted: the kernel's tracing is not used")
+        self._note(
+            "system calls are not counted: the kernel's tracing is not used",
+            "image GC is not a phase: a kubelet collects when it likes (bench/bench_images.py times ours)",
+        )
         for repetition in range(1, self.options.repetitions + 1):
             for kind in self.kinds:
                 self._say(f"repetition {repetition} of {self.options.repetitions}: {kind.label}")
@@ -105,11 +120,15 @@ class NodeBench:
 
     def _phases(self, session: Session) -> None:
         rows = self.result.runs.setdefault(session.kind.label, {})
-        for name in PHASES:
-            if name in self.options.phases:
-                began = time.monotonic()
-                rows.setdefault(name, []).append(PHASES[name](session))
-                self._say(f"  {name}: {time.monotonic() - began:.1f} s")
+        for name, phase in PHASES.items():
+            if name not in self.options.phases:
+                continue
+            began = time.monotonic()
+            try:
+                rows.setdefault(name, []).append(phase(session))
+            except decisions.Lacking as error:
+                self._note(f"{name}: {error}")
+            self._say(f"  {name}: {time.monotonic() - began:.1f} s")
 
     def _end(
         self, session: Session | None, parts: Iterable[HollowRuntime | ProbeTarget], workspace: Workspace

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,10 +62,11 @@ class Session:
         workload.take(self.workspace, names)
         self.names = [name for name in self.names if name not in set(names)]
 
-    def wait_ready(self, names: Sequence[str] | None = None) -> None:
+    def wait_ready(self, limit: float | None = None) -> None:
         """Until exactly the wanted pods are there, Running and Ready. Raises `Unavailable` after `limit`."""
-        wanted = {f"{workload.PREFIX}{name}-" for name in (self.names if names is None else names)}
-        deadline = time.monotonic() + self.limit
+        limit = self.limit if limit is None else limit
+        wanted = {f"{workload.PREFIX}{name}-" for name in self.names}
+        deadline = time.monotonic() + limit
         while True:
             pods = self.running.pods()
             good = {_stem(pod) for pod in pods if ready(pod)}
@@ -73,7 +74,7 @@ class Session:
                 return
             if time.monotonic() > deadline:
                 state = f"{len(good & wanted)} of {len(wanted)} ready, {len(pods)} of {len(self.names)} known"
-                raise Unavailable(f"pods: {state} after {self.limit:g} s", subject=self.kind.label)
+                raise Unavailable(f"pods: {state} after {limit:g} s", subject=self.kind.label)
             time.sleep(LOOK_SECONDS)
 
     def watch(self, seconds: float) -> None:
@@ -103,7 +104,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class _Watch:
+class Watch:
     """Usage of the agent and calls to the runtime between two moments."""
 
     session: Session
@@ -112,7 +113,7 @@ class _Watch:
     calls: dict[str, dict[str, int]]
 
     @classmethod
-    def begin(cls, session: Session) -> _Watch:
+    def begin(cls, session: Session) -> Watch:
         return cls(session, time.monotonic(), usage(session.running.part.pid), _calls(session))
 
     def figures(self) -> Figures:
@@ -153,7 +154,7 @@ def start(session: Session) -> Figures:
 
 def pods(session: Session) -> Figures:
     """Manifests to every pod Running and Ready; per pod, from the manifest to its container's start."""
-    watch = _Watch.begin(session)
+    watch = Watch.begin(session)
     written = time.time()
     session.put([workload.pod(f"p{index}") for index in range(session.pods)])
     session.wait_ready()
@@ -161,7 +162,7 @@ def pods(session: Session) -> Figures:
     starts = [started - written for _, started in session.containers().values()]
     return {
         **figures,
-        **_percentiles("start", starts),
+        **percentiles("start", starts),
         "cpu_ms_per_pod": figures["cpu_s"] / session.pods * 1e3,
     }
 
@@ -169,7 +170,7 @@ def pods(session: Session) -> Figures:
 def idle(session: Session) -> Figures:
     """Nothing changes."""
     session.watch(3)
-    watch = _Watch.begin(session)
+    watch = Watch.begin(session)
     session.watch(session.seconds)
     figures = watch.figures()
     session.idle_cpu_per_second = figures["cpu_s"] / session.seconds
@@ -193,7 +194,7 @@ def probing(session: Session) -> Figures:
     session.put(made)
     session.wait_ready()
     session.watch(2)
-    before, watch = session.target.counts(), _Watch.begin(session)
+    before, watch = session.target.counts(), Watch.begin(session)
     session.watch(session.seconds)
     after = session.target.counts()
     figures = watch.figures()
@@ -211,7 +212,7 @@ def churn(session: Session) -> Figures:
     """A twentieth of the pods (one at least) is replaced, one after another."""
     count = max(1, session.pods // 20)
     known = session.containers()
-    watch = _Watch.begin(session)
+    watch = Watch.begin(session)
     latencies = []
     for index in range(count):
         session.take([session.names[0]])
@@ -223,7 +224,7 @@ def churn(session: Session) -> Figures:
         latencies += [started - written for id, (_, started) in now.items() if id not in known]
         known = now
     figures = watch.figures()
-    return {**figures, **_percentiles("start", latencies), "cpu_ms_per_pod": figures["cpu_s"] / count * 1e3}
+    return {**figures, **percentiles("start", latencies), "cpu_ms_per_pod": figures["cpu_s"] / count * 1e3}
 
 
 def restart(session: Session) -> Figures:
@@ -246,23 +247,14 @@ def restart(session: Session) -> Figures:
     }
 
 
-PHASES: dict[str, Callable[[Session], Figures]] = {
-    "start": start,
-    "pods": pods,
-    "idle": idle,
-    "probing": probing,
-    "churn": churn,
-    "restart": restart,
-}
-
-
 def _stem(pod: dict[str, Any]) -> str:
     """A static pod's name without the node's, which either agent appends."""
     name: str = pod["metadata"]["name"]
     return name.removesuffix("bench-node")
 
 
-def _percentiles(name: str, values: Sequence[float]) -> Figures:
+def percentiles(name: str, values: Sequence[float]) -> Figures:
+    """`name_p50_s`, `name_p90_s` and `name_p99_s`, nearest rank; nothing of nothing."""
     if not values:
         return {}
     ordered = sorted(values)

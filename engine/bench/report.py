@@ -26,6 +26,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "idle": ("cpu_ms_per_pod_per_s", "context_switches", "runtime_calls", "rss_mb", "pss_mb"),
     "probing": ("probes_per_s", "cpu_us_per_probe", "context_switches", "rss_mb"),
     "churn": ("start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
+    "devices": ("wall_s", "start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
+    "preemption": ("preempt_p50_s", "preempt_p99_s", "cpu_s"),
     "restart": ("stop_s", "healthz_s", "wall_s", "cpu_s", "restarts_caused"),
 }
 

@@ -70,7 +70,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     result: dict[str, Any] = json.loads(report.read_text())
     assert result["complete"]
     assert result["versions"] == {"engine": "this engine", "kubelet": "v1.33.4"}
-    phases = ["start", "pods", "idle", "probing", "churn", "restart"]
+    phases = ["start", "pods", "idle", "probing", "churn", "restart", "devices", "preemption"]
     for label in ("engine", "kubelet"):
         assert list(result["runs"][label]) == phases
         (figures,) = result["runs"][label]["pods"]

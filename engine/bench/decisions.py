@@ -1,0 +1,107 @@
+"""Phases that make an agent decide: who gets a device, and who goes for a critical pod.
+
+An agent that cannot do one of them within `limit` (at most `PATIENCE`) lacks it: a note, not a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.api.errors import Unavailable
+from engine.bench import workload
+from engine.bench.agents import ready
+from engine.bench.parts import Part, kubengine
+from engine.bench.phases import Figures, Session, Watch, percentiles
+
+PATIENCE = 60.0
+LOOK_SECONDS = 0.02
+RESOURCE = "bench.kubengine.dev/device"
+CRITICAL = 2_000_000_000
+PREEMPTIONS = 5
+
+
+class Lacking(Unavailable):
+    """The agent under test doesn't do this."""
+
+
+def devices(session: Session) -> Figures:
+    """A sample plugin with a device per pod; pods that ask for one each, from manifests to Ready."""
+    session.take(list(session.names))
+    _eventually(session, lambda: not session.running.pods(), "pods do not go")
+    plugin = Part(
+        "device plugin",
+        kubengine(
+            "device-plugin", "--resource", RESOURCE, "--count", str(session.pods),
+            "--plugin-dir", str(session.workspace.root / "device-plugins"),
+        ),
+        session.workspace.path / "device-plugin.log",
+    )  # fmt: skip
+    try:
+        session.watch(3)
+        plugin.check()
+        before, watch = session.containers(), Watch.begin(session)
+        written = time.time()
+        session.put([_asks(f"d{index}") for index in range(session.pods)])
+        try:
+            session.wait_ready(limit=min(session.limit, PATIENCE))
+        except Unavailable as error:
+            raise Lacking(f"devices are not given out: {error.message}", subject=session.kind.label) from None
+        figures = watch.figures()
+        session.put([_asks("too-many")])
+        session.watch(1)
+        if _is_ready(session, "too-many"):
+            raise Lacking("devices are given out that don't exist", subject=session.kind.label)
+        starts = [at - written for id, (_, at) in session.containers().items() if id not in before]
+        return {
+            **figures,
+            **percentiles("start", starts),
+            "cpu_ms_per_pod": figures["cpu_s"] / session.pods * 1e3,
+        }
+    finally:
+        session.take(list(session.names))
+        plugin.stop()
+
+
+def _asks(name: str) -> dict[str, Any]:
+    pod = workload.pod(name)
+    pod["spec"]["containers"][0]["resources"]["limits"][RESOURCE] = "1"
+    return pod
+
+
+def preemption(session: Session) -> Figures:
+    """Critical pods on a node whose CPU a lesser pod holds: manifest written → pod running, victim gone."""
+    session.take(list(session.names))
+    _eventually(session, lambda: not session.running.pods(), "pods do not go")
+    amount = f"{(os.cpu_count() or 1) * 600}m"
+    walls = []
+    watch = Watch.begin(session)
+    for index in range(PREEMPTIONS):
+        victim, critical = f"v{index}", f"k{index}"
+        for name, priority in ((victim, 0), (critical, CRITICAL)):
+            pod = workload.pod(name, priority=priority)
+            pod["spec"]["containers"][0]["resources"] = {"requests": {"cpu": amount, "memory": "1Mi"}}
+            written = time.monotonic()
+            session.put([pod])
+            _eventually(session, lambda name=name: _is_ready(session, name), f"{name} does not run")  # type: ignore[misc]
+        walls.append(time.monotonic() - written)
+        if _is_ready(session, victim):
+            raise Lacking("a critical pod ran beside its victim", subject=session.kind.label)
+        session.take([victim, critical])
+        _eventually(session, lambda: not session.running.pods(), "pods do not go")
+    return {**watch.figures(), **percentiles("preempt", walls)}
+
+
+def _is_ready(session: Session, name: str) -> bool:
+    prefix = f"{workload.PREFIX}{name}-"
+    return any(pod["metadata"]["name"].startswith(prefix) and ready(pod) for pod in session.running.pods())
+
+
+def _eventually(session: Session, condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + min(session.limit, PATIENCE)
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Lacking(otherwise, subject=session.kind.label)
+        time.sleep(LOOK_SECONDS)
