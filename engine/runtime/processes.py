@@ -84,12 +84,9 @@ class ProcessBackend:
         (self.root / "containers").mkdir(mode=0o750, exist_ok=True)
         self._take_lock()
         for sandbox, extras in list(self.state.load_sandboxes()):
-            if extras.made:
-                self._adopt_sandbox(sandbox, extras)
-            else:
-                await self._discard_sandbox(sandbox, extras)
+            await self._adopt_sandbox(sandbox, extras)
         for container, extras in list(self.state.load_containers(records.sandboxes)):
-            self._adopt_container(container, extras)
+            await self._adopt_container(container, extras)
         for directory in list(self.state.half_made()):
             self.state.forget_directory(directory)
         for directory in (self.root / "containers").iterdir():
@@ -136,7 +133,9 @@ class ProcessBackend:
             async with self._starts:
                 groups = self._hierarchy.make(extras.cgroup)
                 network = self.network.join(sandbox.id, sandbox.ips[0]) if on_bridge else None
-                talk = await self._spawner.ask(requests.sandbox_request(sandbox, groups, network))
+                directory = self.state.directory(sandbox)
+                request = requests.sandbox_request(sandbox, directory, groups, network)
+                talk = await self._spawner.ask(request)
                 try:
                     await self._bring_up(sandbox, extras, talk)
                 finally:
@@ -201,15 +200,22 @@ class ProcessBackend:
             self._listener.sandbox_died(sandbox)
             self.state.save_sandbox(sandbox, self._extras[sandbox.id])
 
-    def _adopt_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+    async def _adopt_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+        def lives() -> bool:
+            return sandbox.pid > 0 and linux.start_time(sandbox.pid) == sandbox.start_time
+
+        if extras.made:
+            await _settled(lambda: self.state.up(sandbox) or not lives())
+        if not (extras.made and self.state.up(sandbox)):
+            await self._discard_sandbox(sandbox, extras)
+            return
         self._extras[sandbox.id] = extras
-        alive = sandbox.pid > 0 and linux.start_time(sandbox.pid) == sandbox.start_time
-        if not alive:
+        self._records.add_sandbox(sandbox)
+        if lives():
+            self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
+        else:
             sandbox.state, sandbox.pid = NOT_READY, 0
             hierarchy.remove(self._hierarchy.directories(extras.cgroup))
-        self._records.add_sandbox(sandbox)
-        if alive:
-            self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
 
     # Containers
 
@@ -286,13 +292,12 @@ class ProcessBackend:
         container.user = cri.ContainerUser(
             linux=cri.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups)
         )
-        container.state, container.started_at = RUNNING, time.time_ns()
         self.state.save_container(container, extras)
-        container.state = CREATED
         talk.go()
         message = await talk.hear()
         if "error" in message:
             raise Refused(message["error"], subject=subject)
+        container.started_at = message["started"]
         self._watch(container.id, container.shim, lambda: self._container_gone(container))
 
     async def stop_container(self, container: Container, grace: float) -> None:
@@ -385,16 +390,26 @@ class ProcessBackend:
             )
         self.state.save_container(container, extras)
 
-    def _adopt_container(self, container: Container, extras: Extras) -> None:
+    async def _adopt_container(self, container: Container, extras: Extras) -> None:
         self._extras[container.id] = extras
         self._records.add_container(container)
-        if container.state != RUNNING:
+        if container.state == EXITED or not container.shim:
             return
-        shim_lives = linux.start_time(container.shim) == container.shim_start_time != 0
-        if shim_lives and self.state.ending(container) is None:
+        await _settled(lambda: self.state.started(container) > 0 or not self._shim_lives(container))
+        started = self.state.started(container)
+        if not started:
+            container.state, container.pid, container.shim = CREATED, 0, 0
+            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
+            self.state.save_container(container, extras)
+            return
+        container.state, container.started_at = RUNNING, started
+        if self._shim_lives(container) and self.state.ending(container) is None:
             self._watch(container.id, container.shim, lambda: self._container_gone(container))
         else:
             self._container_gone(container)
+
+    def _shim_lives(self, container: Container) -> bool:
+        return linux.start_time(container.shim) == container.shim_start_time != 0
 
     # Stats
 
@@ -517,6 +532,14 @@ class ProcessBackend:
         flatten([self.images.layers / layer for layer in image.layers], top)
         if not place.exists():
             raise Missing("no such path in the image", subject=str(place.relative_to(top)))
+
+
+async def _settled(decided: Callable[[], bool]) -> None:
+    """A process that had its go says so in a moment, one that didn't ends; waits 5 s at most."""
+    for _ in range(500):
+        if decided():
+            return
+        await asyncio.sleep(0.01)
 
 
 def _signal(pid: int, start_time: int, number: int) -> None:

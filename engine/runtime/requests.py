@@ -57,11 +57,12 @@ def hostname(sandbox: Sandbox) -> str:
 
 
 def sandbox_request(
-    sandbox: Sandbox, cgroups: Sequence[str], network: Mapping[str, Any] | None
+    sandbox: Sandbox, directory: Path, cgroups: Sequence[str], network: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     options = namespaces(sandbox)
     return {
         "role": "sandbox",
+        "directory": str(directory),
         "host_network": network is None,
         "host_pid": options.pid == cri.NODE,
         "host_ipc": options.ipc == cri.NODE,

@@ -1,8 +1,9 @@
 """What a runtime writes down so that the next one finds its containers.
 
-    STATE/sandboxes/<id>/record.json    and hosts, resolv.conf, hostname
-    STATE/containers/<id>/record.json   and exit, which its shim writes
+    STATE/sandboxes/<id>/record.json    and hosts, resolv.conf, hostname; up, which its shim makes
+    STATE/containers/<id>/record.json   and started and exit, which its shim writes
 
+A container's record says CREATED until it has ended; whether it runs is in what its shim wrote.
 A directory without a record is half made or half removed. Files are replaced by rename but not synced: a
 reboot ends every process that they speak of.
 """
@@ -109,6 +110,17 @@ class StateDirectory:
             for directory in kind.iterdir():
                 if not (directory / "record.json").exists():
                     yield directory
+
+    def up(self, sandbox: Sandbox) -> bool:
+        """Whether its process had its go."""
+        return (self.directory(sandbox) / "up").exists()
+
+    def started(self, container: Container) -> int:
+        """When its shim saw its program start (Unix nanoseconds), 0 where it didn't."""
+        try:
+            return int((self.directory(container) / "started").read_text())
+        except FileNotFoundError:
+            return 0
 
     def ending(self, container: Container) -> Ending | None:
         try:

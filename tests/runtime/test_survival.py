@@ -153,13 +153,19 @@ async def test_killed_while_pods_are_being_made(
             containers = await pods.client.list_containers()
             assert {c.pod_sandbox_id for c in containers} <= set(sandboxes)
             for container in containers:
-                assert container.state in (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING)
+                state = container.state
+                status = await pods.status(container.id)
+                assert state in (cri.CONTAINER_CREATED, cri.CONTAINER_RUNNING), status
                 if container.state == cri.CONTAINER_RUNNING:
                     await pods.client.exec_sync(container.id, ["true"], 10)
             known = {c.id for c in containers} | set(sandboxes)
-            for group in Path("/sys/fs/cgroup/memory", private_cgroup_root.strip("/")).glob("*/*"):
-                if group.is_dir() and group.name not in known:
-                    assert not (group / "cgroup.procs").read_text(), "somebody runs unknown"
+            top = Path("/sys/fs/cgroup/memory", private_cgroup_root.strip("/"))
+
+            async def nobody_runs_unknown(top: Path = top, known: set[str] = known) -> bool:
+                groups = [g for g in top.glob("*/*") if g.is_dir() and g.name not in known]
+                return not any((group / "cgroup.procs").read_text() for group in groups)
+
+            await until(nobody_runs_unknown, 5)
             for sandbox in sandboxes:
                 await pods.client.remove_pod_sandbox(sandbox)
 

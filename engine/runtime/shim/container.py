@@ -1,17 +1,18 @@
 """Starts a container's process and stays beside it: copies its output, records its end.
 
-Files in the container's directory: `exit` (written once, atomically: code, signal, out-of-memory kills,
-Unix nanoseconds). SIGUSR1 reopens the log. When this process dies, the container is killed.
+Files in the container's directory, each written once and atomically: `started` (Unix nanoseconds) and
+`exit` (code, signal, out-of-memory kills, Unix nanoseconds). SIGUSR1 reopens the log. When this process
+dies, the container is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import marshal
 import os
 import select
 import signal
-import sys
 import termios
 import time
 from typing import TYPE_CHECKING, Any
@@ -213,7 +214,10 @@ def _supervise(
         _give_up(request, child)
         report.send(answer)
         return 1
-    report.send({"started": time.time_ns()})
+    started = time.time_ns()
+    _write(f"{request['directory']}/started", f"{started}\n")
+    with contextlib.suppress(ConnectionError):  # a runtime that died meanwhile reads the file
+        report.send({"started": started})
     report.close()
     status = _copy_until_exit(child, log, outputs, wake)
     _record_end(request, status)
@@ -278,12 +282,12 @@ def _record_end(request: dict[str, Any], status: int) -> None:
     code, number = os.waitstatus_to_exitcode(status), 0
     if code < 0:
         number, code = -code, 128 - code
-    path = f"{request['directory']}/exit"
     text = f"{code} {number} {cgroup.oom_kills(groups)} {now}\n"
     cgroup.remove(groups)
-    try:
-        with open(f"{path}.partial", "w", encoding="ascii") as file:
-            file.write(text)
-        os.rename(f"{path}.partial", path)
-    except OSError as error:
-        print(f"kubengine shim: {path}: {error.strerror}", file=sys.stderr)
+    _write(f"{request['directory']}/exit", text)
+
+
+def _write(path: str, text: str) -> None:
+    with open(f"{path}.partial", "w", encoding="ascii") as file:
+        file.write(text)
+    os.rename(f"{path}.partial", path)

@@ -1,7 +1,8 @@
 """Holds a pod's namespaces: the process that other runtimes call pause.
 
 Its root is an empty tmpfs, which is also the pod's /dev/shm, so it keeps no file system of the host
-busy. Where the pod shares its process namespace it is process 1 and reaps orphans.
+busy. The file `up` in the sandbox's directory says that it had its go. Where the pod shares its process
+namespace it is process 1 and reaps orphans.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def run(request: dict[str, Any], report: Report) -> int:
         report.send({"pid": child, "start_time": linux.start_time(child)})
         return 0
     try:
+        directory = os.open(request["directory"], os.O_RDONLY | os.O_CLOEXEC)
         _prepare(request)
     except OSError as error:
         report.send({"error": f"{error.filename}: {error.strerror}"})
@@ -42,6 +44,8 @@ def run(request: dict[str, Any], report: Report) -> int:
     report.send({"ready": True})
     if not report.may_go():
         return 1
+    os.close(os.open("up", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
+    os.close(directory)
     report.close()
     _hold()
     return 0

@@ -89,6 +89,8 @@ def _play(request: dict[str, Any]) -> None:
             status = ROLES[request["role"]](request, report)
         except Exception as error:
             report.send({"error": describe(error)})
+    except ConnectionError:
+        pass  # the runtime is gone, nobody wants to know
     except BaseException as error:
         print(f"kubengine shim: {describe(error)}", file=sys.stderr)
     finally:
