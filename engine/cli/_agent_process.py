@@ -84,6 +84,8 @@ class AgentProcess:
         finally:
             if self._runtime is not None:
                 await (self._runtime.purge() if self._cleaning_up else self._runtime.stop())
+        if self._cleaning_up:
+            click.echo("every pod is removed", err=True)
 
     async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
         view: asyncio.Task[None] | None = None

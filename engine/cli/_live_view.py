@@ -31,6 +31,8 @@ class LiveView(logging.Handler):
         self._lines: deque[Text] = deque(maxlen=LINES)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "kubengine.events":
+            return  # they come through `event`, with more to show
         style = "red" if record.levelno >= logging.WARNING else "dim"
         self._lines.append(Text(f"{_clock(record.created)} {record.getMessage()}", style=style))
 
