@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Iterator
-from typing import BinaryIO
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from engine._fast.json_split import (
     split_items,
 )
 from engine.plan.faults import FaultLog
-from engine.plan.read_ahead import ReadAhead
+from engine.plan.read_ahead import Readable, ReadAhead
 
 MAX_OBJECT = 32 * 1024 * 1024
 MAX_DEPTH = 128
@@ -43,7 +42,7 @@ class JSONStream:
     stream there: everything before it has been delivered.
     """
 
-    def __init__(self, stream: BinaryIO, origin: str, faults: FaultLog) -> None:
+    def __init__(self, stream: Readable, origin: str, faults: FaultLog) -> None:
         self._stream = stream
         self._origin = origin
         self._faults = faults

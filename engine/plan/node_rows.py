@@ -69,12 +69,12 @@ class NodeRows:
         name = node.metadata.name
         if not name:
             raise Amounts("expected a name", subject="metadata.name")
-        number = self.row(name)
-        if number in self._rows and self._rows[number].document:
-            raise Amounts("is in the snapshot already; this one is left out", subject="metadata.name")
         row = _Row()
         row.allocatable = self._amounts(node.status.allocatable, "status.allocatable")
         row.capacity = self._amounts(node.status.capacity, "status.capacity")
+        number = self.row(name)
+        if number in self._rows and self._rows[number].document:
+            raise Amounts("is in the snapshot already; this one is left out", subject="metadata.name")
         info = node.status.node_info
         row.kubelet_version, row.os, row.arch = info.kubelet_version, info.operating_system, info.architecture
         for condition in node.status.conditions or ():

@@ -11,7 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.snapshot import Snapshot
+from engine.plan.sources import Stream
 
 FORMAT = "kubengine-snapshot"
 FORMAT_VERSION = 1
@@ -193,7 +194,7 @@ def is_snapshot_file(path: str) -> bool:
         return False
 
 
-def spooled(stream: BinaryIO) -> Path:
+def spooled(stream: Stream) -> Path:
     """A snapshot that comes through a pipe, as a temporary file which the caller unlinks once it is open."""
     with tempfile.NamedTemporaryFile(prefix="kubengine-", suffix=SUFFIX, delete=False) as file:
         while chunk := stream.read(1 << 20):

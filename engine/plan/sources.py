@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import Protocol, cast
 
 from engine.api.errors import InvalidInput, Unavailable
 from engine.plan.read_ahead import CHUNK
@@ -34,6 +34,7 @@ class Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
+Stream = io.BufferedReader | gzip.GzipFile
 Advance = Callable[[int], None]
 """Told how many bytes of input were read since the last call."""
 
@@ -43,7 +44,7 @@ class Source:
     """One stream of JSON. `origin` is how faults name it; `is_snapshot` marks a columnar file instead."""
 
     origin: str
-    stream: BinaryIO
+    stream: Stream
     is_snapshot: bool = False
 
 
@@ -120,10 +121,10 @@ def _buffered(raw: object) -> io.BufferedReader:
     return io.BufferedReader(cast(io.RawIOBase, raw), CHUNK)
 
 
-def _sniffed(stream: io.BufferedReader, origin: str) -> Iterator[Source]:
+def _sniffed(stream: Stream, origin: str) -> Iterator[Source]:
     head = stream.peek(512)
     if head.startswith(_GZIP_MAGIC):
-        inner = _buffered(gzip.GzipFile(fileobj=stream))
+        inner = gzip.GzipFile(fileobj=stream)
         try:
             inner.peek(512)
         except (EOFError, OSError) as error:
@@ -137,16 +138,16 @@ def _sniffed(stream: io.BufferedReader, origin: str) -> Iterator[Source]:
         yield Source(origin, stream)
 
 
-def _members(stream: io.BufferedReader, origin: str) -> Iterator[Source]:
+def _members(stream: Stream, origin: str) -> Iterator[Source]:
     try:
         with tarfile.open(fileobj=stream, mode="r|") as bundle:
             for member in bundle:
                 file = bundle.extractfile(member) if member.isreg() else None
                 if file is None or not member.name.endswith(_TEXT_SUFFIXES):
                     continue
-                inner = _buffered(file)
+                inner: Stream = _buffered(file)
                 if member.name.endswith(".gz"):
-                    inner = _buffered(gzip.GzipFile(fileobj=inner))
+                    inner = gzip.GzipFile(fileobj=cast(io.BufferedReader, inner))
                 yield Source(f"{origin}:{member.name}", inner)
     except (tarfile.TarError, EOFError) as error:
         raise InvalidInput(f"broken tar: {error}", subject=origin) from None
@@ -169,4 +170,4 @@ def _live(url: str, digest: Digest) -> Iterator[Source]:
         if len(data) > MAX_LIVE_BYTES:
             raise Unavailable(f"answered more than {MAX_LIVE_BYTES} bytes", subject=base + path)
         digest.update(data)
-        yield Source(base + path, io.BytesIO(data))
+        yield Source(base + path, _buffered(io.BytesIO(data)))

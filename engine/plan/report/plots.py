@@ -120,20 +120,17 @@ def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator
     if decision in _OF_OBJECTS:
         drawing = svg.histogram(counts, "", f"{decision} rows per node", "nodes", color)
         yield Plot(f"{decision}: how many per node", f"{len(counts):,} nodes have any", drawing)
-    if not amounts.any() or len(amounts) < 2:
+    if len(amounts) < 2 or amounts.min() == amounts.max():
         return
     said = f"{readable(int(amounts.sum()), unit)} in all, median {readable(int(np.median(amounts)), unit)}"
     drawing = svg.histogram(amounts, unit, f"{unit} per node", "nodes", color)
     yield Plot(f"{decision}, {unit}: distribution over nodes", said, drawing)
-    if amounts.max() > amounts.min():
-        names = grouped["node"].cast(pa.string()).to_pylist()
-        order = np.argsort(-amounts, kind="stable")[:TOP]
-        items = [
-            (names[i], float(amounts[i]), readable(int(amounts[i]), unit)) for i in order if amounts[i] > 0
-        ]
-        if len(amounts) > TOP * 2 and amounts.min() >= 0:
-            drawing = svg.ranked_area(amounts, unit, unit, color)
-            yield Plot(f"{decision}, {unit}: every node", "sorted; the steeper, the more uneven", drawing)
-        if items:
-            drawing = svg.horizontal_bars(items, f"{decision} per node", color)
-            yield Plot(f"{decision}, {unit}: nodes with most", f"the first {len(items)}", drawing)
+    names = grouped["node"].cast(pa.string()).to_pylist()
+    order = np.argsort(-amounts, kind="stable")[:TOP]
+    items = [(names[i], float(amounts[i]), readable(int(amounts[i]), unit)) for i in order if amounts[i] > 0]
+    if len(amounts) > TOP * 2 and amounts.min() >= 0:
+        drawing = svg.ranked_area(amounts, unit, unit, color)
+        yield Plot(f"{decision}, {unit}: every node", "sorted; the steeper, the more uneven", drawing)
+    if items:
+        drawing = svg.horizontal_bars(items, f"{decision} per node", color)
+        yield Plot(f"{decision}, {unit}: nodes with most", f"the first {len(items)}", drawing)

@@ -1,0 +1,439 @@
+"""Answers equal the agent's own decisions, node by node, on Pod objects rebuilt from the snapshot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from engine.admission import AdmittedPods, NotEnoughToPreempt, decide
+from engine.admission import preempt as preempt_pods
+from engine.admission.failures import InsufficientResource
+from engine.api._base import decode_hook
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+from engine.cgroups.containers import container_resources
+from engine.cgroups.conversion import shares_to_weight
+from engine.cgroups.levels import Contribution, LevelSums
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.values import pod_values
+from engine.devices.topology import Numa, TopologyPolicy
+from engine.eviction.thresholds import thresholds_from_config
+from engine.eviction.usage import PodUsage, rank
+from engine.plan import Snapshot, synthesize
+from engine.plan.asked_pods import asked_pods
+from engine.plan.objects import node_object, pods_of_node
+from engine.plan.placement import Room
+from engine.plan.questions import QUESTIONS
+from engine.plan.questions.admit import AdmitParameters, admit
+from engine.plan.questions.cgroups import CgroupsParameters, cgroups
+from engine.plan.questions.devices import DevicesParameters, devices
+from engine.plan.questions.drain import DrainParameters, drain
+from engine.plan.questions.evict import EvictParameters, evict
+from engine.plan.questions.image_gc import ImageGCParameters, image_gc
+from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.tables import QOS_NAMES
+
+
+def rows_of(answer: Any, node: str) -> list[dict[str, Any]]:
+    return [row for row in answer.table.to_pylist() if row["node"] == node]
+
+
+ASKED = [
+    {"requests": {"cpu": "2", "memory": "4Gi"}, "critical": True},
+    {"requests": {"cpu": "200m"}, "critical": True},
+    {"requests": {"cpu": "60", "memory": "200Gi"}, "critical": True},
+    {"requests": {"cpu": "8", "memory": "8Gi", "ephemeral-storage": "100Gi"}, "critical": True},
+    {"requests": {"nvidia.com/gpu": "4", "cpu": "1"}, "critical": True},
+    {"requests": {"example.com/unknown": "4", "cpu": "1"}, "critical": True},
+    {"requests": {"cpu": "2"}, "priority": 5},
+    {"requests": {"cpu": "2"}, "priority": 2_000_001_000},
+    {
+        "requests": {"cpu": "100m"},
+        "critical": True,
+        "node_selector": {"topology.kubernetes.io/zone": "zone-a"},
+    },
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda a: ",".join(map(str, a.items())))
+def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
+    parameters = msgspec.convert(asked, PreemptParameters)
+    answer = preempt(cluster, parameters)
+    (pod,) = asked_pods(cluster, parameters)
+    seen = Counter()
+    for node, name in enumerate(cluster.node_names):
+        pods = pods_of_node(cluster, node)
+        admitted = AdmittedPods(node_object(cluster, node), pods)
+        failures = admitted.check(pod)
+        mine = rows_of(answer, name)
+        verdict = next(row for row in mine if row["decision"] in ("fits", "preempt", "impossible"))
+        victims = [row["object"] for row in mine if row["decision"] == "victim"]
+        seen[verdict["decision"]] += 1
+        if not failures:
+            assert verdict["decision"] == "fits"
+            continue
+        short = [f for f in failures if isinstance(f, InsufficientResource)]
+        if len(short) < len(failures):
+            assert verdict["decision"] == "impossible"
+            continue
+        if not is_critical(pod):
+            assert verdict["decision"] == "impossible"
+            assert verdict["reason"].startswith(short[0].reason)
+            assert verdict["amount"] == short[0].missing
+            continue
+        try:
+            chosen = preempt_pods(pods, pod, [(f.resource, f.missing) for f in short])
+        except NotEnoughToPreempt as error:
+            assert verdict["decision"] == "impossible"
+            assert (verdict["reason"].split(":")[0], verdict["amount"]) == (
+                f"OutOf{error.short[0][0]}",
+                error.short[0][1],
+            )
+            continue
+        by_uid = {p.uid: p.full_name for p in pods}
+        assert verdict["decision"] == "preempt"
+        assert verdict["reason"] == short[0].reason
+        assert victims == [by_uid[uid] for uid in chosen.victims]
+        assert verdict["amount"] == len(victims)
+    assert sum(seen.values()) == cluster.node_count
+
+
+def test_the_samples_reach_every_verdict(cluster):
+    seen = set()
+    for asked in ASKED:
+        seen |= set(preempt(cluster, msgspec.convert(asked, PreemptParameters)).table["decision"].to_pylist())
+    assert {"fits", "preempt", "impossible", "victim", "frees"} <= seen
+
+
+@pytest.mark.parametrize("policy", ["priority", "minimal"])
+def test_other_policies_are_the_agents(cluster, policy):
+    parameters = PreemptParameters(requests={"cpu": "4", "memory": "4Gi"}, critical=True, policy=policy)
+    answer = preempt(cluster, parameters)
+    (pod,) = asked_pods(cluster, parameters)
+    compared = 0
+    for node, name in enumerate(cluster.node_names):
+        victims = [row["object"] for row in rows_of(answer, name) if row["decision"] == "victim"]
+        if victims:
+            pods = pods_of_node(cluster, node)
+            verdict = decide(
+                AdmittedPods(node_object(cluster, node), pods), pod, policy=policy, time_limit=60.0
+            )
+            by_uid = {p.uid: p.full_name for p in pods}
+            assert verdict.preemption is not None
+            assert sorted(victims) == sorted(by_uid[uid] for uid in verdict.preemption.victims)
+            compared += 1
+    assert compared
+
+
+def test_the_better_policy_takes_no_more_victims(cluster):
+    def victims(policy: str) -> int:
+        asked = PreemptParameters(requests={"cpu": "4", "memory": "4Gi"}, critical=True, policy=policy)
+        return preempt(cluster, asked).table["decision"].to_pylist().count("victim")
+
+    assert victims("minimal") <= victims("kubelet")
+
+
+@pytest.mark.parametrize(
+    "asked", [{"requests": {"cpu": "500m", "memory": "1Gi"}}, {"requests": {"nvidia.com/gpu": "1"}}]
+)
+def test_admit_counts_what_the_agent_would_take(cluster, asked):
+    parameters = msgspec.convert(asked, AdmitParameters)
+    answer = admit(cluster, parameters)
+    (pod,) = asked_pods(cluster, parameters)
+    for node, name in enumerate(cluster.node_names):
+        admitted = AdmittedPods(node_object(cluster, node), pods_of_node(cluster, node))
+        count = 0
+        while not admitted.check(pod):
+            copy = msgspec.structs.replace(
+                pod, metadata=msgspec.structs.replace(pod.metadata, uid=f"c{count}")
+            )
+            admitted.add(copy)
+            count += 1
+        (row,) = rows_of(answer, name)
+        assert row["amount"] == count, name
+        assert row["reason"] == admitted.check(pod)[0].reason
+
+
+@pytest.mark.parametrize(("resource", "starved"), [("memory", "memory"), ("processes", "pids")])
+def test_eviction_goes_in_the_agents_order(cluster, resource, starved):
+    asked = EvictParameters(resource=resource, available="1", threshold="90%")
+    answer = evict(cluster, asked)
+    assert "evict" in answer.table["decision"].to_pylist()
+    for node, name in enumerate(cluster.node_names):
+        pods = pods_of_node(cluster, node)
+        first = int(cluster.offsets[node])
+        usage = {}
+        for index, pod in enumerate(pods):
+            value = cluster.pods[f"usage/{resource}"][first + index].as_py()
+            field = {"memory": "memory", "processes": "processes"}[resource]
+            usage[pod.uid] = PodUsage(**{field: value})
+        order = [pod.full_name for pod, _ in rank(pods, usage, starved) if not is_critical(pod)]
+        evicted = [row["object"] for row in rows_of(answer, name) if row["decision"] == "evict"]
+        assert evicted == order[: len(evicted)]
+        if "stuck" in [row["decision"] for row in rows_of(answer, name)]:
+            assert evicted == order
+
+
+def test_eviction_ends_when_the_threshold_and_its_reclaim_are_covered(cluster):
+    changes = {
+        "evictionHard": {"memory.available": "2Gi"},
+        "evictionMinimumReclaim": {"memory.available": "1Gi"},
+    }
+    config = msgspec.convert(changes, KubeletConfiguration, dec_hook=decode_hook)
+    (threshold,) = [t for t in thresholds_from_config(config) if t.signal == "memory.available"]
+    answer = evict(cluster, EvictParameters(available="1536Mi", changes=changes))
+    for node, name in enumerate(cluster.node_names):
+        capacity = int(cluster.reading("memory_capacity")[node])
+        mine = rows_of(answer, name)
+        assert mine[-1]["decision"] == "relieved"
+        freed = [row["amount"] for row in mine if row["decision"] == "evict"]
+        assert 1536 * 2**20 + sum(freed) == mine[-1]["amount"] >= threshold.limit(capacity, reclaimed=True)
+        assert 1536 * 2**20 + sum(freed[:-1]) < threshold.limit(capacity, reclaimed=True)
+
+
+def test_growth_is_exact_and_calm_nodes_keep_their_distance(cluster):
+    answer = evict(cluster, EvictParameters(growth="10%", threshold="1Mi"))
+    used = cluster.column("usage/memory")
+    for node, name in enumerate(cluster.node_names):
+        grown = sum(int(u) // 10 for u in used[cluster.offsets[node] : cluster.offsets[node + 1]].tolist())
+        (row,) = rows_of(answer, name)
+        assert row["decision"] == "calm"
+        exact = int(cluster.reading("memory_available")[node]) - 2**20 - grown
+        assert abs(row["amount"] - exact) <= 0, (row, exact)
+
+
+@pytest.mark.parametrize("growth", ["x%", "-5%", "20"])
+def test_a_bad_growth_is_said(cluster, growth):
+    if growth == "20":
+        evict(cluster, EvictParameters(growth=growth))
+    else:
+        with pytest.raises(InvalidInput, match="growth"):
+            evict(cluster, EvictParameters(growth=growth))
+
+
+class _Disk:
+    """A store whose images really shrink the file system, for `Collection`."""
+
+    def __init__(self, capacity: int, available: int) -> None:
+        self.capacity, self.available, self.removed = capacity, available, []
+
+    async def filesystem(self):
+        from engine.images.collection import FilesystemReading
+
+        return FilesystemReading(self.capacity, self.available)
+
+    async def remove(self, image) -> None:
+        self.removed.append(image.key)
+        self.available += image.size
+
+    def protected(self, image) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("limits", [(70, 50, 0), (90, 80, 0), (60, 50, 5 * 86400)])
+async def test_image_gc_removes_what_the_agent_would(cluster, limits):
+    from engine.images.collection import Collection
+    from engine.images.policy import ImageGCPolicy
+    from engine.images.records import ImageRecords
+    from engine.images.report import ImageGCFailure, ImageGCReport
+
+    high, low, max_age = limits
+    now = float(cluster.meta["taken_at"])
+    answer = image_gc(cluster, ImageGCParameters(high=high, low=low, max_age=max_age))
+    policy = ImageGCPolicy(high, low, 120.0, float(max_age))
+    images = cluster.images.to_pylist()
+    capacity, available = cluster.reading("imagefs_capacity"), cluster.reading("imagefs_available")
+    removed_any = 0
+    for node, name in enumerate(cluster.node_names):
+        records = ImageRecords()
+        for image in images:
+            if image["node"] != node:
+                continue
+            row = records.table.add(image["names"], size=image["size"], detected=image["first_detected"])
+            records.table.columns.last_used[row] = image["last_used"]
+            records.table.columns.in_use[row] = image["in_use"]
+        disk = _Disk(int(capacity[node]), int(available[node]))
+        report = ImageGCReport(now)
+        try:
+            await Collection(records, policy, disk, report).garbage_collect(0.0)
+        except ImageGCFailure as failure:
+            assert failure.kind == "insufficient"
+        mine = rows_of(answer, name)
+        assert [row["object"] for row in mine if row["decision"] == "remove"] == disk.removed
+        removed_any += len(disk.removed)
+    assert removed_any
+
+
+def test_image_uses_in_the_history_are_found(cluster, tmp_path):
+    removed = image_gc(cluster, ImageGCParameters(high=60, low=40))
+    gone = next(row for row in removed.table.to_pylist() if row["decision"] == "remove")
+    now = cluster.meta["taken_at"]
+    history = tmp_path / "uses.csv"
+    history.write_text(
+        f"node,image,used_at\n{gone['node']},{gone['object']},{now + 60}\n{gone['node']},late,{now + 2 * 86400}\n"
+    )
+    answer = image_gc(cluster, ImageGCParameters(high=60, low=40, history=str(history)))
+    again = [row for row in answer.table.to_pylist() if row["decision"] == "used-again"]
+    assert [(row["node"], row["object"]) for row in again] == [(gone["node"], gone["object"])]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    "changes", [{}, {"qosReserved": {"memory": "50%"}, "featureGates": {"MemoryQoS": True}}]
+)
+def test_cgroup_values_are_the_agents(cluster, version, changes):
+    answer = cgroups(
+        cluster, CgroupsParameters(version=version, detail=["qos", "pods", "containers"], changes=changes)
+    )
+    config = msgspec.convert(changes, KubeletConfiguration, dec_hook=decode_hook)
+    share = "cpu.weight" if version == 2 else "cpu.shares"
+    limit = "memory.max" if version == 2 else "memory.limit_in_bytes"
+    for node in range(0, cluster.node_count, 5):
+        mine = {(r["object"], r["decision"]): r["amount"] for r in rows_of(answer, cluster.node_names[node])}
+        capacity = {n: int(cluster.allocatable(n, "capacity")[node]) for n in ("cpu", "memory")}
+        settings = CgroupSettings.resolve(config, capacity, cgroup_v2=version == 2)
+        sums = LevelSums()
+        for pod in pods_of_node(cluster, node):
+            sums.put(pod.uid, Contribution.of(pod))
+            values = pod_values(pod, settings.pods)
+            wanted = shares_to_weight(values.cpu_shares) if version == 2 else values.cpu_shares
+            assert mine[pod.full_name, share] == wanted
+            assert mine[pod.full_name, limit] == (-1 if values.memory is None else values.memory)
+            for container in pod.all_containers:
+                given = container_resources(pod, container, settings.containers)
+                name = f"{pod.full_name}:{container.name}"
+                assert mine[name, "oom_score_adj"] == given.oom_score_adj
+                assert mine[name, "memory.max"] == (given.memory_limit_in_bytes or -1)
+        levels = sums.values(settings.levels)
+        shares = levels["Burstable"].cpu_shares
+        assert mine["kubepods/burstable", share] == (shares_to_weight(shares) if version == 2 else shares)
+        reserved = levels["Burstable"].memory
+        wanted = -1 if reserved is None else max(reserved, 0) // 4096 * 4096
+        assert mine["kubepods/burstable", limit] == wanted
+
+
+def test_lint_finds_mixed_formulas_and_an_empty_reservation(cluster):
+    mixed = CgroupsParameters(detail=["lint"], formula="linear", container_formula="logarithmic")
+    reasons = set(cgroups(cluster, mixed).table["reason"].to_pylist())
+    assert any("different cpu.weight formulas" in reason for reason in reasons)
+    tight = CgroupsParameters(
+        detail=["lint"], changes={"qosReserved": {"memory": "100%"}, "kubeReserved": {"memory": "15Gi"}}
+    )
+    reasons = set(cgroups(cluster, tight).table["reason"].to_pylist())
+    assert "the reservation leaves this level no memory" in reasons
+
+
+def gpu_cluster(free: dict[int, int], held: dict[int, int]) -> Snapshot:
+    """One node of a synthetic cluster, its devices replaced: NUMA node → how many."""
+    base = synthesize(60, 10, seed=1)
+    node = int(np.flatnonzero(base.allocatable("nvidia.com/gpu") > 0)[0])
+    rows = [
+        (numa, owner)
+        for owner, counts in (("", free), ("u", held))
+        for numa, n in counts.items()
+        for _ in range(n)
+    ]
+    devices_ = pa.Table.from_pylist(
+        [
+            {"node": 0, "resource": "nvidia.com/gpu", "device": f"g{i}", "numa": str(numa), "healthy": True,
+             "pod_uid": owner, "container": ""}
+            for i, (numa, owner) in enumerate(rows)
+        ],
+        schema=base.devices.schema,
+    )  # fmt: skip
+    return replace(base.select(np.array([node])), devices=devices_)
+
+
+@pytest.mark.parametrize(
+    ("policy", "count", "decision", "amount"),
+    [
+        ("single-numa-node", 2, "fits", 2),
+        ("single-numa-node", 4, "fragmented", 5),
+        ("restricted", 4, "fragmented", 5),
+        ("best-effort", 4, "fits", 1),
+        ("none", 4, "fits", 1),
+        ("none", 6, "full", 5),
+    ],
+)
+def test_devices_follow_the_topology_policy(policy, count, decision, amount):
+    cluster = gpu_cluster(free={0: 3, 1: 2}, held={0: 1, 1: 2})
+    answer = devices(cluster, DevicesParameters(counts=[count], policy=policy))
+    verdict = answer.table.to_pylist()[1]
+    assert (verdict["decision"], verdict["amount"]) == (decision, amount)
+    assert TopologyPolicy.from_config(policy, "container", None, Numa((0, 1))).name == policy
+
+
+def test_drain_moves_within_what_is_free_and_leaves_daemons(cluster):
+    answer = drain(cluster, DrainParameters(nodes=["node-00003", "node-00007"]))
+    room = Room(cluster)
+    by_label = {
+        label: row for row, label in enumerate(cluster.pod_labels(np.arange(cluster.placed)).to_pylist())
+    }
+    index = {name: i for i, name in enumerate(cluster.node_names)}
+    moved = stayed = 0
+    for row in answer.table.to_pylist():
+        if row["decision"] == "move":
+            target = index[row["reason"].removeprefix("to ")]
+            assert row["reason"] not in ("to node-00003", "to node-00007")
+            pod = by_label[row["object"]]
+            room.take(
+                target, np.array([cluster.per_pod(f"request/{n}")[pod] for n in cluster.resources.names])
+            )
+            moved += 1
+        elif row["decision"] == "stays":
+            assert cluster.pods["owner"][by_label[row["object"]]].as_py().startswith("DaemonSet/")
+            stayed += 1
+    assert moved
+    assert stayed == 8
+    assert (room.free >= 0).all()
+    assert (room.slots >= 0).all()
+    remains = answer.table["decision"].to_pylist().count("remains")
+    assert moved + stayed + remains == sum(int(np.diff(cluster.offsets)[i]) for i in (3, 7))
+
+
+def test_drain_names_the_budget_that_it_breaks(cluster):
+    namespace = cluster.pods["namespace"][int(cluster.offsets[3]) + 6].as_py()
+    budget = {"namespace": namespace, "name": "all", "min_available": None, "max_unavailable": "0",
+              "selector": '{"matchExpressions":[{"key":"app","operator":"Exists"}]}'}  # fmt: skip
+    guarded = replace(cluster, budgets=pa.Table.from_pylist([budget], schema=cluster.budgets.schema))
+    answer = drain(guarded, DrainParameters(nodes=["node-00003"]))
+    broken = [row for row in answer.table.to_pylist() if row["decision"] == "breaks-budget"]
+    assert [row["object"] for row in broken] == [f"{namespace}/all"]
+
+
+def test_every_question_says_what_it_does_and_takes_nothing_unknown():
+    for question in QUESTIONS.values():
+        assert question.summary.endswith((".", "?"))
+        with pytest.raises(msgspec.ValidationError, match="unknown field"):
+            msgspec.convert({"nonsense": 1}, question.parameters)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"like": "no/such"}, {"requests": {"cpu": "1"}, "priority_class": "none"}]
+)
+def test_a_pod_that_is_not_said_is_an_error(cluster, asked):
+    with pytest.raises(InvalidInput):
+        preempt(cluster, msgspec.convert(asked, PreemptParameters))
+
+
+def test_manifests_are_defaulted_as_an_api_server_would(cluster, tmp_path):
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  priorityClassName: system-node-critical\n"
+        "  containers: [{name: c, image: x, resources: {limits: {cpu: '1'}}}]\n"
+    )
+    (pod,) = asked_pods(cluster, PreemptParameters(file=str(manifest)))
+    assert isinstance(pod, Pod)
+    assert pod.spec.containers[0].requests["cpu"].milli == 1000
+    assert pod.spec.priority == 2_000_001_000
+    like = cluster.pod_label(0)
+    (pod,) = asked_pods(cluster, PreemptParameters(like=like))
+    assert QOS_NAMES[int(cluster.column("qos")[0])] == pod.status.qos_class
