@@ -48,7 +48,10 @@ CLEANUP_POLL: Final = 1.0
 MIN_KILL_TIMEOUT: Final = 10.0
 RECLAIM_TIMEOUT: Final = 300.0
 LAYOUT_TIMEOUT: Final = 10.0
-MIN_WAKE_INTERVAL: Final = 0.1
+MIN_WAKE_INTERVAL: Final = 0.01
+FOLLOW_UP: Final = 0.1
+"""After a wake-up the next looks come after 0.1 s, 0.2 s, … up to the interval: the kernel counts page cache
+that the working set doesn't, so that a wake-up can be early, and there is only one for each crossing."""
 
 _WORDS: Final = {
     signals.MEMORY_PRESSURE: {
@@ -119,6 +122,7 @@ class EvictionManager:
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
         self._since: dict[str, float] = dict.fromkeys(CONDITIONS, clock())
         self._layout_known = False
+        self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
         self._notifiers: dict[str, MemoryNotifier] = {}
         self._task: asyncio.Task[None] | None = None
@@ -198,7 +202,7 @@ class EvictionManager:
         seen = self.tracker.look(observations, self._monotonic())
         self._announce(seen)
         self._arm_notifiers(observations)
-        if self._config.local_storage_capacity_isolation:
+        if self._config.local_storage_capacity_isolation and self._limits_due():
             evicted = await self._evict_over_limits(pods)
             if evicted:
                 return evicted
@@ -254,6 +258,14 @@ class EvictionManager:
         limit = self._config.eviction_max_pod_grace_period
         own = pod.spec.termination_grace_period_seconds
         return limit if own is None else min(limit, own)
+
+    def _limits_due(self) -> bool:
+        """Once an interval, however often the kernel wakes the manager: it takes a walk through files."""
+        now = self._monotonic()
+        if now - self._limits_checked < float(self.section.interval):
+            return False
+        self._limits_checked = now
+        return True
 
     async def _evict_over_limits(self, pods: Sequence[Pod]) -> list[Pod]:
         limited = [pod for pod in pods if local_storage.has_limits(pod)]
@@ -342,8 +354,9 @@ class EvictionManager:
             self._conditions_changed()
 
     async def _loop(self) -> None:
+        interval = max(float(self.section.interval), FOLLOW_UP)
+        pause = interval
         while True:
-            began = self._monotonic()
             try:
                 evicted = await self.synchronize()
             except KubengineError as error:
@@ -352,11 +365,19 @@ class EvictionManager:
             if evicted:
                 await self._wait_for_cleanup(evicted)
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(float(self.section.interval), MIN_WAKE_INTERVAL)):
+            if self.tracker.acted_on:
+                await asyncio.sleep(interval)
+                self._wake.clear()
+                continue
+            try:
+                async with asyncio.timeout(pause):
                     await self._wake.wait()
+            except TimeoutError:
+                pause = min(2 * pause, interval)
+                continue
             self._wake.clear()
-            await asyncio.sleep(max(MIN_WAKE_INTERVAL - (self._monotonic() - began), 0))
+            pause = FOLLOW_UP
+            await asyncio.sleep(MIN_WAKE_INTERVAL)
 
     async def _wait_for_cleanup(self, pods: Sequence[Pod]) -> None:
         deadline = self._monotonic() + CLEANUP_TIMEOUT

@@ -17,7 +17,7 @@ from engine.eviction.signals import Observation
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
 
-from .conftest import MIB, make_pod
+from .private_node import MIB, make_pod
 
 
 def parsed(hard=None, soft=None, grace=None, reclaim=None):

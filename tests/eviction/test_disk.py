@@ -22,7 +22,7 @@ from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
 
-from .conftest import MIB, make_pod
+from .private_node import MIB, make_pod
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

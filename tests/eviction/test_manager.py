@@ -19,7 +19,7 @@ from engine.eviction import EvictionManager, NodeView
 from engine.eviction.readings import SignalReader
 from engine.metrics import Registry
 
-from .conftest import MIB, PrivateNode, make_pod
+from .private_node import MIB, PrivateNode, make_pod
 
 pytestmark = pytest.mark.root
 

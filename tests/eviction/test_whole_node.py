@@ -15,7 +15,7 @@ from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
 from tests.node.conftest import Bench
 
-from .conftest import MIB
+from .private_node import MIB
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 API = {"kubernetes.io/config.source": "api"}

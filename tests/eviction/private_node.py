@@ -1,0 +1,107 @@
+"""A piece of this machine that plays the node: one private cgroup, pods as processes in groups below it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.api.lifecycle import PodEnd
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
+from engine.api.quantity import Quantity
+from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1
+
+MIB = 1 << 20
+_EAT = """
+import sys, threading, time
+block = bytearray(int(sys.argv[1]))
+for _ in range(int(sys.argv[2])):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def make_pod(name: str, *, memory_request: str = "", priority: int | None = None, **spec) -> Pod:
+    requests = {"memory": Quantity.parse(memory_request)} if memory_request else None
+    container = Container(name="main", resources=ResourceRequirements(requests=requests))
+    spec.setdefault("containers", [container])
+    annotations = spec.pop("annotations", None)
+    return Pod(
+        metadata=ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", annotations=annotations),
+        spec=PodSpec(priority=priority, **spec),
+    )
+
+
+class PrivateNode:
+    def __init__(self, cgroup: str, mount: Path = CGROUP_MOUNT) -> None:
+        self.cgroup, self.mount = cgroup, mount
+        self.pods: dict[str, Pod] = {}
+        self.ended: list[tuple[str, PodEnd]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        for directory in self._directories(cgroup):
+            directory.mkdir(parents=True)
+        if not is_v1(mount):
+            for group in (mount, mount / cgroup.strip("/")):
+                for controller in ("+memory", "+pids"):
+                    (group / "cgroup.subtree_control").write_text(controller)
+
+    def _directories(self, cgroup: str) -> list[Path]:
+        v1 = is_v1(self.mount)
+        tops = [self.mount / "memory", self.mount / "pids"] if v1 else [self.mount]
+        return [top / cgroup.strip("/") for top in tops]
+
+    def pod_cgroup(self, uid: str) -> str | None:
+        return f"{self.cgroup}/pod{uid}" if uid in self.pods else None
+
+    def active_pods(self) -> list[Pod]:
+        return list(self.pods.values())
+
+    def run(self, pod: Pod, *, mib: int = 1, threads: int = 0) -> None:
+        """Start a process that holds `mib` MiB and runs so many more threads, in the pod's own cgroup."""
+        self.pods[pod.uid] = pod
+        directories = self._directories(f"{self.cgroup}/pod{pod.uid}")
+        for directory in directories:
+            directory.mkdir()
+
+        def join() -> None:
+            for directory in directories:
+                (directory / "cgroup.procs").write_text(str(os.getpid()))
+
+        process = subprocess.Popen(
+            [sys.executable, "-S", "-E", "-c", _EAT, str(mib * MIB), str(threads)],
+            preexec_fn=join,  # noqa: PLW1509 - a thread of ours holds no lock that it needs
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._processes[pod.uid] = process
+        assert process.stdout is not None
+        with process.stdout as output:
+            said = output.readline()
+        assert said == b"ready\n" or pod.uid not in self._processes, "it did not get its memory"
+
+    async def kill_pod(self, pod: Pod, end: PodEnd) -> None:
+        self.ended.append((pod.metadata.name, end))
+        self._stop(pod.uid)
+        for directory in self._directories(f"{self.cgroup}/pod{pod.uid}"):
+            for _ in range(100):
+                try:
+                    directory.rmdir()
+                    break
+                except OSError:
+                    await asyncio.sleep(0.02)
+        del self.pods[pod.uid]
+
+    def _stop(self, uid: str) -> None:
+        process = self._processes.pop(uid, None)
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def close(self) -> None:
+        for uid in list(self._processes):
+            self._stop(uid)

@@ -1,0 +1,62 @@
+"""What must hold on a cgroup v2 kernel; run inside one by `test_cgroup_v2`, it returns what it saw."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.eviction import EvictionManager, NodeView
+
+from .private_node import MIB, PrivateNode, make_pod
+
+
+async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
+    """Memory above the threshold evicts the larger pod; a later burst wakes the manager by
+    `memory.events`, with an interval far longer than the test."""
+    node = PrivateNode("/eviction", mount)
+    (mount / "eviction" / "memory.high").write_text(str(120 * MIB))
+    node.run(make_pod("small"), mib=20)
+    node.run(make_pod("large"), mib=60)
+    manager = EvictionManager(
+        config=KubeletConfiguration(
+            eviction_hard={"memory.available": "130Mi", "pid.available": "5"},
+            eviction_pressure_transition_period=Duration(0),
+        ),
+        section=EvictionSection(interval=Duration(600)),
+        recorder=EventRecorder(time.time),
+        active_pods=node.active_pods,
+        kill_pod=node.kill_pod,
+        pod_cgroup=node.pod_cgroup,
+        root_dir=directory,
+        view=NodeView("/eviction", memory_capacity=200 * MIB, pid_capacity=100, mount=mount),
+    )
+    before = manager.reader.read(0.0)
+    await manager.start()
+    await _until(lambda: len(node.ended) == 1)
+    await asyncio.sleep(1.5)
+    began = time.monotonic()
+    await asyncio.to_thread(node.run, make_pod("burst"), mib=130)
+    await _until(lambda: len(node.ended) == 2)
+    woken_after = time.monotonic() - began
+    await manager.stop()
+    node.close()
+    return {
+        "used_mib": 200 - before["memory.available"].available // MIB,
+        "tasks": 100 - before["pid.available"].available,
+        "ended": [name for name, _end in node.ended],
+        "woken_in_time": woken_after < 20,
+    }
+
+
+async def _until(condition: Any, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return
+        await asyncio.sleep(0.02)
