@@ -52,7 +52,9 @@ def count_difference(const uint64_t[::1] a, const uint64_t[::1] b):
     return kb_count_andnot(&a[0], &b[0], words) if words else 0
 
 
-cdef inline Py_ssize_t _emit(uint64_t word, Py_ssize_t at, int32_t[::1] out, Py_ssize_t filled) noexcept nogil:
+cdef inline Py_ssize_t _emit(
+    uint64_t word, Py_ssize_t at, int32_t[::1] out, Py_ssize_t filled
+) noexcept nogil:
     while word and filled < out.shape[0]:
         out[filled] = <int32_t> (64 * at + __builtin_ctzll(word))
         word &= word - 1

@@ -9,6 +9,7 @@ import numpy as np
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_Free, PyMem_Malloc
+from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
@@ -130,7 +131,6 @@ cdef class DeviceIndex:
             self._texts[i].at = <const unsigned char *> PyBytes_AS_STRING(self._ids[i])
             self._texts[i].size = PyBytes_GET_SIZE(self._ids[i])
             self._insert(<int32_t> i)
-        self._twin = _device_list_py.DeviceIndex(ids)
         self._by_encoding = {}
         self._by_nodes = {}
         self._nodes = [None]
@@ -197,6 +197,8 @@ cdef class DeviceIndex:
 
     def _read_by_rule(self, bytes message):
         """The twin's reading, with this index's topology numbers."""
+        if self._twin is None:
+            self._twin = _device_list_py.DeviceIndex([id.decode() for id in self._ids])
         listed = self._twin.read(message)
         numbers = [self.intern(self._twin.nodes(n)) for n in range(int(listed.topology.max(initial=0)) + 1)]
         topology = np.array(numbers, np.int32)[listed.topology]
@@ -204,17 +206,31 @@ cdef class DeviceIndex:
             listed.state, topology, listed.new_ids, listed.duplicates, listed.nameless, listed.odd
         )
 
+    cdef Py_ssize_t _devices_in(self, bytes message) noexcept:
+        """How many devices a message lists; too few where it is not in order."""
+        cdef Cursor cursor
+        cdef uint64_t tag = 0
+        cdef Text device
+        cdef Py_ssize_t count = 0
+        cursor.at = <const unsigned char *> PyBytes_AS_STRING(message)
+        cursor.end = cursor.at + PyBytes_GET_SIZE(message)
+        while cursor.at < cursor.end and _varint(&cursor, &tag):
+            if not (_bytes(&cursor, &device) if tag == 10 else _skip(&cursor, tag)):
+                break
+            count += tag == 10
+        return count
+
     cdef object _read(self, bytes message):
         cdef Cursor outer, inner
         cdef uint64_t tag = 0
         cdef Text device, id, health, topology
         cdef bint has_topology
-        cdef int32_t row, number, duplicates = 0, nameless = 0, odd = 0, position = 0, last
-        cdef Py_ssize_t room
+        cdef int32_t row, number = 0, duplicates = 0, nameless = 0, odd = 0, position = 0
         cdef dict fresh = {}
-        cdef list new_ids = [], late = []
-        state_array = np.zeros(self._known, np.uint8)
-        topology_array = np.zeros(self._known, np.int32)
+        cdef list new_ids = []
+        cdef Py_ssize_t rows = self._known + self._devices_in(message)
+        state_array = np.zeros(rows, np.uint8)
+        topology_array = np.zeros(rows, np.int32)
         cdef uint8_t[::1] state = state_array
         cdef int32_t[::1] numbers = topology_array
         cdef int32_t[::1] order = self._order
@@ -270,24 +286,18 @@ cdef class DeviceIndex:
             if row >= 0:
                 number = self._topology(topology, self._last_topology[row]) if has_topology else 0
                 self._last_topology[row] = number
-                duplicates += state[row] != ABSENT
-                state[row] = word
-                numbers[row] = number
-                continue
-            if not _ascii(id):
-                return None
-            number = self._topology(topology, 0) if has_topology else 0
-            key = id.at[:id.size]
-            place = fresh.get(key)
-            if place is None:
-                fresh[key] = len(new_ids)
-                new_ids.append(key.decode("ascii"))
-                late.append((word, number))
             else:
-                duplicates += 1
-                late[place] = (word, number)
-        if late:
-            words, tail = zip(*late)
-            state_array = np.concatenate([state_array, np.array(words, np.uint8)])
-            topology_array = np.concatenate([topology_array, np.array(tail, np.int32)])
-        return DeviceList(state_array, topology_array, tuple(new_ids), duplicates, nameless, odd)
+                if not _ascii(id):
+                    return None
+                number = self._topology(topology, number) if has_topology else 0
+                key = PyUnicode_DecodeASCII(<const char *> id.at, id.size, NULL)
+                row = fresh.setdefault(key, <int32_t> (self._known + len(new_ids)))
+                if row == self._known + len(new_ids):
+                    new_ids.append(key)
+            duplicates += state[row] != ABSENT
+            state[row] = word
+            numbers[row] = number
+        rows = self._known + len(new_ids)
+        return DeviceList(
+            state_array[:rows], topology_array[:rows], tuple(new_ids), duplicates, nameless, odd
+        )

@@ -45,7 +45,7 @@ def describe_devices(
                 "allocatable": allocatable.get(name, 0),
                 "allocated": resource.inventory.allocated_count,
                 "plugin": "connected" if name in connected else "away",
-                "complaint": resource.complaint,
+                "complaint": resource.inventory.complaint,
                 "devices": [
                     {
                         "id": id,

@@ -24,14 +24,6 @@ _Number = TypeVar("_Number", np.uint8, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What a message changed: anything at all, and what was wrong with it (empty if nothing)."""
-
-    changed: bool
-    complaint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Group:
     """Listed devices that are attached to the same NUMA nodes; None: no topology given."""
 
@@ -44,6 +36,8 @@ class Inventory:
     """One resource's devices. `claim` and `release` count holders: a pod's containers may share a device."""
 
     def __init__(self) -> None:
+        self.complaint = ""
+        """What was wrong with the plugin's last list; empty if nothing was."""
         self._message: bytes | None = None
         self._set_ids([])
         self._state: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -54,13 +48,14 @@ class Inventory:
 
     # What the plugin says.
 
-    def update(self, message: bytes) -> Change:
-        """Take in a serialized ListAndWatchResponse; `ValueError` if it is not one.
+    def update(self, message: bytes) -> bool:
+        """Take in a serialized ListAndWatchResponse; whether it changed anything.
 
         Whatever the message does not list is gone. The last of several devices with one id counts.
+        `ValueError` if it is no such message.
         """
         if message == self._message:
-            return Change(False)
+            return False
         listed = self._index.read(message)
         self._message = message
         changed = bool(listed.new_ids) or not (
@@ -76,7 +71,8 @@ class Inventory:
             ("empty ids", listed.nameless),
             ("odd health", listed.odd),
         )
-        return Change(changed, ", ".join(f"{count} devices with {what}" for what, count in wrong if count))
+        self.complaint = ", ".join(f"{count} devices with {what}" for what, count in wrong if count)
+        return changed
 
     def disconnect(self) -> None:
         """Every listed device is unhealthy until the plugin says otherwise."""
@@ -218,8 +214,10 @@ class Inventory:
         order = sorted(np.flatnonzero(held_or_listed).tolist(), key=ids.__getitem__)
         self._state, topology, self._holders = self._state[order], self._topology[order], holders[order]
         self._set_ids([ids[i] for i in order])
-        renumbered = {old: self._index.intern(old_index.nodes(old)) for old in np.unique(topology).tolist()}
-        self._topology = np.array([renumbered[old] for old in topology.tolist()], np.int32)
+        numbers = np.zeros(int(topology.max(initial=0)) + 1, np.int32)
+        for old in np.unique(topology).tolist():
+            numbers[old] = self._index.intern(old_index.nodes(old))
+        self._topology = numbers[topology]
 
     def _pack(self) -> None:
         self.healthy: Bits = _packed(self._state == HEALTHY)

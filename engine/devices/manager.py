@@ -188,10 +188,12 @@ class DeviceManager:
             async for message in endpoint.devices():
                 if self._endpoints.get(resource) is not endpoint:
                     return
-                change = self.state.receive(resource, message)
-                if change.complaint:
-                    log.warning("plugin of %s lists %s", resource, change.complaint)
-                if change.changed:
+                inventory = self.state.resources[resource].inventory
+                before = inventory.complaint
+                changed = self.state.receive(resource, message)
+                if inventory.complaint not in ("", before):
+                    log.warning("plugin of %s lists %s", resource, inventory.complaint)
+                if changed:
                     self._file.changed()
                     self._tell()
         except ValueError as error:

@@ -14,7 +14,7 @@ from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import pod_limits
 from engine.devices.checkpoint import NO_NODE, Checkpoint, Entry
-from engine.devices.inventory import Change, Inventory
+from engine.devices.inventory import Inventory
 from engine.devices.selection import SelectionError
 from engine.devices.topology import Hints, Numa
 
@@ -36,7 +36,6 @@ class Resource:
     connected: bool = False
     reported: bool = False
     stopped_at: float | None = None
-    complaint: str = ""
 
     def expired(self, now: float) -> bool:
         return self.stopped_at is not None and now - self.stopped_at > STOP_GRACE
@@ -80,14 +79,13 @@ class DeviceState:
         resource = self._resource(name)
         resource.connected, resource.reported, resource.stopped_at = True, False, None
 
-    def receive(self, name: str, message: bytes) -> Change:
-        """The plugin's list of devices. `ValueError` if the message is not one."""
+    def receive(self, name: str, message: bytes) -> bool:
+        """The plugin's list of devices; whether it is news. `ValueError` if the message is not a list."""
         resource = self._resource(name)
-        change = resource.inventory.update(message)
+        changed = resource.inventory.update(message)
         first = not (resource.listed and resource.reported)
         resource.listed = resource.reported = True
-        resource.complaint = change.complaint or resource.complaint
-        return Change(change.changed or first, change.complaint)
+        return changed or first
 
     def disconnect(self, name: str, now: float) -> None:
         """The plugin is gone: its devices are unhealthy and its capacity ends `STOP_GRACE` later."""
