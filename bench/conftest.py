@@ -24,6 +24,12 @@ def memory_bandwidth() -> float:
     return 2 * BANDWIDTH_BYTES / best / 1e9
 
 
+@pytest.fixture(scope="session")
+def bandwidth() -> float:
+    """`memory_bandwidth()` of this run, for kernels that say how much they touch."""
+    return memory_bandwidth()
+
+
 def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
     machine_info["memory_bandwidth_gb_per_s"] = round(memory_bandwidth(), 1)
     machine_info["load_average"] = os.getloadavg()
