@@ -45,7 +45,7 @@ lint: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/cython-lint engine/_fast
+	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint engine/_fast
 
 bench: build
 	$(PYTEST) bench -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
