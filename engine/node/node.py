@@ -25,16 +25,19 @@ from engine.cgroups import CgroupManager, NoCgroups
 from engine.eviction import NodeView
 from engine.metrics import Registry
 from engine.node import machine
-from engine.node.actions import Health
 from engine.node.backoff import Backoff
+from engine.node.gatekeeper import Gatekeeper
 from engine.node.image_pull import ImagePuller
+from engine.node.node_resources import NodeResources
 from engine.node.pods import NodePods
+from engine.node.probing import Probing
 from engine.node.rooms import Rooms
-from engine.node.runtime_state import ContainerRecord
+from engine.node.runtime_state import PodRecord
 from engine.node.runtime_watch import RuntimeWatch
-from engine.node.services import DeviceGrant, Services
+from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
 from engine.node.volumes import PodVolumes
+from engine.probes import ProbeResult
 from engine.runtime.client import RuntimeClient
 
 log = logging.getLogger("kubengine.node")
@@ -75,6 +78,10 @@ class Node:
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._services: Services | None = None
+        self._watch: RuntimeWatch | None = None
+        self._resources: NodeResources | None = None
+        self._probing: Probing | None = None
+        self._gatekeeper: Gatekeeper | None = None
         self._pods: NodePods | None = None
         self._source: ManifestDirectory | None = None
         self._reconciler: asyncio.Task[None] | None = None
@@ -91,10 +98,21 @@ class Node:
         runtime_name = await self._wait_for_runtime(runtime)
         cgroups = self._make_cgroups(capacity)
         cgroups.start()
-        watch = RuntimeWatch(
+        self._watch = watch = RuntimeWatch(
             runtime, on_change=self._runtime_changed, clock=self._clock, registry=self.registry
         )
-        self._services = services = Services(
+        self._rooms = rooms = self._make_rooms(runtime, cgroups, watch)
+        self._resources = NodeResources(capacity, cgroups, rooms.devices)
+        volumes = PodVolumes(self.root)
+        self._probing = probing = Probing(rooms.probes, volumes.pod_directory)
+        self._gatekeeper = gatekeeper = Gatekeeper(
+            eviction=rooms.eviction,
+            devices=rooms.devices,
+            admission=rooms.admission,
+            node=self.node_object,
+            runs=lambda uid: bool(watch.pod(uid).running),
+        )
+        self._services = Services(
             config=self.config,
             node_name=self.name,
             host_ip=machine.host_ip(),
@@ -103,28 +121,40 @@ class Node:
             runtime=runtime,
             runtime_name=runtime_name,
             watch=watch,
-            volumes=PodVolumes(self.root),
+            volumes=volumes,
             cgroups=cgroups,
             images=ImagePuller(runtime, self.config, self.recorder, self._clock),
             recorder=self.recorder,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
-            allocatable=self.allocatable,
+            allocatable=self._resources.allocatable,
             active_pods=self.active_pods,
-            health=self._health,
-            ready=self._ready,
-            devices=self._device_grant,
-            pod_changed=self._pod_changed,
-            pod_resized=self._resized,
-        )
-        self._pods = NodePods(
-            services,
-            admit=self._admit,
-            accepted=self._accepted,
+            health=probing.health,
+            ready=probing.ready,
+            devices=rooms.devices.container_config,
+            observed=self._observed,
+            ending=probing.ending,
             released=self._released,
+            pod_changed=probing.remember,
+            pod_resized=gatekeeper.resized,
         )
-        self._capacity = capacity
-        self._rooms = Rooms(
+        self._pods = NodePods(self._services, admit=gatekeeper.admit, accepted=probing.accepted)
+        self.rooms.update(rooms.by_name(), cgroups=cgroups)
+        await rooms.start_before_pods()
+        await watch.start()
+        await self._pods.start()
+        await self._start_source()
+        await rooms.start_beside_pods()
+        self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
+
+    def _make_rooms(
+        self, runtime: RuntimeClient, cgroups: CgroupManager | NoCgroups, watch: RuntimeWatch
+    ) -> Rooms:
+        def runs(uid: str, container: str) -> bool:
+            newest = watch.pod(uid).container(container)
+            return newest is not None and newest.running
+
+        return Rooms(
             config=self.config,
             kubengine_config=self.kubengine_config,
             runtime=runtime,
@@ -135,17 +165,14 @@ class Node:
             clock=self._clock,
             active_pods=self.active_pods,
             kill_pod=self.kill_pod,
-            gone=self._pods.is_gone,
-            over=self._pods.is_over,
+            gone=lambda uid: self._pods is not None and self._pods.is_gone(uid),
+            over=lambda uid: self._pods is not None and self._pods.is_over(uid),
+            runs=runs,
             sources_ready=self._sources_ready,
+            capacity_changed=self._capacity_changed,
+            probed=self._probed,
             view=self._view,
         )
-        self.rooms.update(self._rooms.by_name(), cgroups=cgroups)
-        await watch.start()
-        await self._pods.start()
-        await self._start_source()
-        await self._rooms.start()
-        self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
 
     async def stop(self) -> None:
         """Leaves pods as they are."""
@@ -154,12 +181,13 @@ class Node:
         if self._reconciler is not None:
             self._reconciler.cancel()
             await asyncio.gather(self._reconciler, return_exceptions=True)
-        if self._rooms is not None:
-            await self._rooms.stop()
         if self._pods is not None:
             await self._pods.stop()
+        if self._watch is not None:
+            await self._watch.stop()
+        if self._rooms is not None:
+            await self._rooms.stop()
         if self._services is not None:
-            await self._services.watch.stop()
             self._services.cgroups.stop()
             await self._services.runtime.close()
         if self._lock is not None:
@@ -249,46 +277,40 @@ class Node:
             assert self._services is not None
             self._services.cgroups.reconcile()
 
-    # What workers ask
-
-    def allocatable(self) -> Mapping[str, Quantity]:
-        assert self._services is not None
-        return self._capacity
+    # What rooms and workers tell
 
     def _runtime_changed(self, uid: str) -> None:
         if self._pods is not None:
             self._pods.runtime_changed(uid)
 
-    def _pod_changed(self, uid: str) -> None:
-        pass
+    def _probed(self, result: ProbeResult) -> None:
+        if self._pods is not None:
+            self._pods.notify(result.pod_uid)
 
-    def _health(self, record: ContainerRecord) -> Health:
-        return Health()
+    def _capacity_changed(self) -> None:
+        if self._rooms is not None and self._services is not None:
+            self._rooms.admission.set_node(self.node_object())
 
-    def _ready(self, record: ContainerRecord) -> bool:
-        return record.running
-
-    async def _device_grant(self, pod: Pod, container: Container) -> DeviceGrant | None:
-        return None
-
-    async def _admit(self, pod: Pod) -> None:
+    def _observed(self, pod: Pod, record: PodRecord) -> None:
         assert self._rooms is not None
-        self._rooms.eviction.admit(pod)
-
-    def _accepted(self, pod: Pod) -> None:
-        pass
+        assert self._probing is not None
+        self._probing.observed(pod, record)
+        if all((c := record.container(name)) is not None and c.running for name in _app_names(pod)):
+            self._rooms.devices.app_containers_started(pod)
 
     def _released(self, pod: Pod) -> None:
-        pass
-
-    def _resized(self, pod: Pod) -> None:
-        pass
+        assert self._gatekeeper is not None
+        assert self._probing is not None
+        self._gatekeeper.released(pod)
+        self._probing.released(pod.uid)
 
     # What the server shows
 
     def node_object(self) -> NodeObject:
+        """The node with its capacity, allocatable and conditions of this moment."""
         services = self._services
         assert services is not None
+        assert self._resources is not None
         return NodeObject(
             metadata=ObjectMeta(
                 name=self.name,
@@ -296,8 +318,8 @@ class Node:
             ),
             spec=NodeSpec(taints=self.config.register_with_taints),
             status=NodeStatus(
-                capacity=dict(self._capacity),
-                allocatable=dict(self.allocatable()),
+                capacity=self._resources.capacity(),
+                allocatable=self._resources.allocatable(),
                 addresses=[
                     NodeAddress(type="InternalIP", address=services.host_ip),
                     NodeAddress(type="Hostname", address=self.name),
@@ -338,3 +360,7 @@ class Node:
 
     async def stats_summary(self) -> object:
         return {"node": {"nodeName": self.name}, "pods": []}
+
+
+def _app_names(pod: Pod) -> list[str]:
+    return [container.name for container in pod.spec.containers]

@@ -22,24 +22,21 @@ from engine.node.worker import PodWorker
 log = logging.getLogger("kubengine.pods")
 
 Admit = Callable[[Pod], Awaitable[None]]
-Released = Callable[[Pod], None]
 
 
 class NodePods:
-    """`admit(pod)` raises `AdmissionRejected`; `released(pod)` is told when a pod has left the node."""
+    """`admit(pod)` raises `AdmissionRejected`; `accepted(pod)` is told before a pod is started."""
 
     def __init__(
         self,
         services: Services,
         *,
         admit: Admit,
-        accepted: Released,
-        released: Released,
+        accepted: Callable[[Pod], None],
     ) -> None:
         self._services = services
         self._admit = admit
         self._accepted = accepted
-        self._released = released
         self._workers: dict[str, PodWorker] = {}
         self._pending: dict[str, Pod] = {}
         self._arrived = asyncio.Event()
@@ -174,7 +171,7 @@ class NodePods:
     async def _until_gone(self, worker: PodWorker) -> None:
         stopped = worker.stopped
         await stopped.wait()
-        self._released(worker.pod)
+        self._services.released(worker.pod)
         self.room_was_made()
         await worker.gone.wait()
         if self._workers.get(worker.pod.uid) is worker:

@@ -9,16 +9,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from engine.admission import Admission
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import KillPod
+from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.cgroups import CgroupManager, NoCgroups
 from engine.containers import ContainerGC
+from engine.devices.manager import DeviceManager
 from engine.eviction import EvictionManager, NodeView
 from engine.images import ImageManager
 from engine.metrics import Registry
+from engine.node.inotify import Watch
+from engine.probes import ProbeManager, ProbeResult
 from engine.runtime.client import RuntimeClient
 
 
@@ -29,10 +34,10 @@ class Managed(Protocol):
 
 
 class Rooms:
-    """Image GC, container GC and eviction of one node.
+    """Image GC, container GC, eviction, devices, probes and admission of one node.
 
-    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended. `view` says what counts
-    as the node for eviction, the whole machine by default.
+    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `runs(uid, container)`:
+    the runtime runs it. `view` says what counts as the node for eviction, the whole machine by default.
     """
 
     def __init__(
@@ -50,7 +55,10 @@ class Rooms:
         kill_pod: KillPod,
         gone: Callable[[str], bool],
         over: Callable[[str], bool],
+        runs: Callable[[str, str], bool],
         sources_ready: Callable[[], bool],
+        capacity_changed: Callable[[], None],
+        probed: Callable[[ProbeResult], None],
         view: NodeView | None = None,
     ) -> None:
         self.images = ImageManager(
@@ -89,19 +97,62 @@ class Rooms:
             view=view or NodeView(pods_cgroup=pods_cgroup),
             clock=clock,
         )
-        self._managed: tuple[Managed, ...] = (self.images, self.containers, self.eviction)
+        self.devices = DeviceManager(
+            config=config,
+            section=kubengine_config.devices,
+            active_pods=active_pods,
+            registry=registry,
+            sources_ready=sources_ready,
+            is_running=runs,
+            changed=capacity_changed,
+            clock=clock,
+            plugin_dir=root / "device-plugins",
+            registry_dir=root / "plugins_registry",
+            make_watch=Watch,
+            pod_resources_dir=root / "pod-resources",
+        )
+        self.probes = ProbeManager(
+            section=kubengine_config.probes,
+            recorder=recorder,
+            registry=registry,
+            clock=clock,
+            on_result=probed,
+            runtime=runtime,
+        )
+        self.admission = Admission(
+            node=Node(),
+            kill_pod=kill_pod,
+            recorder=recorder,
+            registry=registry,
+            section=kubengine_config.preemption,
+        )
+        self._before_pods: tuple[Managed, ...] = (self.devices, self.probes)
+        self._beside_pods: tuple[Managed, ...] = (self.images, self.containers, self.eviction)
 
     def by_name(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
-        return {"images": self.images, "containers": self.containers, "eviction": self.eviction}
+        return {
+            "images": self.images,
+            "containers": self.containers,
+            "eviction": self.eviction,
+            "devices": self.devices,
+            "probes": self.probes,
+            "admission": self.admission,
+        }
 
-    async def start(self) -> None:
-        for room in self._managed:
+    async def start_before_pods(self) -> None:
+        """What pods need to be taken in."""
+        for room in self._before_pods:
+            await room.start()
+
+    async def start_beside_pods(self) -> None:
+        """What looks after pods that are there."""
+        for room in self._beside_pods:
             await room.start()
 
     async def stop(self) -> None:
-        """In reverse; every room is stopped even if one fails to."""
-        await _each([room.stop for room in reversed(self._managed)])
+        """Every room is stopped even if one fails to."""
+        await _each([room.stop for room in (*self._beside_pods, *self._before_pods)])
 
 
 async def _each(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:

@@ -197,7 +197,11 @@ class RuntimeWatch:
 
     def _put(self, status: cri.ContainerStatus, sandbox_id: str, *, notify: bool) -> None:
         record = self._record(status.labels)
-        if record is not None and record.put_container(container_record(status, sandbox_id, self._began)) and notify:
+        if (
+            record is not None
+            and record.put_container(container_record(status, sandbox_id, self._began))
+            and notify
+        ):
             self._on_change(record.uid)
 
     async def _follow_events(self) -> None:

@@ -9,28 +9,17 @@ from pathlib import Path
 
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
-from engine.api.pod import Container, Pod
+from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cgroups import CgroupManager, NoCgroups
+from engine.devices.run_options import DeviceRunOptions
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
-from engine.node.runtime_state import ContainerRecord
+from engine.node.runtime_state import ContainerRecord, PodRecord
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.volumes import PodVolumes
 from engine.runtime.client import RuntimeClient
-from engine.wire import cri_v1_pb2 as cri
-
-
-@dataclass(slots=True)
-class DeviceGrant:
-    """What the device plugins add to one container."""
-
-    environment: Mapping[str, str]
-    mounts: list[cri.Mount]
-    devices: list[cri.Device]
-    annotations: Mapping[str, str]
-    cdi_devices: list[cri.CDIDevice]
 
 
 @dataclass(slots=True)
@@ -53,8 +42,11 @@ class Services:
     starting: asyncio.Semaphore
     allocatable: Callable[[], Mapping[str, Quantity]]
     active_pods: Callable[[], Sequence[Pod]]
-    health: Callable[[ContainerRecord], Health]
-    ready: Callable[[ContainerRecord], bool]
-    devices: Callable[[Pod, Container], Awaitable[DeviceGrant | None]]
-    pod_changed: Callable[[str], None]
+    health: Callable[[str, ContainerRecord], Health]
+    ready: Callable[[str, ContainerRecord], bool]
+    devices: Callable[[Pod, str], Awaitable[DeviceRunOptions]]
+    observed: Callable[[Pod, PodRecord], None]
+    ending: Callable[[str], None]
+    released: Callable[[Pod], None]
+    pod_changed: Callable[[Pod], None]
     pod_resized: Callable[[Pod], None]

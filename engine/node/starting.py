@@ -12,13 +12,14 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
 from engine.cgroups.containers import ContainerResources
+from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
 from engine.node.image_pull import PresentImage, StartRefused
 from engine.node.runtime_state import CREATED, ContainerRecord, PodRecord
-from engine.node.services import DeviceGrant, Services
+from engine.node.services import Services
 from engine.node.status import Waiting
 from engine.node.volumes import hosts_file, mount_path, termination_message_file
 from engine.runtime.client import NotFound
@@ -73,7 +74,7 @@ async def start_container(
     attempt = await _next_attempt(pod, container, services, record)
     image = await services.images.ensure(pod, container)
     try:
-        grant = await services.devices(pod, container)
+        grant = await services.devices(pod, container.name)
         config = _config(pod, container, services, volumes, record, attempt, image, grant)
     except (InvalidInput, Refused, OSError) as error:
         raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
@@ -129,7 +130,7 @@ def _config(
     record: PodRecord,
     attempt: int,
     image: PresentImage,
-    grant: DeviceGrant | None,
+    grant: DeviceRunOptions,
 ) -> cri.ContainerConfig:
     _check_non_root(pod, container, image)
     assert record.sandbox is not None
@@ -137,8 +138,7 @@ def _config(
     environment = container_environment(
         pod, container, pod_ips=ips, host_ip=services.host_ip, allocatable=services.allocatable()
     )
-    if grant is not None:
-        environment = {**environment, **grant.environment}
+    environment = {**environment, **grant.envs}
     inputs = cri_config.ContainerInputs(
         attempt=attempt,
         image=image.reference,
@@ -147,12 +147,12 @@ def _config(
         environment=environment,
         mounts=[
             *_mounts(pod, container, services, volumes, environment, ips, attempt),
-            *(grant.mounts if grant is not None else ()),
+            *grant.mounts,
         ],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
-        devices=grant.devices if grant is not None else (),
-        cdi_devices=grant.cdi_devices if grant is not None else (),
-        annotations=grant.annotations if grant is not None else {},
+        devices=grant.devices,
+        cdi_devices=grant.cdi_devices,
+        annotations=grant.annotations,
     )
     return cri_config.container_config(pod, container, inputs, services.config)
 

@@ -93,7 +93,7 @@ class PodWorker:
         """Fail the pod for good."""
         if self.ended is None and not self.finished:
             self.ended = end
-        self._ending.set()
+        self._begin_ending()
 
     async def end_and_wait(self, end: PodEnd) -> None:
         """Fails the pod; returns when its containers have stopped, raises at the first refusal."""
@@ -113,6 +113,10 @@ class PodWorker:
     def remove(self) -> None:
         """The pod's manifest has gone: end it and leave nothing."""
         self._removed.set()
+        self._begin_ending()
+
+    def _begin_ending(self) -> None:
+        self._services.ending(self.pod.uid)
         self._ending.set()
 
     async def abandon(self) -> None:
@@ -147,7 +151,7 @@ class PodWorker:
             await self._persist("remove", self._take_away)
         finally:
             self.gone.set()
-        self._services.pod_changed(self.pod.uid)
+        self._services.pod_changed(self.pod)
 
     async def _until_ending(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
@@ -200,7 +204,12 @@ class PodWorker:
         if self._resize is not None:
             await self._try_resize(self._resize)
         record = services.watch.pod(self.pod.uid)
-        actions = next_actions(self.pod, record, health=services.health, spec_hash=container_hash)
+        actions = next_actions(
+            self.pod,
+            record,
+            health=lambda c: services.health(self.pod.uid, c),
+            spec_hash=container_hash,
+        )
         if actions.finished:
             await self._finish(actions)
             return None
@@ -302,6 +311,7 @@ class PodWorker:
         self._waiting.clear()
         self.finished = True
         self._services.cgroups.remove_pod(self.pod.uid)
+        self._services.released(self.pod)
 
     async def _persist(self, what: str, attempt: object) -> None:
         """Repeats until it works: ending a pod is never given up."""
@@ -349,6 +359,7 @@ class PodWorker:
         self._final = self.finished or self.stopped.is_set()
         services, end = self._services, self.ended
         record = services.watch.pod(self.pod.uid)
+        services.observed(self.pod, record)
         current = pod_status(
             self.pod,
             record,
@@ -356,8 +367,8 @@ class PodWorker:
                 now=services.clock(),
                 runtime_name=services.runtime_name,
                 host_ip=services.host_ip,
-                ready=services.ready,
-                started=lambda c: services.health(c).started,
+                ready=lambda c: services.ready(self.pod.uid, c),
+                started=lambda c: services.health(self.pod.uid, c).started,
                 waiting=self._waiting,
                 ended=(end.reason, end.message) if end is not None else None,
                 disruption=(end.condition_reason, end.message)
@@ -374,7 +385,7 @@ class PodWorker:
         )
         if current != status:
             self.pod.status = current
-            services.pod_changed(self.pod.uid)
+            services.pod_changed(self.pod)
 
     def _message(self, record: ContainerRecord) -> str:
         if record.state != EXITED:

@@ -1,0 +1,58 @@
+"""Takes a pod in or turns it away: pressure, then devices, then the predicates with preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.admission import Admission
+from engine.api.errors import KubengineError
+from engine.api.lifecycle import AdmissionRejected
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.devices.manager import DeviceManager
+from engine.eviction import EvictionManager
+
+
+class Gatekeeper:
+    """`runs(uid)`: an earlier agent left the pod running, so it is here already and is not judged again.
+    `node()` is the node as it is now."""
+
+    def __init__(
+        self,
+        *,
+        eviction: EvictionManager,
+        devices: DeviceManager,
+        admission: Admission,
+        node: Callable[[], Node],
+        runs: Callable[[str], bool],
+    ) -> None:
+        self._eviction = eviction
+        self._devices = devices
+        self._admission = admission
+        self._node = node
+        self._runs = runs
+
+    async def admit(self, pod: Pod) -> None:
+        """Raises `AdmissionRejected`; nothing is held then."""
+        if self._runs(pod.uid):
+            self._admission.add(pod)
+            return
+        self._eviction.admit(pod)
+        await self._devices.allocate(pod)
+        try:
+            node = self._node()
+            node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
+            self._admission.set_node(node)
+            await self._admission.admit(pod)
+        except (AdmissionRejected, KubengineError):
+            self._devices.pod_removed(pod.uid)
+            raise
+
+    def resized(self, pod: Pod) -> None:
+        """The pod's amounts changed in place."""
+        self._admission.add(pod)
+
+    def released(self, pod: Pod) -> None:
+        """The pod holds nothing any more."""
+        self._admission.remove(pod.uid)
+        self._devices.pod_removed(pod.uid)

@@ -1,0 +1,37 @@
+"""What the node has and what it can give: the machine's, less what is kept back, plus its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.api.quantity import Quantity
+from engine.cgroups import CgroupManager, NoCgroups
+from engine.devices.manager import DeviceManager
+from engine.node.machine import PIDS
+
+
+class NodeResources:
+    """Capacity and allocatable, current whenever they are asked for."""
+
+    def __init__(
+        self,
+        machine: Mapping[str, Quantity],
+        cgroups: CgroupManager | NoCgroups,
+        devices: DeviceManager,
+    ) -> None:
+        self._machine = dict(machine)
+        allocatable = cgroups.settings.node.allocatable()
+        self._allocatable = {name: amount for name, amount in allocatable.items() if name != PIDS}
+        self._devices = devices
+
+    def capacity(self) -> dict[str, Quantity]:
+        capacity, _, _ = self._devices.capacity()
+        return {**self._machine, **_quantities(capacity)}
+
+    def allocatable(self) -> dict[str, Quantity]:
+        _, allocatable, _ = self._devices.capacity()
+        return {**self._allocatable, **_quantities(allocatable)}
+
+
+def _quantities(amounts: Mapping[str, int]) -> dict[str, Quantity]:
+    return {name: Quantity.from_value(amount) for name, amount in amounts.items()}

@@ -1,0 +1,69 @@
+"""A critical pod on a full node: who gives way, how they end, and who is turned away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.testing.containerd import Containerd
+from tests.node.conftest import Bench, eventually
+from tests.system.conftest import container
+
+pytestmark = [pytest.mark.containerd, pytest.mark.root]
+
+FROM_API = {"annotations": {"kubernetes.io/config.source": "api"}}
+
+
+def pod(cpu: str, **amounts: Any) -> dict[str, Any]:
+    return {"containers": [container(resources={"requests": {"cpu": cpu}, **amounts})]}
+
+
+def api_phase(bench: Bench, name: str) -> str:
+    return next((p.status.phase for p in bench.node.pods() if p.metadata.name == name), "")
+
+
+async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(
+    bench: Bench, containerd: Containerd
+):
+    node = await bench.start()
+    cores = node.node_object().allocatable["cpu"].milli
+    third = cores // 3
+    guaranteed = {"cpu": f"{third}m", "memory": "32Mi"}
+    bench.write("burst", pod(f"{third}m"), **FROM_API)
+    bench.write("guard", {"containers": [container(resources={"limits": guaranteed})]}, **FROM_API)
+    bench.write("idle", {"containers": [container()]}, **FROM_API)
+    names = ("burst", "guard", "idle")
+    await eventually(lambda: all(api_phase(bench, name) == "Running" for name in names))
+
+    bench.write("ordinary", pod(f"{cores - third}m"), **FROM_API)
+    await eventually(lambda: api_phase(bench, "ordinary") == "Failed")
+    refused = next(p for p in node.pods() if p.metadata.name == "ordinary")
+    assert refused.status.reason == "OutOfcpu"
+    assert api_phase(bench, "burst") == "Running"
+
+    bench.write("critical", pod(f"{cores - third}m"))
+    await eventually(lambda: bench.phase("critical") == "Running")
+    assert [api_phase(bench, name) for name in names] == ["Failed", "Running", "Running"]
+    victim = next(p for p in node.pods() if p.metadata.name == "burst").status
+    assert victim.reason == "Preempting"
+    assert victim.message == "Preempted in order to admit critical pod"
+    disruption = next(c for c in victim.conditions if c.type == "DisruptionTarget")
+    assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
+    assert victim.container_statuses[0].state.terminated is not None
+    preempting = [e.pod for e in node.recorder if e.reason == "Preempting"]
+    assert preempting == ["default/burst"]
+    assert node.registry.counter("kubelet_preemptions", "", ["preemption_signal"]).values == {("cpu",): 1}
+    rejections = node.registry.counter("kubelet_admission_rejections_total", "", ["reason"]).values
+    assert rejections == {("OutOfcpu",): 1}
+
+
+async def test_room_that_was_freed_is_given_again(bench: Bench, containerd: Containerd):
+    node = await bench.start()
+    most = f"{node.node_object().allocatable['cpu'].milli}m"
+    path = bench.write("first", pod(most), **FROM_API)
+    await eventually(lambda: api_phase(bench, "first") == "Running")
+    path.unlink()
+    await eventually(lambda: not node.pods())
+    bench.write("second", pod(most), **FROM_API)
+    await eventually(lambda: api_phase(bench, "second") == "Running")
