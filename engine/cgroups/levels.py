@@ -35,12 +35,13 @@ class Contribution:
 @dataclass(frozen=True, slots=True)
 class LevelRules:
     """`reserved_percent` is `qosReserved.memory` (None: no reservation); memory in bytes, None where
-    the node doesn't report it."""
+    the node doesn't report it; `cpuset` is passed through."""
 
     allocatable_memory: int | None = None
     reserved_percent: int | None = None
     memory_qos: bool = False
     tiered_memory: bool = False
+    cpuset: str | None = None
 
 
 @dataclass(slots=True)
@@ -86,13 +87,14 @@ class LevelSums:
         if rules.memory_qos:
             root_files, burstable_files = self._protection(rules.tiered_memory)
         return {
-            GUARANTEED: GroupValues(unified=root_files),
+            GUARANTEED: GroupValues(unified=root_files, cpuset=rules.cpuset),
             BURSTABLE: GroupValues(
                 cpu_shares=milli_cpu_to_shares(self.burstable_milli),
                 memory=burstable_limit,
+                cpuset=rules.cpuset,
                 unified=burstable_files,
             ),
-            BEST_EFFORT: GroupValues(cpu_shares=MIN_SHARES, memory=best_effort_limit),
+            BEST_EFFORT: GroupValues(cpu_shares=MIN_SHARES, memory=best_effort_limit, cpuset=rules.cpuset),
         }
 
     def _protection(self, tiered: bool) -> tuple[dict[str, str], dict[str, str]]:

@@ -111,6 +111,7 @@ class CgroupManager:
         self._root_values = self._with_ceiling(
             self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
         )
+        self._level_rules = self.settings.levels
         self.sums = LevelSums()
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
@@ -152,7 +153,9 @@ class CgroupManager:
                 subject="node allocatable",
             )
         self._check_controllers()
-        self._root_values = replace(self._root_values, cpuset=self._inherited_cpuset())
+        cpuset = self._inherited_cpuset()
+        self._level_rules = replace(self._level_rules, cpuset=cpuset)
+        self._root_values = replace(self._root_values, cpuset=cpuset)
         for level in LEVELS:
             name = level_name(self.settings.root, level)
             self.tree.group(name).delegates = True
@@ -395,8 +398,10 @@ class CgroupManager:
 
     def level_values(self) -> dict[str, GroupValues]:
         """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
-        levels = self.sums.values(self.settings.levels)
-        levels[GUARANTEED] = replace(self._root_values, unified=levels[GUARANTEED].unified)
+        levels = self.sums.values(self._level_rules)
+        protection = levels[GUARANTEED].unified
+        root = self._root_values
+        levels[GUARANTEED] = replace(root, unified=protection) if protection else root
         return levels
 
     def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:

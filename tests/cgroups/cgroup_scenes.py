@@ -5,6 +5,7 @@ what it saw in plain data; it removes all that it made."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -19,9 +20,10 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
-from engine.cgroups import CgroupManager, GroupValues
+from engine.cgroups import CgroupManager, ContainerResources
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT, MEMORY_USAGE
 from engine.cgroups.names import CgroupName
+from engine.cgroups.plan import container_values
 
 MI, GI = 1 << 20, 1 << 30
 CAPACITY = {"cpu": 3000, "memory": 8 * GI, "pid": 30000}
@@ -79,16 +81,9 @@ def managed(root: str, **config: Any) -> Iterator[CgroupManager]:
 def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> CgroupName:
     """A container's group with the values that a runtime would give it."""
     container = owner.spec.containers[index]
-    wanted = manager.container_resources(owner, container)
-    values = GroupValues(
-        cpu_shares=wanted.cpu_shares,
-        cpu_quota=wanted.cpu_quota or None,
-        cpu_period=wanted.cpu_period or None,
-        memory=wanted.memory_limit_in_bytes or None,
-        unified=wanted.unified,
-    )
+    wanted = container_values(manager.container_resources(owner, container))
     name = (*manager._pod_name(owner), container.name)
-    manager.tree.write(name, manager.tree.rules.files(values))
+    manager.tree.write(name, manager.tree.rules.files(wanted))
     return name
 
 
@@ -278,6 +273,97 @@ def taken_away(root: str) -> dict[str, Any]:
         seen["adopted_writes"] = again.tree.writes
         again.stop()
         seen["quiet_writes"] = manager.reconcile()
+    return seen
+
+
+def read_back(root: str) -> list[dict[str, Any]]:
+    """Pods of all classes with every kind of value; each file of each group that is not as it should be."""
+    config = {
+        "kube_reserved": {"cpu": "200m", "memory": "64Mi", "pid": "100"},
+        "system_reserved": {"cpu": "100m", "memory": "64Mi"},
+        "pod_pids_limit": 77,
+        "reserved": "30%",
+        "feature_gates": {"MemoryQoS": True},
+    }
+    pods = [
+        guaranteed("g", "1500m", "100Mi"),
+        burstable("b", "333m", "10Mi"),
+        pod("mixed", {"requests": {"cpu": "10m"}, "limits": amounts("20m", "4097")}, {}),
+        pod("capped", {"limits": amounts("1", "64Mi"), "requests": {"cpu": "250m"}}),
+        best_effort("e"),
+    ]
+    with managed(root, **config) as manager:
+        for one in pods:
+            manager.create_pod(one)
+            for index in range(len(one.spec.containers)):
+                make_container(manager, one, index)
+        differing = [
+            {"group": group.path, "file": file, "wanted": text, "actual": actual}
+            for group in list(manager.tree.groups.values())
+            for file, text in group.wanted.items()
+            if (actual := manager.tree.read(group.name, file)) != text
+        ]
+        seen = sum(len(group.wanted) for group in manager.tree.groups.values())
+    return [*differing, {"files": seen}]
+
+
+def root_restored(root: str) -> dict[str, Any]:
+    """What was changed at the root while no agent was there is put right when one starts."""
+    first = new_manager(root)
+    first.start()
+    top = first.settings.root
+    good = {file: first.tree.read(top, file) for file in first.tree.group(top).wanted}
+    paths = {file: first.tree.group(top).directory(file).path for file in good}
+    changes = {"cpu.shares": "77", "cpu.weight": "77", "pids.max": "99"}
+    changes |= {MEMORY_LIMIT[first.mounts.version]: str(64 * MI), "cpuset.cpus": "0"}
+    first.stop()
+    changed = [file for file in good if file in changes]
+    for file in changed:
+        for level in ("burstable", "besteffort") if file == "cpuset.cpus" else ():
+            put(f"{paths[file]}/{level}/{file}", changes[file])
+        put(f"{paths[file]}/{file}", changes[file])
+    with managed(root) as manager:
+        now = {file: manager.tree.read(top, file) for file in good}
+    return {"changed": changed, "restored": now == good}
+
+
+def live_resize(root: str) -> dict[str, Any]:
+    """A container grows and shrinks while its process runs; a limit below its usage is refused."""
+    small, large, tiny = (
+        guaranteed("g", *size) for size in (("500m", "64Mi"), ("1", "256Mi"), ("1", "16Mi"))
+    )
+    with managed(root) as manager:
+        manager.create_pod(small)
+        name = make_container(manager, small)
+        pid = spawn(manager, name, hold(32 * MI))
+        limit = MEMORY_LIMIT[manager.mounts.version]
+
+        async def update(container: str, resources: ContainerResources) -> None:
+            manager.tree.write(name, manager.tree.rules.files(container_values(resources)))
+
+        def sizes() -> list[int]:
+            return [int(manager.tree.read(group, limit) or 0) // MI for group in (name[:-1], name)]
+
+        seen: dict[str, Any] = {"sizes": [sizes()]}
+        asyncio.run(manager.resize_pod(small, large, update))
+        seen["sizes"].append(sizes())
+        while int(read(manager, name, MEMORY_USAGE) or 0) < 32 * MI:
+            time.sleep(0.01)
+        seen["container"] = attempt(
+            lambda: asyncio.run(manager.resize_pod(large, tiny, update, {"c0": 32 * MI}))
+        )
+        seen["sizes"].append(sizes())
+        asyncio.run(manager.resize_pod(large, small, update, {"c0": 32 * MI}))
+        seen["sizes"].append(sizes())
+        wanted = manager.pod_files(small)
+        seen["as_made"] = {file: manager.tree.read(name[:-1], file) for file in wanted} == wanted
+
+        async def leave(container: str, resources: ContainerResources) -> None:
+            """A runtime that leaves memory to the pod's group."""
+
+        seen["pod"] = attempt(lambda: asyncio.run(manager.resize_pod(small, tiny, leave)))
+        seen["alive"] = os.waitpid(pid, os.WNOHANG) == (0, 0)
+        end(pid)
     return seen
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,30 @@ def test_groups_taken_away_come_back(play):
         "adopted_writes": 0,
         "quiet_writes": 0,
     }
+
+
+def test_every_file_of_every_level_reads_back(play):
+    *differing, counted = play("read_back")
+    assert differing == []
+    assert counted["files"] > 60
+
+
+def test_the_root_is_restored_at_start(play):
+    seen = play("root_restored")
+    assert len(seen["changed"]) >= 3
+    assert seen["restored"]
+
+
+def test_a_live_container_grows_and_shrinks_without_a_restart(play):
+    seen = play("live_resize")
+    assert seen["sizes"] == [[64, 64], [256, 256], [256, 256], [64, 64]]
+    assert (
+        "container c0 memory limit (16777216) below current usage (33554432)" in seen["container"]["message"]
+    )
+    assert "attempting to set pod memory limit (16777216) below" in seen["pod"]["message"]
+    assert seen["pod"]["errno"] == errno.EBUSY
+    assert seen["as_made"]
+    assert seen["alive"]
 
 
 def test_a_pod_that_shrank_while_no_agent_looked(play):

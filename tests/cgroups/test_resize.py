@@ -1,13 +1,8 @@
 """In-place resize: what counts as one, whether it fits, the order of writes, and a live container."""
 
-# ruff: noqa: ASYNC222 (the processes are children of the test, ended at once)
-
 from __future__ import annotations
 
 import copy
-import errno
-import os
-import signal
 from typing import Any
 
 import pytest
@@ -16,19 +11,13 @@ from cgroup_scenes import (
     best_effort,
     burstable,
     guaranteed,
-    hold,
-    make_container,
     managed,
-    spawn,
 )
 
 from engine.api.config import KubeletConfiguration, MemorySwapConfig
-from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cgroups.containers import ContainerResources, ContainerRules
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
-from engine.cgroups.plan import container_values
 from engine.cgroups.resize import (
     ContainerStep,
     decide_resize,
@@ -39,7 +28,7 @@ from engine.cgroups.resize import (
 )
 from engine.cgroups.values import PodRules
 
-GI, MI = 1 << 30, 1 << 20
+GI = 1 << 30
 RULES = ContainerRules(8 * GI, 8 * GI)
 
 
@@ -276,71 +265,6 @@ def test_status_keeps_the_text_of_amounts_that_hold():
 def test_progress_conditions():
     assert (in_progress().type, in_progress().reason) == ("PodResizeInProgress", "")
     assert (in_progress("no").reason, in_progress("no").message) == ("Error", "no")
-
-
-@pytest.mark.root
-async def test_a_live_container_grows_and_shrinks_without_a_restart(private_root):
-    small, large = guaranteed("g", "500m", "64Mi"), guaranteed("g", "1", "256Mi")
-    with managed(private_root) as manager:
-        manager.create_pod(small)
-        name = make_container(manager, small)
-        pod_group = name[:-1]
-        pid = spawn(manager, name, hold(32 * MI))
-        asked = []
-
-        async def update(container: str, resources: ContainerResources) -> None:
-            asked.append(container)
-            manager.tree.write(name, manager.tree.rules.files(container_values(resources)))
-
-        limit = MEMORY_LIMIT[manager.mounts.version]
-        await manager.resize_pod(small, large, update)
-        assert manager.tree.read(pod_group, limit) == str(256 * MI)
-        assert manager.tree.read(name, limit) == str(256 * MI)
-        assert manager.pods["g"][0] is large
-
-        while int(manager.tree.read(name, MEMORY_USAGE[manager.mounts.version]) or 0) < 32 * MI:
-            os.sched_yield()
-        tiny = guaranteed("g", "1", "16Mi")
-        with pytest.raises(
-            Refused, match=r"container c0 memory limit \(16777216\) below current usage"
-        ) as no:
-            await manager.resize_pod(large, tiny, update, {"c0": 32 * MI})
-        assert no.value.errno == errno.EBUSY
-        assert manager.tree.read(pod_group, limit) == str(256 * MI)
-
-        await manager.resize_pod(large, small, update, {"c0": 32 * MI})
-        assert {
-            file: manager.tree.read(pod_group, file) for file in manager.pod_files(small)
-        } == manager.pod_files(small)
-        assert manager.tree.read(name, limit) == str(64 * MI)
-        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the container's process never noticed"
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        assert set(asked) == {"c0"}
-
-
-@pytest.mark.root
-async def test_a_pod_limit_below_usage_is_refused_before_it_hurts(private_root):
-    large = guaranteed("g", "500m", "128Mi")
-    small = guaranteed("g", "500m", "16Mi")
-    with managed(private_root) as manager:
-        manager.create_pod(large)
-        name = make_container(manager, large)
-        pid = spawn(manager, name, hold(64 * MI))
-        while int(manager.tree.read(name, MEMORY_USAGE[manager.mounts.version]) or 0) < 64 * MI:
-            os.sched_yield()
-
-        async def update(container: str, resources: ContainerResources) -> None:
-            """A runtime that leaves memory to the pod's group."""
-
-        with pytest.raises(Refused, match="attempting to set pod memory limit") as no:
-            await manager.resize_pod(large, small, update)
-        assert no.value.errno == errno.EBUSY
-        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        await manager.resize_pod(large, small, update)
-        assert manager.tree.read(name[:-1], MEMORY_LIMIT[manager.mounts.version]) == str(16 * MI)
 
 
 @pytest.mark.root
