@@ -2,8 +2,8 @@
 
 `pytest bench/bench_admission.py`. The kubelet (v1.32, Go, same kind of machine) takes 281 µs, 3.24 ms,
 10.2 ms, 58.4 ms and 1.62 s for the preemptions below, and 0.47 / 4.2 / 21.4 ms to admit one pod beside
-110 / 1,000 / 5,000. Two kinds of pods: `ordinary` are short of cpu and memory with log-normal requests, as in real
-clusters; `uniform` are short of three unrelated resources, where bounds help least.
+110 / 1,000 / 5,000. Two kinds of pods: `ordinary` are short of cpu and memory with log-normal requests, as
+in real clusters; `uniform` are short of three unrelated resources, where bounds help least.
 """
 
 from __future__ import annotations
