@@ -147,7 +147,7 @@ pods = st.builds(
     st.none() | resources, st.none() | st.integers(-5, 2_000_001_000),
     st.dictionaries(
         st.sampled_from(
-            ["kubernetes.io/config.source", "kubernetes.io/config.mirror", "kubengine.dev/do-not-preempt", "x"]
+            ["kubernetes.io/config.source", "kubernetes.io/config.mirror", "kubengine.dev/do-not-preempt"]
         ),
         st.sampled_from(["api", "file", "", "true"]),
     ),

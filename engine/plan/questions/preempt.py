@@ -13,6 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from engine._fast.preemption import victims_by_node
+from engine.admission.failures import WrongOS
 from engine.admission.preemption import KUBELET
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
@@ -58,9 +59,12 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
     refused = np.zeros(len(short), np.bool_)
     refused[list(checked.other)] = True
     fits = ~short & ~refused
+    if not is_critical(pod) and not any(isinstance(f[0], WrongOS) for f in checked.other.values()):
+        refused &= ~short
     rows.block(np.flatnonzero(fits), "fits", name, "", np.zeros(int(fits.sum()), np.int64), "pods")
     for node, failures in checked.other.items():
-        rows.add(node, "impossible", name, failures[0].reason, 0, "")
+        if refused[node]:
+            rows.add(node, "impossible", name, failures[0].reason, 0, "")
     tries = short & ~refused
     if not is_critical(pod):
         _impossible(rows, name, checked, tries, checked.missing, "only critical pods preempt")
