@@ -20,7 +20,7 @@ _GONE = (errno.ENOENT, errno.ENODEV)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class GroupGone(Exception):  # noqa: N818  (an event, not an error)
+class GroupGone(Exception):
     """The directory was removed, or is no longer the one that was opened."""
 
 

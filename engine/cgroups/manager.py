@@ -20,7 +20,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Container, Pod, ResourceList
-from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
+from engine.api.qos import GUARANTEED, qos_class
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY
 from engine.cgroups import inspection
@@ -112,6 +112,7 @@ class CgroupManager:
             self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
         )
         self._level_rules = self.settings.levels
+        self._level_names = {level: level_name(self.settings.root, level) for level in LEVELS}
         self.sums = LevelSums()
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
@@ -157,7 +158,7 @@ class CgroupManager:
         self._level_rules = replace(self._level_rules, cpuset=cpuset)
         self._root_values = replace(self._root_values, cpuset=cpuset)
         for level in LEVELS:
-            name = level_name(self.settings.root, level)
+            name = self._level_names[level]
             self.tree.group(name).delegates = True
             with self._timed("create"):
                 self.tree.make(name)
@@ -361,9 +362,9 @@ class CgroupManager:
             self.sums = LevelSums()
             for pod in pods:
                 self.sums.put(pod.uid, Contribution.of(pod))
-        for name in (level_name(self.settings.root, level) for level in LEVELS):
+        for name in (self._level_names[level] for level in LEVELS):
             self._drift.inc(by=len(self.tree.verify(name)))
-        self._write_levels()
+        self._write_levels(everything=True)
         uids = list(self.pods)
         sample = {uids[(self._sample + i) % len(uids)] for i in range(self.section.reconcile_sample) if uids}
         self._sample += self.section.reconcile_sample
@@ -436,7 +437,7 @@ class CgroupManager:
             self.tree.group(name).wanted = self.pod_files(pod)
         for level, values in self.level_values().items():
             files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
-            self.tree.group(level_name(self.settings.root, level)).wanted = files
+            self.tree.group(self._level_names[level]).wanted = files
 
     def use_formula(self, formula: WeightFormula) -> None:
         """Give weights by another formula from now on, and every group its new weight."""
@@ -446,11 +447,11 @@ class CgroupManager:
             self.tree.group(name).wanted.update(self.pod_files(pod))
         for level, values in self.level_values().items():
             files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
-            self.tree.group(level_name(self.settings.root, level)).wanted.update(files)
+            self.tree.group(self._level_names[level]).wanted.update(files)
 
     def write_all(self) -> int:
         """Write what differs, everywhere; the count of files. Raises `Refused` at the first refusal."""
-        levels = [level_name(self.settings.root, level) for level in LEVELS]
+        levels = [self._level_names[level] for level in LEVELS]
         names = [*levels, *(name for _, name in self.pods.values())]
         return sum(self.tree.write(name, self.tree.group(name).wanted) for name in names)
 
@@ -498,12 +499,17 @@ class CgroupManager:
             )
         self.lacking = tuple(controller for controller in WANTED if controller not in offered)
 
-    def _write_levels(self) -> int:
+    def _write_levels(self, *, everything: bool = False) -> int:
         """Write what differs at the root and the levels; limits below usage wait at the usage."""
         levels = self.level_values()
-        if levels == self._levels and not self._lowered:
+        changed = [
+            level
+            for level in LEVELS
+            if everything or level in self._lowered or levels[level] != self._levels.get(level)
+        ]
+        if not changed:
             return 0
-        wanted = self._above_usage(levels)
+        wanted = self._above_usage({level: levels[level] for level in changed})
         before = self.tree.writes
         with self._timed("update"):
             try:
@@ -516,9 +522,9 @@ class CgroupManager:
         return self.tree.writes - before
 
     def _put_levels(self, levels: Mapping[str, GroupValues]) -> None:
-        for level in (GUARANTEED, BURSTABLE, BEST_EFFORT):
-            files = self.tree.rules.files(levels[level], unbounded_huge_pages=level != GUARANTEED)
-            self.tree.write(level_name(self.settings.root, level), files)
+        for level, values in levels.items():
+            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
+            self.tree.write(self._level_names[level], files)
 
     def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
         """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
@@ -529,7 +535,7 @@ class CgroupManager:
         for level, values in levels.items():
             if values.memory is None:
                 continue
-            group = self.tree.group(level_name(self.settings.root, level))
+            group = self.tree.group(self._level_names[level])
             known = group.directory(file).known.get(file)
             if known != self.tree.rules.files(values)[file] or level in self._lowered:
                 changing.append(level)
@@ -544,7 +550,7 @@ class CgroupManager:
     def _usage(self, levels: Iterable[str]) -> dict[str, int]:
         usage: dict[str, int] = {}
         for level in levels:
-            text = self.tree.read(level_name(self.settings.root, level), MEMORY_USAGE[self.mounts.version])
+            text = self.tree.read(self._level_names[level], MEMORY_USAGE[self.mounts.version])
             usage[level] = int(text) if text and text.isdigit() else 0
         return usage
 

@@ -265,6 +265,8 @@ def taken_away(root: str) -> dict[str, Any]:
         share = CPU_SHARE[manager.mounts.version]
         with open(f"{manager.tree.group(name).directory(share).path}/{share}", "w") as file:
             file.write("77")
+        level = manager.tree.group((*manager.settings.root, "burstable")).directory(share).path
+        put(f"{level}/{share}", "88")
         seen["fixed"] = manager.reconcile()
         seen["changed"] = {file: manager.tree.read(name, file) for file in good} == good
         again = new_manager(root)

@@ -100,7 +100,7 @@ def test_groups_taken_away_come_back(play):
     assert play("taken_away") == {
         "removed": True,
         "recreated": True,
-        "fixed": 1,
+        "fixed": 2,
         "changed": True,
         "adopted_writes": 0,
         "quiet_writes": 0,
