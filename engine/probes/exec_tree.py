@@ -1,9 +1,10 @@
 """What a timed-out exec probe leaves behind in its container, found and killed.
 
 A runtime kills the command at its time-out but not what the command started: those processes are
-adopted by the container's init and stay for good. An exec begins a session of its own, so while it
-still runs its session is noted, and afterwards everything of that session in that container is killed.
-Works where the runtime's processes are visible in /proc and run in cgroups that name the container.
+adopted by the container's init and stay for good. An exec begins a session of its own, led by a process
+whose parent is outside the container. Such sessions are noted shortly before the time-out; those whose
+leader the runtime has then killed are the probe's, and what is left of them is killed. Works where the
+runtime's processes are visible in /proc and run in cgroups that name the container.
 """
 
 from __future__ import annotations
@@ -11,34 +12,50 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def sessions_running(container_id: str, command: tuple[str, ...]) -> set[tuple[int, int]]:
-    """Sessions in the container whose leader runs exactly this command: (pid, start time in ticks)."""
-    wanted = b"\0".join(part.encode() for part in command) + b"\0"
+class Session(NamedTuple):
+    """Its leader's pid and when that began, in clock ticks since boot."""
+
+    leader: int
+    start: int
+
+
+def now_ticks() -> int:
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
+
+
+def sessions_since(container_id: str, since_ticks: int) -> set[Session]:
+    """Sessions that began in the container from outside it, at `since_ticks` or later."""
     found = set()
     for pid in _pids():
         with contextlib.suppress(OSError, ValueError):
-            session, start = _session_and_start(pid)
-            if session == pid and _text(pid, "cmdline") == wanted and _is_in(pid, container_id):
-                found.add((pid, start))
+            parent, session, start = _stat(pid)
+            if (
+                session == pid
+                and start >= since_ticks
+                and _is_in(pid, container_id)
+                and not _is_in(parent, container_id)
+            ):
+                found.add(Session(pid, start))
     return found
 
 
-def kill_sessions(container_id: str, sessions: set[tuple[int, int]]) -> list[int]:
-    """SIGKILL what is left of the sessions in the container; returns the process ids."""
-    if not sessions:
-        return []
-    started = dict(sessions)
+def kill_orphaned(container_id: str, sessions: set[Session]) -> list[int]:
+    """SIGKILL what is left in the container of those sessions whose leader is gone; their process ids."""
+    orphaned = {s.leader: s.start for s in sessions if not _runs(s)}
     killed = []
-    for pid in _pids():
+    for pid in _pids() if orphaned else ():
         with contextlib.suppress(OSError, ValueError):
-            session, start = _session_and_start(pid)
-            if session in started and start >= started[session] and _is_in(pid, container_id):
+            _, session, start = _stat(pid)
+            if session in orphaned and start >= orphaned[session] and _is_in(pid, container_id):
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
     return killed
@@ -50,14 +67,18 @@ def _pids() -> Iterator[int]:
             yield int(name)
 
 
-def _text(pid: int, name: str) -> bytes:
-    return (PROC / str(pid) / name).read_bytes()
+def _stat(pid: int) -> tuple[int, int, int]:
+    """Parent, session, start time."""
+    fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    return int(fields[1]), int(fields[3]), int(fields[19])
 
 
-def _session_and_start(pid: int) -> tuple[int, int]:
-    fields = _text(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[3]), int(fields[19])
+def _runs(session: Session) -> bool:
+    try:
+        return _stat(session.leader)[2] == session.start
+    except (OSError, ValueError):
+        return False
 
 
 def _is_in(pid: int, container_id: str) -> bool:
-    return container_id.encode() in _text(pid, "cgroup")
+    return container_id.encode() in (PROC / str(pid) / "cgroup").read_bytes()

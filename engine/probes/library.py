@@ -22,7 +22,7 @@ from engine._fast._probe_state_py import (
     OUTCOME_WARNING,
 )
 from engine.api.errors import Refused, Unavailable
-from engine.probes.exec_tree import kill_sessions, sessions_running
+from engine.probes.exec_tree import Session, kill_orphaned, now_ticks, sessions_since
 from engine.probes.messages import MAX_OUTPUT, Reason, text
 from engine.probes.request import authority, http_request
 from engine.probes.spec import ProbeSpec
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 async def run_exec(runtime: RuntimeClient, container_id: str, spec: ProbeSpec) -> Outcome:
     """Exit status 0 is success. Runs in the container without its environment being extended."""
     began = time.monotonic()
-    sessions: set[tuple[int, int]] = set()
+    sessions: set[Session] = set()
     watch = asyncio.create_task(_note_sessions(container_id, spec, sessions))
     try:
         # The runtime counts whole seconds; what is shorter is cut off from here.
@@ -49,7 +49,7 @@ async def run_exec(runtime: RuntimeClient, container_id: str, spec: ProbeSpec) -
             answer = await runtime.exec_sync(container_id, list(spec.command), spec.timeout)
     except (TimeoutError, Refused) as error:
         if isinstance(error, TimeoutError) or time.monotonic() - began >= spec.timeout:
-            await asyncio.to_thread(kill_sessions, container_id, sessions)
+            await asyncio.to_thread(kill_orphaned, container_id, sessions)
             quoted = " ".join(spec.command)
             return Outcome(
                 OUTCOME_FAILURE, f'command timed out: "{quoted}" timed out after {spec.timeout:g}s'
@@ -63,10 +63,11 @@ async def run_exec(runtime: RuntimeClient, container_id: str, spec: ProbeSpec) -
     return Outcome(OUTCOME_FAILURE, output.decode(errors="replace"))
 
 
-async def _note_sessions(container_id: str, spec: ProbeSpec, sessions: set[tuple[int, int]]) -> None:
-    """Shortly before the time-out, look which sessions the command leads."""
+async def _note_sessions(container_id: str, spec: ProbeSpec, sessions: set[Session]) -> None:
+    """Shortly before the time-out, look which sessions began since now."""
+    began = now_ticks()
     await asyncio.sleep(spec.timeout * 0.8)
-    sessions |= await asyncio.to_thread(sessions_running, container_id, spec.command)
+    sessions |= await asyncio.to_thread(sessions_since, container_id, began)
 
 
 async def run_tcp(spec: ProbeSpec, host: str, port: int) -> Outcome:

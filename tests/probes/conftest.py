@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,15 +21,27 @@ from engine.probes import ProbeManager, ProbeResult
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+MORE_THREADS = 8
+"""asyncio's pool of threads may grow during a test and stays; probe loops' own threads do not."""
+
+
+def _held() -> tuple[int, int]:
+    own = Path("/proc/self")
+    return len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))
+
+
 @pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    """Descriptors and threads are as many after a test as before."""
-    before = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Descriptors and threads are as many after a test as before (gRPC keeps its own, once used)."""
+    if request.node.get_closest_marker("containerd"):
+        yield
+        return
+    before = _held()
     yield
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
-        after = len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-        if after[0] <= before[0]:
+        after = _held()
+        if after[0] <= before[0] and after[1] <= before[1] + MORE_THREADS:
             return
         time.sleep(0.02)
     raise AssertionError(f"descriptors, threads: {before} before, {after} after")
@@ -87,7 +99,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     """Wait for something; fails after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - many kinds of conditions
             await asyncio.sleep(0.01)
 
 

@@ -70,8 +70,9 @@ HEADER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
         (replying(b"HTTP/1.1 100 C\r\n\r\n" * 10), "failure", "malformed"),
     ],
     ids=[
-        "drip", "endless-body", "silent", "stuck-body", "short-body", "not-http", "bad-status", "100-KiB-header",
-        "12-MB-of-headers", "nul-in-header", "nuls", "closes", "long-location", "bad-location", "interim-flood",
+        "drip", "endless-body", "silent", "stuck-body", "short-body", "not-http", "bad-status",
+        "100-KiB-header", "12-MB-of-headers", "nul-in-header", "nuls", "closes", "long-location",
+        "bad-location", "interim-flood",
     ],
 )  # fmt: skip
 async def test_http(bench, handler, outcome, words):

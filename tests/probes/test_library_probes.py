@@ -117,7 +117,8 @@ async def main():
     manager = ProbeManager(section=ProbesSection(), recorder=EventRecorder(time.time), registry=Registry(),
                            clock=time.time, on_result=lambda result: None, jitter=lambda: 0.0)
     await manager.start()
-    pod = pod_with(liveness=http(int(sys.argv[1]), ms={"periodMilliseconds": 100, "timeoutMilliseconds": 500}))
+    times = {"periodMilliseconds": 100, "timeoutMilliseconds": 500}
+    pod = pod_with(liveness=http(int(sys.argv[1]), ms=times))
     manager.add_pod(pod)
     manager.update_pod(pod.uid, pod_ip="127.0.0.1")
     manager.update_container(pod.uid, "app", container_id="c", state="running", started_at=1)
@@ -126,7 +127,8 @@ async def main():
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while await reader.readline():
         probe = manager.describe()["probes"][0]
-        print(json.dumps([probe["outcomes"]["success"], probe["outcomes"]["failure"], probe["late"]]), flush=True)
+        outcomes = probe["outcomes"]
+        print(json.dumps([outcomes["success"], outcomes["failure"], probe["late"]]), flush=True)
     await manager.stop()
 
 asyncio.run(main())
@@ -148,7 +150,7 @@ async def test_a_starved_node_is_late_and_fails_nobody():
             return json.loads(await asyncio.wait_for(agent.stdout.readline(), 10))
 
         try:
-            while (await ask())[0] < 2:
+            while (await ask())[0] < 2:  # noqa: ASYNC110 - another process is asked
                 await asyncio.sleep(0.05)
             for _ in range(3):
                 os.kill(agent.pid, signal.SIGSTOP)

@@ -56,8 +56,9 @@ async def test_the_request_is_the_kubelets(bench):
             b"Accept: */*",
             b"X-Probe: a b",
             b"Connection: close",
+            b"",
+            b"",
         ]
-        + [b"", b""]
     )
 
 
@@ -180,7 +181,7 @@ async def test_redirects(bench):
         serving(replying(OK, requests=requests)) as there,
         serving(
             replying(
-                f"HTTP/1.1 302 F\r\nLocation: http://127.0.0.1:{there}/x\r\nContent-Length: 0\r\n\r\n".encode()
+                f"HTTP/1.1 302 F\r\nLocation: http://127.0.0.1:{there}/x\r\nContent-Length:0\r\n\r\n".encode()
             )
         ) as here,
         serving(

@@ -1,0 +1,151 @@
+"""Many containers with a one-second liveness probe on the hollow runtime, in this process's own network.
+
+`python soaking.py KIND CONTAINERS SECONDS`, inside a network namespace of its own; prints one JSON object.
+A failing liveness probe restarts the container, as the node would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import ProbesSection
+from engine.api.pod import Pod
+from engine.metrics import Registry
+from engine.probes import ProbeManager, ProbeResult
+from engine.runtime.client import RuntimeClient
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+
+PROBES = {
+    "http": {"httpGet": {"port": 8080, "path": "/healthz"}},
+    "tcp": {"tcpSocket": {"port": 8080}},
+    "grpc": {"grpc": {"port": 9090}},
+}
+IMAGE = "docker.io/library/busybox:latest"
+
+
+class Containers:
+    """What the node does for these pods: run them, tell the prober, restart on a liveness failure."""
+
+    def __init__(self, client: RuntimeClient) -> None:
+        self.client = client
+        self.manager: ProbeManager
+        self.sandboxes: dict[str, tuple[str, cri.PodSandboxConfig]] = {}
+        self.restarts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def add(self, number: int, probe: dict[str, Any]) -> None:
+        uid, address = f"uid-{number}", f"127.1.{number // 250}.{number % 250 + 1}"
+        manifest = {
+            "metadata": {"name": f"pod-{number}", "namespace": "soak", "uid": uid},
+            "spec": {
+                "containers": [
+                    {"name": "app", "image": IMAGE, "livenessProbe": {**probe, "periodSeconds": 1}}
+                ]
+            },
+        }
+        config = cri.PodSandboxConfig(
+            metadata=cri.PodSandboxMetadata(name=f"pod-{number}", uid=uid, namespace="soak"),
+            annotations={"runtime.kubengine.dev/ip": address},
+        )
+        self.sandboxes[uid] = await self.client.run_pod_sandbox(config), config
+        status = await self.client.pod_sandbox_status(self.sandboxes[uid][0])
+        self.manager.add_pod(msgspec.convert(manifest, Pod))
+        self.manager.update_pod(uid, pod_ip=status.status.network.ip, phase="Running")
+        await self.start(uid)
+
+    async def start(self, uid: str) -> None:
+        sandbox, config = self.sandboxes[uid]
+        container = await self.client.create_container(
+            sandbox,
+            cri.ContainerConfig(
+                metadata=cri.ContainerMetadata(name="app", attempt=self.restarts),
+                image=cri.ImageSpec(image=IMAGE),
+            ),
+            config,
+        )
+        await self.client.start_container(container)
+        self.manager.update_container(
+            uid, "app", container_id=container, state="running", started_at=time.time()
+        )
+
+    def on_result(self, result: ProbeResult) -> None:
+        if result.result == "failure":
+            self.restarts += 1
+            task = asyncio.ensure_future(self.restart(result))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def restart(self, result: ProbeResult) -> None:
+        await self.client.stop_container(result.container_id, 0)
+        self.manager.update_container(
+            result.pod_uid, "app", container_id=result.container_id, state="terminated"
+        )
+        await self.start(result.pod_uid)
+
+
+async def soak(kind: str, containers: int, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="ks-") as directory:
+        async with HollowRuntime(Path(directory) / "cri.sock") as runtime:
+            client = RuntimeClient(str(runtime.socket))
+            await client.pull_image(IMAGE)
+            descriptors = len(list(Path("/proc/self/fd").iterdir()))
+            node = Containers(client)
+            recorder = EventRecorder(time.time)
+            node.manager = ProbeManager(
+                section=ProbesSection(),
+                recorder=recorder,
+                registry=Registry(),
+                clock=time.time,
+                on_result=node.on_result,
+                runtime=client,
+            )
+            await node.manager.start()
+            for number in range(containers):
+                await node.add(number, PROBES[kind])
+            await asyncio.sleep(2)
+            entries, cpu = node.manager.entries, time.process_time()
+            await asyncio.sleep(seconds)
+            cpu = time.process_time() - cpu
+            described = node.manager.describe()
+            loop = described["loop"]
+            found = {
+                "restarts": node.restarts,
+                "outcomes": loop["outcomes"],
+                "least": min(sum(probe["outcomes"].values()) for probe in described["probes"]),
+                "entries": node.manager.entries - entries,
+                "late": loop["late"],
+                "cpu_seconds": cpu,
+                "events": sorted({event.message for event in recorder})[:5],
+            }
+            await node.manager.stop()
+            found["descriptors"] = len(list(Path("/proc/self/fd").iterdir())) - descriptors
+            await client.close()
+            return found
+
+
+def main() -> None:
+    kind, containers, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    server = [sys.executable, str(Path(__file__).with_name("answering.py"))]
+    with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as answering:
+        assert answering.stdout is not None
+        answering.stdout.readline()
+        found = asyncio.run(soak(kind, containers, seconds))
+        assert answering.stdin is not None
+        answering.stdin.close()
+    print(json.dumps(found))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""600 containers with a one-second liveness probe: nobody is restarted, nothing runs out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["http", "tcp", "grpc"])
+@pytest.mark.parametrize(
+    ("containers", "seconds"),
+    [pytest.param(600, 60, marks=pytest.mark.slow), (50, 3)],
+    ids=["600-for-a-minute", "50-for-3-seconds"],
+)
+def test_no_restarts(kind, containers, seconds):
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, str(HERE / "soaking.py"), kind, str(containers), str(seconds)],
+        cwd=HERE.parents[1], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True, check=False, timeout=seconds + 60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    found = json.loads(done.stdout.splitlines()[-1])
+    success, failure, warning, unknown, error = found["outcomes"]
+    assert found["restarts"] == 0, found
+    assert (failure, warning, unknown, error) == (0, 0, 0, 0), found
+    assert success >= containers * (seconds - 1)
+    assert found["least"] >= seconds - 2
+    assert found["descriptors"] == 0
+    assert found["entries"] == 0
