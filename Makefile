@@ -58,14 +58,14 @@ system-packages:
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(TEST_PACKAGES)); \
 	else echo 'not root on Debian: tests that need $(TEST_PACKAGES) may skip'; fi
 
-build: $(VENV)/.kernels $(VENV)/.installed
+build: $(VENV)/.installed $(VENV)/.kernels
 
-$(VENV)/.kernels: $(KERNELS) setup.py | $(VENV)/.python
-	$(BIN)/python setup.py -q build_ext --inplace -j 2
-	@touch $@
-
-$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.kernels
+$(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.python
 	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'
+	@touch $@ $(VENV)/.kernels
+
+$(VENV)/.kernels: $(KERNELS) setup.py | $(VENV)/.installed
+	$(BIN)/python setup.py -q build_ext --inplace
 	@touch $@
 
 $(VENV)/.python:

@@ -28,6 +28,7 @@ def extension(source: Path) -> Extension:
 
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
         [extension(source) for source in sorted(KERNELS.glob("*.pyx"))],
         compiler_directives={
