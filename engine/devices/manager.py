@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.allocation import Allocator, TopologyError, reason_of
 from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
@@ -80,6 +82,7 @@ class DeviceManager:
         self._fault = fault
         self._endpoints: dict[str, Endpoint] = {}
         self._pending: dict[str, int] = {}
+        self._slimmed: set[str] = set()
         self._news = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
         self.numa = numa or Numa.of_machine()
@@ -278,6 +281,7 @@ class DeviceManager:
                 await endpoint.pre_start(sorted(entry.devices))
         if lost and any(active.uid == pod.uid for active in self._active_pods()):
             self.collect()
+            self._slimmed.discard(pod.uid)
             try:
                 await self._allocator.container(pod, container)
             except (SelectionError, TopologyError) as error:
@@ -290,18 +294,27 @@ class DeviceManager:
 
     def pod_removed(self, pod_uid: str) -> None:
         """The pod is over: its devices are free."""
+        self._slimmed.discard(pod_uid)
         if self.state.forget(pod_uid):
             self._file.changed()
 
-    def app_containers_started(self, pod: Pod) -> None:
-        """With `release_init_surplus`: devices that only ordinary init containers used are free now."""
-        if not self._section.release_init_surplus:
-            return
-        for container in pod.init_containers:
-            if not container.is_sidecar:
-                for entry in self.state.entries_of(pod.uid, container.name):
-                    self.state.unassign(entry)
-                    self._file.changed()
+    def app_containers_started(self, pod: Pod) -> Pod | None:
+        """With `release_init_surplus`: devices that only ordinary init containers used are free now.
+
+        Once per pod it returns the pod as admission of others should count it from now on: without the
+        devices of its ordinary init containers. None if nothing is released.
+        """
+        if not self._section.release_init_surplus or pod.uid in self._slimmed:
+            return None
+        ordinary = [container for container in pod.init_containers if not container.is_sidecar]
+        if not any(self.state.needs(container) for container in ordinary):
+            return None
+        self._slimmed.add(pod.uid)
+        for container in ordinary:
+            for entry in self.state.entries_of(pod.uid, container.name):
+                self.state.unassign(entry)
+                self._file.changed()
+        return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
 
     def collect(self) -> None:
         """Free the devices of pods that are neither active nor being admitted, once all pods are known."""
@@ -359,3 +372,18 @@ def _container(pod: Pod, name: str) -> Container:
         if container.name == name:
             return container
     raise InvalidInput(f"no container {name!r}", subject=pod.full_name)
+
+
+def _without_devices(pod: Pod, needs: Mapping[str, Mapping[str, int]]) -> Pod:
+    """A copy of the pod whose init containers do not ask for the devices in `needs`."""
+
+    def slim(container: Container) -> Container:
+        dropped = needs.get(container.name, {})
+        kept = ResourceRequirements(
+            requests={name: amount for name, amount in container.requests.items() if name not in dropped},
+            limits={name: amount for name, amount in container.limits.items() if name not in dropped},
+        )
+        return msgspec.structs.replace(container, resources=kept) if dropped else container
+
+    init = [slim(container) for container in pod.init_containers]
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, init_containers=init))

@@ -10,6 +10,7 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
+from engine.api.resources import pod_requests
 from engine.devices.endpoint import Deadlines
 from engine.devices.topology import Numa
 from engine.testing.device_plugin import Fault
@@ -337,7 +338,10 @@ async def test_released_init_surplus_serves_others(agent):
     pod = agent.make_pod("a", agent.container("app", gpu=1), init=[agent.container("prepare", gpu=3)])
     await agent.admit(pod)
     assert agent.manager.state.allocated() == {GPU: 3}
-    agent.manager.app_containers_started(pod)
+    counted = agent.manager.app_containers_started(pod)
+    assert counted is not None
+    assert {name: amount.value for name, amount in pod_requests(counted).items()} == {GPU: 1}
+    assert agent.manager.app_containers_started(pod) is None
     assert agent.manager.state.allocated() == {GPU: 1}
     assert agent.devices(pod) == ["gpu-0"]
     await agent.manager.allocate(pod)
