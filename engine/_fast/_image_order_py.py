@@ -8,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+LARGEST = 2**63 - 1
+"""Sums and targets end here."""
+
+
 def order_and_cut(
     primary: NDArray[np.float64],
     secondary: NDArray[np.float64],
@@ -25,8 +29,8 @@ def order_and_cut(
     freed = 0
     for row in rows:
         chosen.append(row)
-        freed = min(freed + int(size[row]), 2**63 - 1)
-        if freed >= target:
+        freed = min(freed + int(size[row]), LARGEST)
+        if freed >= min(target, LARGEST):
             break
     return np.array(chosen, np.int64), freed
 

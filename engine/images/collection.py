@@ -140,7 +140,7 @@ class Collection:
         errors: list[str] = []
         before = self.report.available if self.policy.accounting == MEASURED else None
         async for row in self._candidates(wanted, every=before is not None):
-            error = await self._remove(row, SPACE, "")
+            error = await self._remove(row, SPACE, "for space")
             if error:
                 errors.append(error)
                 continue
@@ -164,7 +164,7 @@ class Collection:
         """Image sizes say nothing of inodes: the file system is asked after each removal."""
         errors: list[str] = []
         async for row in self._candidates(selection.EVERYTHING):
-            error = await self._remove(row, SPACE, "inodes")
+            error = await self._remove(row, SPACE, "for inodes")
             if error:
                 errors.append(error)
                 continue
@@ -191,7 +191,7 @@ class Collection:
             for row in rows.tolist():
                 yield row
 
-    async def _remove(self, row: int, reason: str, why: str) -> str:
+    async def _remove(self, row: int, cause: str, why: str) -> str:
         """Remove one image, or in a dry run say so. Returns the error, if any."""
         image = self.records.image(row)
         key = self.records.key_of(image)
@@ -202,14 +202,14 @@ class Collection:
             return ""
         self.report.attempted.append(key)
         if self.report.dry_run:
-            self._judge(row, WOULD_REMOVE, why or reason, freed=image.size)
+            self._judge(row, WOULD_REMOVE, why, image.size, cause)
             return ""
         try:
             await self.store.remove(image)
         except KubengineError as error:
-            self._judge(row, FAILED, error.message)
+            self._judge(row, FAILED, error.message, cause=cause)
             return error.message
-        self._judge(row, REMOVED, why or reason, freed=image.size)
+        self._judge(row, REMOVED, why, image.size, cause)
         self.report.removed.append(key)
         self.records.forget(key)
         return ""
@@ -220,10 +220,10 @@ class Collection:
         except (KubengineError, OSError):
             return None
 
-    def _judge(self, row: int, verdict: str, reason: str, freed: int = 0) -> None:
+    def _judge(self, row: int, verdict: str, reason: str, freed: int = 0, cause: str = "") -> None:
         image = self.records.image(row)
         key = self.records.key_of(image)
-        self._verdicts[row] = ImageVerdict(key, image.names, image.size, verdict, reason, freed)
+        self._verdicts[row] = ImageVerdict(key, image.names, image.size, verdict, reason, freed, cause)
 
     def _conclude(self) -> None:
         columns, now = self.records.table.columns, self.report.at

@@ -24,7 +24,7 @@ from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time
 from engine.images.lease import ImageLeases, normalized
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
-from engine.images.report import AGE, FAILED, REMOVED, SPACE, ImageGCFailure, ImageGCReport
+from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
 from engine.runtime.client import RuntimeClient
@@ -62,7 +62,8 @@ class ImageManager:
     ) -> None:
         self.section = section or ImagesSection()
         self.policy = ImageGCPolicy.from_config(config, self.section)
-        self.records = ImageRecords(by_handler=config.gate("RuntimeClassInImageCriApi", False))
+        self._by_handler = config.gate("RuntimeClassInImageCriApi", False)
+        self.records = ImageRecords(by_handler=self._by_handler)
         self.last_report: ImageGCReport | None = None
         self._runtime, self._recorder, self._active_pods = runtime, recorder, active_pods
         self._now = SteadyClock(clock, monotonic)
@@ -74,7 +75,8 @@ class ImageManager:
         self._leases = ImageLeases()
         self._sandbox_image = self.section.sandbox_image
         self._volume_images: dict[str, frozenset[str]] = {}
-        self._users: dict[str, list[str]] = {}
+        self._containers: Sequence[cri.Container] = ()
+        self._last_seen: dict[tuple[str, str], SeenImage] = {}
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
         self._running = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -135,7 +137,7 @@ class ImageManager:
 
     def describe(self, **_query: str) -> dict[str, Any]:
         """The policy, and per image its times (Unix seconds, null = never used), users and protection."""
-        now, columns = self._now(), self.records.table.columns
+        now, columns, users = self._now(), self.records.table.columns, self._users()
         images = []
         for key in list(self.records.keys()):
             row = self.records.row(key)
@@ -149,7 +151,7 @@ class ImageManager:
                     "size": int(columns.size[row]),
                     "firstDetected": float(columns.first_detected[row]),
                     "lastUsed": None if used == NEVER else used,
-                    "inUseBy": self._users.get(key, []),
+                    "inUseBy": users.get(key, []),
                     "protected": self._why_protected(image)
                     or selection.why_kept(columns, row, self.policy, now),
                 }
@@ -199,7 +201,7 @@ class ImageManager:
             finally:
                 for verdict in report.images:
                     if verdict.verdict == REMOVED:
-                        self._collected.inc(AGE if verdict.reason.startswith("unused for") else SPACE)
+                        self._collected.inc(verdict.cause)
                 if report.removed:
                     self._listed = (float("-inf"), [])
             for verdict in report.images:
@@ -236,30 +238,44 @@ class ImageManager:
             await self._find_sandbox_image()
         except KubengineError as error:
             raise ImageGCFailure("get_pods", str(error)) from error
-        images = [
-            SeenImage(
-                image.id,
-                image.size,
-                image.pinned,
-                image.spec.runtime_handler,
-                (*image.repo_tags, *image.repo_digests),
-            )
-            for image in listed
-        ]
-        used: dict[str, list[str]] = {}
-        for container in containers:
-            key = self.records.used_key(
-                container.image_id or container.image_ref, container.image.runtime_handler
-            )
+        self._containers = containers
+        if len(self._last_seen) > 2 * len(listed):
+            self._last_seen.clear()
+        self.records.detect(list(map(self._seen, listed)), self._used_keys(containers), now)
+
+    def _seen(self, image: cri.Image) -> SeenImage:
+        """The same object as last time if nothing about the image has changed."""
+        names = (*image.repo_tags, *image.repo_digests)
+        handler = image.spec.runtime_handler
+        known = self._last_seen.get((image.id, handler))
+        if known is None or known.names != names or known.size != image.size or known.pinned != image.pinned:
+            known = SeenImage(image.id, image.size, image.pinned, handler, names)
+            self._last_seen[known.id, handler] = known
+        return known
+
+    def _used_keys(self, containers: Sequence[cri.Container]) -> list[str]:
+        keys = [self._key_used_by(container) for container in containers]
+        for mounted in self._volume_images.values():
+            keys.extend(mounted)
+        return keys
+
+    def _key_used_by(self, container: cri.Container) -> str:
+        image = container.image_id or container.image_ref
+        return self.records.used_key(image, container.image.runtime_handler) if self._by_handler else image
+
+    def _users(self) -> dict[str, list[str]]:
+        """`namespace/pod:container` by image key, as of the last detection."""
+        users: dict[str, list[str]] = {}
+        for container in self._containers:
             labels = container.labels
-            used.setdefault(key, []).append(
+            name = (
                 f"{labels.get('io.kubernetes.pod.namespace', '')}/{labels.get('io.kubernetes.pod.name', '')}"
                 f":{container.metadata.name}"
             )
+            users.setdefault(self._key_used_by(container), []).append(name)
             for mounted in self._volume_images.get(container.id, ()):
-                used.setdefault(mounted, []).append(f"image volume of {container.metadata.name}")
-        self._users = used
-        self.records.detect(images, used, now)
+                users.setdefault(mounted, []).append(f"{name} (image volume)")
+        return users
 
     async def _look_at_image_volumes(self, containers: Sequence[cri.Container]) -> None:
         """Mounted images count as used. A container's mounts don't change: each is asked once."""
@@ -268,6 +284,9 @@ class ImageManager:
             for pod in self._active_pods()
             if any(volume.image is not None for volume in pod.spec.volumes or ())
         }
+        if not self._image_volumes and not with_volumes:
+            self._volume_images = {}
+            return
         known = self._volume_images
         self._volume_images = {c.id: known[c.id] for c in containers if c.id in known}
         for container in containers:

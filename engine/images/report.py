@@ -16,7 +16,8 @@ SPACE: Final = "space"
 
 @dataclass(slots=True)
 class ImageVerdict:
-    """One image: `verdict` is removed, would-remove, failed or kept; `freed` what its removal gave."""
+    """One image: `verdict` is removed, would-remove, failed or kept; `cause` age or space if a pass chose
+    it; `freed` what its removal gave, in bytes."""
 
     key: str
     names: tuple[str, ...]
@@ -24,6 +25,7 @@ class ImageVerdict:
     verdict: str
     reason: str
     freed: int = 0
+    cause: str = ""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class ImageGCReport:
         return asdict(self)
 
 
-class ImageGCFailure(Exception):  # noqa: N818 - the kubelet's word
+class ImageGCFailure(Exception):
     """Ends a run; the message is the kubelet's, `kind` as in the report."""
 
     def __init__(self, kind: str, message: str) -> None:

@@ -40,7 +40,7 @@ def columns(draw):
     )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(columns(), st.integers(-(2**63), 2**64))
 def test_kernel_and_twin_agree(given_columns, target):
     rows, freed = _image_order_c.order_and_cut(*given_columns, target)
