@@ -103,10 +103,10 @@ def test_level_update_after_one_pod_without_a_write(benchmark, manager, count):
     one = Contribution("BestEffort")
 
     def change() -> None:
-        manager.sums.put("new", one)
-        manager._write_levels()
-        manager.sums.drop("new")
-        manager._write_levels()
+        manager.levels.sums.put("new", one)
+        manager.levels.write()
+        manager.levels.sums.drop("new")
+        manager.levels.write()
 
     benchmark(change)
 
@@ -118,8 +118,8 @@ def test_level_update_after_one_pod_with_its_write(benchmark, manager):
 
     def change() -> None:
         for contribution in contributions:
-            manager.sums.put("new", contribution)
-            manager._write_levels()
+            manager.levels.sums.put("new", contribution)
+            manager.levels.write()
 
     before = manager.tree.writes
     change()

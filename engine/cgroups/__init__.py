@@ -2,9 +2,11 @@
 
 Deciding files are pure: `conversion` (kernel units), `names`, `values` (pods), `containers`, `levels`
 (QoS classes), `allocatable` (the node), `settings` (the configuration, resolved), `files` (values as
-v1 or v2 files). Acting files: `mounts` (which hierarchies there are), `group` (one cgroup's directories
-and files), `tree` (making, writing, removing), and the façade `manager`, with `disabled` in its place
-where there are no cgroups. May import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs only.
+v1 or v2 files), `resize`, `plan`, `bulk` (whole clusters, over columns), `checks` (faults). Acting files:
+`mounts` (which hierarchies there are), `group` (one cgroup's directories and files), `tree` (making,
+writing, removing), `systemd` (slices over D-Bus), `level_keeper`, `inspection`, and the façade `manager`,
+with `disabled` in its place where there are no cgroups. May import `api`, `tables`, `_fast`, `metrics`;
+touches cgroupfs, /proc and systemd's bus only.
 """
 
 from engine.cgroups.containers import ContainerResources

@@ -31,7 +31,7 @@ def snapshot(manager: CgroupManager, *, containers: bool = True) -> list[dict[st
     rows = [_row(manager, level_name(root, level), level) for level in LEVELS]
     for uid, (pod, name) in manager.pods.items():
         row = _row(manager, name, LEVELS[0], uid)
-        contribution = manager.sums.pods.get(uid)
+        contribution = manager.levels.sums.pods.get(uid)
         row["qosClass"] = contribution.qos_class if contribution else ""
         row["pod"] = pod.full_name
         if containers:

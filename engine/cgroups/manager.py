@@ -20,7 +20,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Container, Pod, ResourceList
-from engine.api.qos import GUARANTEED, qos_class
+from engine.api.qos import qos_class
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY
 from engine.cgroups import inspection
@@ -28,8 +28,9 @@ from engine.cgroups.allocatable import PID, reserved_values
 from engine.cgroups.checks import Finding
 from engine.cgroups.containers import ContainerResources, container_resources
 from engine.cgroups.conversion import DEFAULT_PERIOD_US, WeightFormula, milli_cpu_to_quota
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE, FileRules
-from engine.cgroups.levels import LEVELS, Contribution, LevelSums, raised_to_usage
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, FileRules
+from engine.cgroups.level_keeper import LevelKeeper
+from engine.cgroups.levels import LEVELS, Contribution, LevelSums
 from engine.cgroups.machine import huge_page_sizes, swap_capacity
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
@@ -108,18 +109,12 @@ class CgroupManager:
 
             slices = SystemdSlices.connect()
         self.tree = CgroupTree(self.mounts, files, driver=self.settings.driver, slices=slices)
-        self._root_values = self._with_ceiling(
-            self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
-        )
-        self._level_rules = self.settings.levels
-        self._level_names = {level: level_name(self.settings.root, level) for level in LEVELS}
-        self.sums = LevelSums()
+        root_values = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
+        self.levels = LevelKeeper(self.tree, self.settings, self._with_ceiling(root_values))
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
         self._clock = clock
         self.pods: dict[str, tuple[Pod, CgroupName]] = {}
-        self._levels: dict[str, GroupValues] = {}
-        self._lowered: dict[str, int] = {}
         self._sample = 0
         registry = registry or Registry()
         self._durations = registry.histogram(
@@ -154,11 +149,9 @@ class CgroupManager:
                 subject="node allocatable",
             )
         self._check_controllers()
-        cpuset = self._inherited_cpuset()
-        self._level_rules = replace(self._level_rules, cpuset=cpuset)
-        self._root_values = replace(self._root_values, cpuset=cpuset)
+        self.levels.use_cpuset(self._inherited_cpuset())
         for level in LEVELS:
-            name = self._level_names[level]
+            name = self.levels.names[level]
             self.tree.group(name).delegates = True
             with self._timed("create"):
                 self.tree.make(name)
@@ -177,7 +170,7 @@ class CgroupManager:
         """
         name = self._pod_name(pod)
         self.pods[pod.uid] = (pod, name)
-        self.sums.put(pod.uid, Contribution.of(pod))
+        self.levels.sums.put(pod.uid, Contribution.of(pod))
         self._write_levels()
         self.tree.group(name).delegates = True
         with self._timed("create"):
@@ -227,9 +220,9 @@ class CgroupManager:
         use is refused before anything would be killed. Raises `Refused` at the first step that cannot
         be done; calling again goes on from there. Containers that restart for it are not updated.
         """
-        before, after = self.sums.pods.get(new.uid), Contribution.of(new)
+        before, after = self.levels.sums.pods.get(new.uid), Contribution.of(new)
         if before is not None and after.cpu_milli > before.cpu_milli:
-            self.sums.put(new.uid, after)
+            self.levels.sums.put(new.uid, after)
             self._write_levels()
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
             if isinstance(step, PodStep):
@@ -245,7 +238,7 @@ class CgroupManager:
                 )
             await update_container(step.container, step.resources)
         if before is not None:
-            self.sums.put(new.uid, after)
+            self.levels.sums.put(new.uid, after)
             self._write_levels()
         if new.uid in self.pods:
             self.pods[new.uid] = (new, self.pods[new.uid][1])
@@ -292,7 +285,7 @@ class CgroupManager:
     def finish_pod(self, uid: str) -> None:
         """The pod has ended: its requests no longer count for its level. Its group stays until
         `remove_pod`."""
-        self.sums.drop(uid)
+        self.levels.sums.drop(uid)
         self._write_levels()
 
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
@@ -301,7 +294,7 @@ class CgroupManager:
         Processes left in it are killed first (`kill`). It is tried again for `wait` seconds, then
         `Refused` (EBUSY) is raised; call again later. A pod without a group is fine.
         """
-        self.sums.drop(uid)
+        self.levels.sums.drop(uid)
         known = self.pods.get(uid)
         names = [known[1]] if known is not None else [g.name for g in self.pod_groups() if g.uid == uid]
         for found in names:
@@ -345,9 +338,9 @@ class CgroupManager:
 
     def update_qos(self, active_pods: Sequence[Pod]) -> int:
         """Set the sums from all active pods anew, and write what differs; the count of files."""
-        self.sums = LevelSums()
+        self.levels.sums = LevelSums()
         for pod in active_pods:
-            self.sums.put(pod.uid, Contribution.of(pod))
+            self.levels.sums.put(pod.uid, Contribution.of(pod))
         return self._write_levels()
 
     def reconcile(self, pods: Iterable[Pod] = ()) -> int:
@@ -359,10 +352,10 @@ class CgroupManager:
         before = self.tree.writes
         pods = list(pods)
         if pods:
-            self.sums = LevelSums()
+            self.levels.sums = LevelSums()
             for pod in pods:
-                self.sums.put(pod.uid, Contribution.of(pod))
-        for name in (self._level_names[level] for level in LEVELS):
+                self.levels.sums.put(pod.uid, Contribution.of(pod))
+        for name in (self.levels.names[level] for level in LEVELS):
             self._drift.inc(by=len(self.tree.verify(name)))
         self._write_levels(everything=True)
         uids = list(self.pods)
@@ -397,14 +390,6 @@ class CgroupManager:
             except Refused:
                 break
 
-    def level_values(self) -> dict[str, GroupValues]:
-        """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
-        levels = self.sums.values(self._level_rules)
-        protection = levels[GUARANTEED].unified
-        root = self._root_values
-        levels[GUARANTEED] = replace(root, unified=protection) if protection else root
-        return levels
-
     def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
         """Every group with each file's wanted and actual text: the root, the levels, then pods."""
         return inspection.snapshot(self, containers=containers)
@@ -433,11 +418,9 @@ class CgroupManager:
         for pod in pods:
             name = self._pod_name(pod)
             self.pods[pod.uid] = (pod, name)
-            self.sums.put(pod.uid, Contribution.of(pod))
+            self.levels.sums.put(pod.uid, Contribution.of(pod))
             self.tree.group(name).wanted = self.pod_files(pod)
-        for level, values in self.level_values().items():
-            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
-            self.tree.group(self._level_names[level]).wanted = files
+        self.levels.want()
 
     def use_formula(self, formula: WeightFormula) -> None:
         """Give weights by another formula from now on, and every group its new weight."""
@@ -445,13 +428,11 @@ class CgroupManager:
         self.tree.rules = replace(self.tree.rules, formula=formula)
         for pod, name in self.pods.values():
             self.tree.group(name).wanted.update(self.pod_files(pod))
-        for level, values in self.level_values().items():
-            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
-            self.tree.group(self._level_names[level]).wanted.update(files)
+        self.levels.want()
 
     def write_all(self) -> int:
         """Write what differs, everywhere; the count of files. Raises `Refused` at the first refusal."""
-        levels = [self._level_names[level] for level in LEVELS]
+        levels = [self.levels.names[level] for level in LEVELS]
         names = [*levels, *(name for _, name in self.pods.values())]
         return sum(self.tree.write(name, self.tree.group(name).wanted) for name in names)
 
@@ -500,59 +481,8 @@ class CgroupManager:
         self.lacking = tuple(controller for controller in WANTED if controller not in offered)
 
     def _write_levels(self, *, everything: bool = False) -> int:
-        """Write what differs at the root and the levels; limits below usage wait at the usage."""
-        levels = self.level_values()
-        changed = [
-            level
-            for level in LEVELS
-            if everything or level in self._lowered or levels[level] != self._levels.get(level)
-        ]
-        if not changed:
-            return 0
-        wanted = self._above_usage({level: levels[level] for level in changed})
-        before = self.tree.writes
         with self._timed("update"):
-            try:
-                self._put_levels(wanted)
-            except Refused as error:
-                if error.errno not in (errno.EBUSY, errno.EINVAL):
-                    raise
-                self._put_levels(raised_to_usage(levels, self._usage(LEVELS)))
-        self._levels = levels
-        return self.tree.writes - before
-
-    def _put_levels(self, levels: Mapping[str, GroupValues]) -> None:
-        for level, values in levels.items():
-            files = self.tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
-            self.tree.write(self._level_names[level], files)
-
-    def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
-        """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
-        usage, rounded up to a page, and comes down as the usage does."""
-        file = MEMORY_LIMIT[self.mounts.version]
-        lowered: dict[str, int] = {}
-        changing: list[str] = []
-        for level, values in levels.items():
-            if values.memory is None:
-                continue
-            group = self.tree.group(self._level_names[level])
-            known = group.directory(file).known.get(file)
-            if known != self.tree.rules.files(values)[file] or level in self._lowered:
-                changing.append(level)
-        for level, usage in self._usage(changing).items():
-            limit = levels[level].memory
-            if limit is not None and usage > limit:
-                lowered[level] = limit
-                levels = levels | {level: replace(levels[level], memory=-(-usage // PAGE) * PAGE)}
-        self._lowered = lowered
-        return levels
-
-    def _usage(self, levels: Iterable[str]) -> dict[str, int]:
-        usage: dict[str, int] = {}
-        for level in levels:
-            text = self.tree.read(self._level_names[level], MEMORY_USAGE[self.mounts.version])
-            usage[level] = int(text) if text and text.isdigit() else 0
-        return usage
+            return self.levels.write(everything=everything)
 
     def _enforce(
         self, name: CgroupName, kind: str, resources: Mapping[str, Quantity], compressible_only: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cgroup_scenes
@@ -17,18 +18,18 @@ Scene = Callable[..., Any]
 GI = 1 << 30
 
 
-def on_this_machine(scene: str, root: str, **arguments: Any) -> Any:
-    return getattr(cgroup_scenes, scene)(root, **arguments)
+def on_this_machine(scene: str, root: str, scenes: ModuleType = cgroup_scenes, **arguments: Any) -> Any:
+    return getattr(scenes, scene)(root, **arguments)
 
 
-def in_uml(scene: str, root: str, **arguments: Any) -> Any:
+def in_uml(scene: str, root: str, scenes: ModuleType = cgroup_scenes, **arguments: Any) -> Any:
     return run_in_uml(
         f"""
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import engine.cgroups.mounts as mounts
         mounts.DEFAULT_ROOT = CGROUPS
-        import cgroup_scenes
-        report(cgroup_scenes.{scene}({root!r}, **{arguments!r}))
+        import {scenes.__name__} as scenes
+        report(scenes.{scene}({root!r}, **{arguments!r}))
         """
     )
 

@@ -68,7 +68,7 @@ def container_id(bench: Bench, name: str, index: int = 0) -> str:
 
 async def test_the_worked_example_on_real_containers(bench: Bench):
     await bench.start()
-    one, two = amounts("1", "1Gi"), amounts("2", "2Gi")
+    one, two = amounts("500m", "1Gi"), amounts("1", "2Gi")  # halved: two CPUs are enough to admit them
     bench.write("g", {"containers": [container("a", requests=one, limits=one)]})
     bench.write(
         "b",
@@ -81,12 +81,12 @@ async def test_the_worked_example_on_real_containers(bench: Bench):
     best_effort = f"pod{bench.pod('e').uid}"
     first, second = container_id(bench, "b", 0), container_id(bench, "b", 1)
     shares = {
-        (guaranteed,): 1024,
-        (guaranteed, container_id(bench, "g")): 1024,
-        ("burstable",): 2048,
-        ("burstable", burstable): 2048,
-        ("burstable", burstable, first): 1024,
-        ("burstable", burstable, second): 1024,
+        (guaranteed,): 512,
+        (guaranteed, container_id(bench, "g")): 512,
+        ("burstable",): 1024,
+        ("burstable", burstable): 1024,
+        ("burstable", burstable, first): 512,
+        ("burstable", burstable, second): 512,
         ("besteffort",): 2,
         ("besteffort", best_effort, container_id(bench, "e")): 2,
     }

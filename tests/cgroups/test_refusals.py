@@ -8,6 +8,7 @@ from pathlib import Path
 
 import cgroup_scenes
 import pytest
+import refusal_scenes
 from cgroup_scenes import guaranteed, managed
 from test_kernels import in_uml, on_this_machine
 
@@ -32,7 +33,7 @@ SHARED = {
     ],
 )
 def test_refusals_that_both_versions_share(play, private_root):
-    seen = play("refused_then_repaired", private_root)
+    seen = play("refused_then_repaired", private_root, refusal_scenes)
     for case, (code, path, words) in SHARED.items():
         assert seen[case].get("errno") == code, (case, seen[case])
         assert path in seen[case]["subject"], case
@@ -45,7 +46,7 @@ def test_refusals_that_both_versions_share(play, private_root):
 @pytest.mark.root
 @pytest.mark.skipif(find_mounts().version != 1, reason="needs cgroup v1 hierarchies")
 def test_refusals_of_v1(private_root):
-    seen = on_this_machine("v1_refusals", private_root)
+    seen = on_this_machine("v1_refusals", private_root, refusal_scenes)
     assert seen["below usage"]["errno"] == errno.EBUSY
     assert seen["below usage"]["subject"].endswith("/podg/memory.limit_in_bytes")
     assert "memory in use is above the value" in seen["below usage"]["message"]
@@ -57,7 +58,7 @@ def test_refusals_of_v1(private_root):
 @pytest.mark.uml
 @pytest.mark.slow
 def test_refusals_of_v2(private_root):
-    seen = in_uml("v2_refusals", private_root)
+    seen = in_uml("v2_refusals", private_root, refusal_scenes)
     expected = {
         "processes inside": (errno.EBUSY, "cgroup.subtree_control", "holds processes of its own"),
         "threaded": (None, "", "threaded"),

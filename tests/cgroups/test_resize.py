@@ -280,4 +280,4 @@ async def test_the_level_follows_a_resize(private_root):
         level = (*manager.settings.root, "burstable")
         share = "cpu.shares" if manager.mounts.version == 1 else "cpu.weight"
         assert manager.tree.read(level, share) == manager.tree.group(level).wanted[share]
-        assert manager.level_values()["Burstable"].cpu_shares == 2560
+        assert manager.levels.values()["Burstable"].cpu_shares == 2560

@@ -1,0 +1,110 @@
+"""Keeping the root of all pods and the QoS levels at what their pods ask for."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from engine.api.errors import Refused
+from engine.api.qos import GUARANTEED
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
+from engine.cgroups.levels import LEVELS, LevelSums, raised_to_usage
+from engine.cgroups.names import CgroupName, level_name
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.tree import CgroupTree
+from engine.cgroups.values import GroupValues
+
+
+class LevelKeeper:
+    """The three level groups. `sums` are of the pods that count now; `write` makes the kernel's files
+    follow them, touching only the levels that changed."""
+
+    def __init__(self, tree: CgroupTree, settings: CgroupSettings, root_values: GroupValues) -> None:
+        self.sums = LevelSums()
+        self.names: dict[str, CgroupName] = {level: level_name(settings.root, level) for level in LEVELS}
+        self._tree = tree
+        self._version = tree.mounts.version
+        self._rules = settings.levels
+        self._root_values = root_values
+        self._written: dict[str, GroupValues] = {}
+        self._raised: set[str] = set()
+
+    def use_cpuset(self, cpuset: str | None) -> None:
+        """The CPUs that all levels are given from now on."""
+        self._rules = replace(self._rules, cpuset=cpuset)
+        self._root_values = replace(self._root_values, cpuset=cpuset)
+
+    def values(self) -> dict[str, GroupValues]:
+        """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
+        levels = self.sums.values(self._rules)
+        protection = levels[GUARANTEED].unified
+        root = self._root_values
+        levels[GUARANTEED] = replace(root, unified=protection) if protection else root
+        return levels
+
+    def files(self, level: str, values: GroupValues) -> dict[str, str]:
+        """File → text of one level's values."""
+        return self._tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
+
+    def want(self) -> None:
+        """Note what every level should have, writing nothing."""
+        for level, values in self.values().items():
+            self._tree.group(self.names[level]).wanted.update(self.files(level, values))
+
+    def write(self, *, everything: bool = False) -> int:
+        """Write what differs; the count of files. A memory limit below what is in use waits at that.
+
+        With `everything`, levels that no pod changed are compared too. Raises `Refused`.
+        """
+        levels = self.values()
+        changed = [
+            level
+            for level in LEVELS
+            if everything or level in self._raised or levels[level] != self._written.get(level)
+        ]
+        if not changed:
+            return 0
+        before = self._tree.writes
+        try:
+            self._put(self._above_usage({level: levels[level] for level in changed}))
+        except Refused as error:
+            if error.errno not in (errno.EBUSY, errno.EINVAL):
+                raise
+            self._put(raised_to_usage(levels, self._usage(LEVELS)))
+        self._written = levels
+        return self._tree.writes - before
+
+    def _put(self, levels: Mapping[str, GroupValues]) -> None:
+        for level, values in levels.items():
+            self._tree.write(self.names[level], self.files(level, values))
+
+    def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
+        """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
+        usage, rounded up to a page, and comes down as the usage does."""
+        file = MEMORY_LIMIT[self._version]
+        changing = [
+            level
+            for level, values in levels.items()
+            if values.memory is not None
+            and (
+                level in self._raised
+                or self._tree.group(self.names[level]).directory(file).known.get(file)
+                != self.files(level, values)[file]
+            )
+        ]
+        self._raised = set()
+        for level, usage in self._usage(changing).items():
+            limit = levels[level].memory
+            if limit is not None and usage > limit:
+                self._raised.add(level)
+                levels = levels | {level: replace(levels[level], memory=-(-usage // PAGE) * PAGE)}
+        return levels
+
+    def _usage(self, levels: Iterable[str]) -> dict[str, int]:
+        """Memory in use, in bytes; 0 where it cannot be read."""
+        usage: dict[str, int] = {}
+        for level in levels:
+            text = self._tree.read(self.names[level], MEMORY_USAGE[self._version])
+            usage[level] = int(text) if text and text.isdigit() else 0
+        return usage
