@@ -4,5 +4,6 @@ Pure files decide (`inventory`, `selection`, `topology`, `topology_search`, `sta
 `run_options`); the others act: `registration`, `plugin_watcher`, `endpoint`, `checkpoint_file`,
 `pod_resources`, and `manager`, which puts them together. May touch gRPC sockets, the device plugin,
 plugin registry and pod-resources directories, `engine.api`, `engine._fast`, `engine.metrics` and
-`engine.wire`.
+`engine.wire`. Nothing is re-exported: the planner reads the pure files without loading gRPC, and nodes
+import `engine.devices.manager`.
 """

@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.devices.checkpoint import Checkpoint, CheckpointError, Entry, decode, encode
@@ -32,6 +32,7 @@ checkpoints = st.builds(
 
 
 @given(checkpoints)
+@settings(deadline=None)
 def test_what_is_written_is_read(checkpoint):
     assert decode(encode(checkpoint)) == checkpoint
 

@@ -37,6 +37,7 @@ def test_the_compiled_kernels_are_in_use():
 
 
 @given(st.lists(st.tuples(words, words), max_size=5), st.integers(-1, 400))
+@settings(deadline=None)
 def test_bitsets(pairs, n):
     a = np.array([x for x, _ in pairs], np.uint64)
     b = np.array([y for _, y in pairs], np.uint64)
@@ -55,6 +56,7 @@ def test_bitsets_of_different_lengths_are_refused(kernels, name):
 
 
 @given(st.binary(max_size=300))
+@settings(deadline=None)
 def test_checksum(data):
     assert _device_checksum_c.fnv1a(data) == _device_checksum_py.fnv1a(data)
 
@@ -119,6 +121,7 @@ def device_counts(draw, nodes, single=False):
 
 
 @given(st.integers(1, 4).flatmap(lambda nodes: st.tuples(st.just(nodes), device_counts(nodes))))
+@settings(deadline=None)
 def test_generate(case):
     nodes, counts = case
     columns = (
@@ -241,7 +244,7 @@ def test_reading_messages(known, several):
 
 
 @given(st.binary(max_size=64))
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_reading_noise(noise):
     assert reading(_device_list_c.DeviceIndex(["a"]), noise) == reading(
         _device_list_py.DeviceIndex(["a"]), noise
