@@ -119,7 +119,7 @@ class _Table:
         rule = self.rules[name]
         texts = self.texts(name)
         known: dict[str, str] = {}
-        for text in set(texts):
+        for text in dict.fromkeys(texts):
             if text:
                 written = text.removesuffix(".0") + rule.unit
                 try:

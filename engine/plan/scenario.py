@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Range(msgspec.Struct, forbid_unknown_fields=True, rename={"from_": "from"}
     step: Annotated[float, Meta(description="distance between values", gt=0)]
 
     def values(self) -> list[int | float]:
-        count = int((self.to - self.from_) / self.step + 1e-9) + 1
+        count = math.floor((self.to - self.from_) / self.step + 1e-9) + 1
         numbers = [self.from_ + index * self.step for index in range(max(count, 0))]
         return [int(number) if number == int(number) else number for number in numbers]
 

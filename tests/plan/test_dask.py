@@ -1,0 +1,75 @@
+"""Node shards on a Dask cluster of several worker processes: the same answer, also when one is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+
+from engine.api.errors import Unavailable
+from engine.plan import on_dask
+from engine.plan.questions.evict import EvictParameters
+from engine.plan.questions.preempt import PreemptParameters
+from engine.plan.run import Cluster, ask
+
+distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'kubengine[plan]'")
+
+ASKED = PreemptParameters(critical=True, requests={"cpu": 2, "memory": "2Gi"})
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with distributed.LocalCluster(
+            n_workers=3,
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            local_directory=str(tmp_path_factory.mktemp("dask")),
+            silence_logs=50,
+        ) as cluster:
+            yield cluster
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"), [("preempt", ASKED), ("evict", EvictParameters(available="1Gi", threshold="50%"))]
+)
+def test_the_answer_is_the_same_bit_for_bit(cluster, workers, name, asked):
+    here = ask(Cluster(cluster), name, asked)
+    there = ask(Cluster(cluster), name, asked, dask=workers.scheduler_address, shard_pods=60)
+    assert there.table.equals(here.table)
+    assert there.notes == here.notes
+
+
+def test_a_killed_worker_changes_nothing(cluster, workers, monkeypatch):
+    here = ask(Cluster(cluster), "preempt", ASKED)
+    killed = []
+
+    def slow_shards():
+        for index, shard in enumerate(Cluster(cluster).shards(30)):
+            if index == 4:
+                with distributed.Client(workers.scheduler_address, set_as_default=False) as client:
+                    pids = client.run(os.getpid)
+                victim = next(iter(pids.values()))
+                threading.Timer(0.05, os.kill, (victim, signal.SIGKILL)).start()
+                killed.append(victim)
+            time.sleep(0.02)
+            yield shard
+
+    there = on_dask.ask_on_dask(workers.scheduler_address, "preempt", ASKED, slow_shards())
+    assert killed
+    assert there.table.equals(here.table)
+
+
+def test_no_scheduler_is_one_clear_error(cluster, monkeypatch):
+    monkeypatch.setattr(on_dask, "CONNECT_TIMEOUT", 1.0)
+    with pytest.raises(Unavailable, match="no Dask scheduler answers"):
+        ask(Cluster(cluster), "preempt", ASKED, dask="tcp://127.0.0.1:9")

@@ -1,0 +1,150 @@
+"""Output: tables, JSON, CSV, Parquet, and the HTML report in a real headless browser."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from engine.api.errors import InvalidInput
+from engine.plan.answers import COLUMNS, Answer, Rows
+from engine.plan.explain import SENTENCES, explain
+from engine.plan.output import format_for, print_table, provenance, readable, write_answer
+from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.report import render, write_report
+from engine.plan.report.svg import ticks
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def answer(cluster) -> Answer:
+    return preempt(cluster, PreemptParameters(critical=True, requests={"cpu": 2}, name="<agent> & co"))
+
+
+@pytest.fixture(scope="module")
+def source(cluster) -> dict:
+    return provenance(
+        cluster.meta, {"question": "preempt", "parameters": {"critical": True, "name": "<agent> & co"}}
+    )
+
+
+def test_every_format_holds_every_row(answer, source, tmp_path):
+    for name in ("a.json", "a.csv", "a.parquet"):
+        write_answer(answer, source, format_for(name, ""), str(tmp_path / name), 10)
+    rows = answer.table.to_pylist()
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["rows"] == rows
+    assert document["provenance"]["input_hash"] == source["input_hash"]
+    with (tmp_path / "a.csv").open() as file:
+        assert [row | {"amount": int(row["amount"])} for row in csv.DictReader(file)] == rows
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.to_pylist() == rows
+    assert json.loads(table.schema.metadata[b"kubengine.provenance"])["numpy"] == source["numpy"]
+    assert tuple(table.column_names) == COLUMNS
+
+
+def test_a_suffix_without_a_format_is_refused():
+    with pytest.raises(InvalidInput, match=r"ends in none of"):
+        format_for("answer.doc", "")
+
+
+def test_the_terminal_table_says_totals_and_rows(answer):
+    text = io.StringIO()
+    print_table(answer, Console(file=text, width=200), 5)
+    assert "fits" in text.getvalue()
+    assert f"rows ({len(answer):,})" in text.getvalue()
+    assert "<agent> & co" in text.getvalue()
+
+
+def test_words_exist_for_every_decision(answer):
+    lines = list(explain(answer, 10**6))
+    assert len(lines) >= len(answer)
+    assert not any("{" in line for line in lines)
+    assert set(answer.table["decision"].to_pylist()) <= SENTENCES.keys()
+
+
+@pytest.mark.parametrize(
+    ("amount", "unit", "text"),
+    [
+        (0, "bytes", "0 B"),
+        (1536, "bytes", "1.5 KiB"),
+        (-(2**30), "bytes", "-1.0 GiB"),
+        (1200, "pods", "1,200 pods"),
+    ],
+)
+def test_amounts_are_readable(amount, unit, text):
+    assert readable(amount, unit) == text
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0), (0.1, 0.3), (-5, 1e12), (3, 3.0001)])
+@pytest.mark.parametrize("unit", ["", "bytes"])
+def test_axes_reach_over_the_data(low, high, unit):
+    marks = ticks(low, high, unit=unit)
+    assert marks[0] <= low + 1e-9
+    assert marks[-1] >= high - 1e-9
+    assert 2 <= len(marks) <= 14
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.references += [v for k, v in attrs if k in ("src", "href") and v]
+
+
+def test_the_page_stands_alone_and_is_escaped(answer, source):
+    page = render(answer, source)
+    tags = _Tags()
+    tags.feed(page)
+    assert tags.references == []
+    assert "url(" not in page
+    assert "@import" not in page
+    assert tags.counts["svg"] >= 4
+    assert tags.counts["table"] == 2
+    assert "<agent>" not in page
+    assert "&lt;agent&gt; &amp; co" in page
+    for name in ("input_hash", "numpy"):
+        assert name.replace("_", " ") in page
+
+
+def test_an_empty_answer_still_makes_a_page(source):
+    assert "Provenance" in render(Rows([]).answer(), source)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH (Debian: chromium)")
+def test_the_page_renders_in_a_browser(answer, source, tmp_path):
+    page = tmp_path / "report.html"
+    write_report(answer, source, page)
+    options = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000", "--window-size=1300,2000",
+    ]  # fmt: skip
+    dumped = subprocess.run(
+        [str(BROWSER), *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert dumped.stdout.count("<svg") >= 4
+    assert "preempt" in dumped.stdout
+    assert not re.search(r"CONSOLE.*(Refused|Uncaught|error)", dumped.stderr)
+    picture = tmp_path / "report.png"
+    subprocess.run(
+        [str(BROWSER), *options, "--hide-scrollbars", f"--screenshot={picture}", page.as_uri()],
+        capture_output=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 30_000

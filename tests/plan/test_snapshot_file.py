@@ -1,0 +1,152 @@
+"""The columnar file: the same back, shard by shard the same, and clear words for what is broken."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from engine.api.errors import InvalidInput
+from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize
+from engine.plan.on_dask import pack, unpack
+from engine.plan.snapshot_file import TABLES, node_ranges, write_snapshot, write_stream
+
+
+def same(a: Snapshot, b: Snapshot) -> None:
+    for name in TABLES:
+        assert getattr(a, name).cast(getattr(b, name).schema).to_pylist() == getattr(b, name).to_pylist(), (
+            name
+        )
+
+
+def test_it_comes_back_the_same(cluster, cluster_file):
+    read = SnapshotFile(cluster_file).load()
+    same(read, cluster)
+    assert read.meta == cluster.meta
+    assert load_snapshot([str(cluster_file)]).placed == cluster.placed
+
+
+def test_it_goes_through_a_pipe(cluster, tmp_path):
+    class Pipe(io.RawIOBase):
+        def __init__(self) -> None:
+            self.data = b""
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            self.data += bytes(data)
+            return len(data)
+
+    pipe = Pipe()
+    write_stream(cluster, pipe)
+    path = tmp_path / "piped.kes"
+    path.write_bytes(pipe.data)
+    same(SnapshotFile(path).load(), cluster)
+
+
+@pytest.mark.parametrize("max_pods", [1, 37, 200, 10**6])
+def test_shards_are_the_cluster_cut_at_nodes(cluster, cluster_file, max_pods):
+    shards = list(SnapshotFile(cluster_file).shards(max_pods))
+    assert [name for shard in shards for name in shard.node_names] == cluster.node_names
+    labels = [label for shard in shards for label in shard.pod_labels(np.arange(shard.placed)).to_pylist()]
+    assert labels == cluster.pod_labels(np.arange(cluster.placed)).to_pylist()
+    assert sum(shard.images.num_rows for shard in shards) == cluster.images.num_rows
+    for shard in shards:
+        assert shard.placed <= max_pods or shard.node_count == 1
+        assert (shard.column("node") == np.repeat(np.arange(shard.node_count), np.diff(shard.offsets))).all()
+
+
+def test_row_groups_that_a_shard_needs_are_enough(tmp_path, monkeypatch, cluster):
+    monkeypatch.setattr("engine.plan.snapshot_file.ROW_GROUP", 50)
+    path = tmp_path / "small-groups.kes"
+    write_snapshot(cluster, path)
+    file = SnapshotFile(path)
+    for first, last in ((0, 3), (5, 6), (20, 24)):
+        same(file.shard(first, last), cluster.shard(first, last))
+
+
+def test_packing_holds_only_its_own_rows(cluster):
+    shard = cluster.shard(3, 5)
+    same(unpack(pack(shard)), shard)
+    assert sum(len(v) for v in pack(shard).values()) < sum(len(v) for v in pack(cluster).values()) / 2
+
+
+def test_tables_are_plain_parquet(cluster, cluster_file):
+    with zipfile.ZipFile(cluster_file) as archive:
+        table = pq.read_table(pa.BufferReader(archive.read("pods.parquet")))
+    assert table.num_rows == cluster.pods.num_rows
+    assert {"namespace", "name", "uid", "node", "template", "priority"} <= set(table.column_names)
+
+
+def broken(cluster_file: Path, tmp_path: Path, change) -> Path:
+    path = tmp_path / "broken.kes"
+    with zipfile.ZipFile(cluster_file) as old, zipfile.ZipFile(path, "w") as new:
+        for info in old.infolist():
+            data = change(info.filename, old.read(info))
+            if data is not None:
+                new.writestr(info.filename, data)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, data: None if name == "pods.parquet" else data, "no table pods"),
+        (lambda name, data: b"{}" if name == "manifest.json" else data, "not a Kubengine snapshot"),
+        (lambda name, data: data.replace(b'"formatVersion":1', b'"formatVersion":9'), "this version reads 1"),
+        (lambda name, data: data[:100] if name == "nodes.parquet" else data, "not a readable snapshot"),
+        (lambda name, data: b"" if name == "pods.parquet" else data, "not a readable snapshot"),
+    ],
+)
+def test_what_is_broken_is_said(cluster_file, tmp_path, change, words):
+    path = broken(cluster_file, tmp_path, change)
+    with pytest.raises(InvalidInput, match=words) as caught:
+        SnapshotFile(path).load()
+    assert caught.value.subject == str(path)
+
+
+def test_a_cut_file_is_said(cluster_file, tmp_path):
+    path = tmp_path / "cut.kes"
+    path.write_bytes(cluster_file.read_bytes()[:-1000])
+    with pytest.raises(InvalidInput, match="not a readable snapshot"):
+        SnapshotFile(path)
+
+
+def test_writing_leaves_nothing_half_done(cluster, tmp_path):
+    with pytest.raises(InvalidInput):
+        write_snapshot(cluster, tmp_path / "no" / "where.kes")
+    write_snapshot(cluster, tmp_path / "x.kes")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.kes"]
+
+
+def test_node_ranges_cover_everything_once():
+    counts = np.array([5, 0, 7, 100, 1, 1], np.int64)
+    assert node_ranges(counts, 10) == [(0, 2), (2, 3), (3, 4), (4, 6)]
+    assert node_ranges(np.array([], np.int64), 10) == []
+
+
+def test_a_seed_gives_one_cluster():
+    one, two, other = synthesize(5, 20, 3), synthesize(5, 20, 3), synthesize(5, 20, 4)
+    same(one, two)
+    assert one.meta["input_hash"] == two.meta["input_hash"] != other.meta["input_hash"]
+
+
+def test_made_up_nodes_are_never_overcommitted():
+    cluster = synthesize(100, 60, 5)
+    for resource in cluster.resources.names:
+        used = np.bincount(
+            cluster.column("node"), weights=cluster.per_pod(f"request/{resource}"), minlength=100
+        )
+        assert (used <= np.maximum(cluster.allocatable(resource), 0)).all(), resource
+
+
+@pytest.mark.parametrize(("nodes", "density"), [(0, 10), (10, -1), (10**9, 1)])
+def test_senseless_sizes_are_refused(nodes, density):
+    with pytest.raises(InvalidInput):
+        synthesize(nodes, density)
