@@ -22,7 +22,7 @@ SEEDS = {
     "http_response": [
         b"\7HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\nbody",
         b"\1HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: v\r\n\r\n",
-        b"\2HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 302 Found\nLocation: /x\n folded\nTransfer-Encoding: gzip\n\nrest",
+        b"\2HTTP/1.1 100 C\r\n\r\nHTTP/1.0 302 Found\nLocation: /x\n folded\nTransfer-Encoding: gzip\n\nrest",
         b"\3HTTP/1.1 204\r\nContent-Length: 03\r\nContent-Length: 3\r\n\r\n" + b"x" * 11000,
     ],
     "http_location": [

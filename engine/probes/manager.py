@@ -28,17 +28,16 @@ from engine.probes.library import Outcome, run_exec, run_http, run_tcp
 from engine.probes.messages import Reason, text
 from engine.probes.request import grpc_request, http_request
 from engine.probes.scrape import ProbeMetrics
-from engine.probes.spec import TYPES, ProbeSpec, probe_specs
+from engine.probes.spec import TYPES, ProbeSpec, probe_specs, without_times
+from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
 from engine.runtime.client import RuntimeClient
 
 if TYPE_CHECKING:
     from engine._fast._probe_loop_c import News
 
 TCP, HTTP, GRPC, LIBRARY = range(4)
-NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_ENDED, NEWS_DUE = 1, 2, 4, 8
+NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE = 1, 2, 8
 KINDS = {"tcp": TCP, "http": HTTP, "grpc": GRPC}
-RESULTS = ("", "success", "failure", "unknown")
-OUTCOMES = ("success", "failure", "warning", "unknown", "error")
 
 log = logging.getLogger("kubengine.probes")
 
@@ -52,72 +51,6 @@ class ProbeResult:
     container_id: str
     type: str
     result: str
-
-
-class _Worker:
-    """One probe: its native counterpart's key and what Python last heard from it."""
-
-    __slots__ = ("container", "generation", "key", "output", "published", "spec", "target", "text")
-
-    def __init__(self, spec: ProbeSpec, container: _Container, key: int) -> None:
-        self.spec = spec
-        self.container = container
-        self.key = key
-        self.published = 0
-        self.target: tuple[str, int] | None = None
-        self.text = ""
-        self.output = ""
-
-
-class _Container:
-    """One container with probes. `number` names the incarnation `id` to the native loop."""
-
-    __slots__ = ("id", "name", "number", "pod", "restored", "started_at", "state", "workers")
-
-    def __init__(self, pod: _Pod, name: str) -> None:
-        self.pod = pod
-        self.name = name
-        self.id = ""
-        self.number = 0
-        self.state = WAITING
-        self.started_at = 0.0
-        self.workers: dict[str, _Worker] = {}
-        self.restored: tuple[str, bool, bool] = ("", False, False)
-        """What an earlier agent knew of a container id: ready, started."""
-
-    def started(self) -> bool:
-        if self.state != RUNNING:
-            return False
-        startup = self.workers.get("startup")
-        if startup is None or startup.published == rule.SUCCESS:
-            return True
-        return startup.published == rule.NONE and self.restored[0] == self.id and self.restored[2]
-
-    def ready(self) -> bool:
-        if not self.started():
-            return False
-        readiness = self.workers.get("readiness")
-        if readiness is None or readiness.published == rule.SUCCESS:
-            return True
-        return readiness.published == rule.NONE and self.restored[0] == self.id and self.restored[1]
-
-    def initial(self, type: str) -> int:
-        """What an incarnation starts with: an earlier agent's knowledge, or the type's own (0)."""
-        id, ready, started = self.restored
-        known = id == self.id and bool(id)
-        good = known and ((type == "readiness" and ready) or (type == "startup" and started))
-        return rule.SUCCESS if good else rule.NONE
-
-
-class _Pod:
-    __slots__ = ("address", "containers", "deleted", "phase_terminal", "pod")
-
-    def __init__(self, pod: Pod) -> None:
-        self.pod = pod
-        self.address = pod.status.pod_ip
-        self.phase_terminal = False
-        self.deleted = False
-        self.containers: dict[str, _Container] = {}
 
 
 class ProbeManager:
@@ -151,8 +84,8 @@ class ProbeManager:
         self._native = ProbeLoop(max_connections=section.max_connections)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pods: dict[str, _Pod] = {}
-        self._workers: dict[int, _Worker] = {}
+        self._pods: dict[str, PodProbes] = {}
+        self._workers: dict[int, Worker] = {}
         self._numbers = 0
         self._library = asyncio.Semaphore(section.library_concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,24 +124,18 @@ class ProbeManager:
             specs = probe_specs(pod)
         except InvalidInput as error:
             self._recorder.pod(pod, WARNING, "InvalidProbe", str(error))
-            bare = {
-                name: value
-                for name, value in pod.annotations.items()
-                if not name.startswith("kubengine.dev/")
-            }
-            metadata = _replaced(pod.metadata, annotations=bare)
             try:
-                specs = probe_specs(_replaced(pod, metadata=metadata))
+                specs = probe_specs(without_times(pod))
             except InvalidInput:
                 specs = []
-        entry = self._pods[pod.uid] = _Pod(pod)
+        entry = self._pods[pod.uid] = PodProbes(pod)
         never = pod.spec.restart_policy == "Never"
         sidecars = {c.name for c in pod.init_containers}
         uptime = self._clock() - self._began
         for spec in specs:
             container = entry.containers.get(spec.container)
             if container is None:
-                container = entry.containers[spec.container] = _Container(entry, spec.container)
+                container = entry.containers[spec.container] = ContainerProbes(entry, spec.container)
             key = self._native.add(
                 type=TYPES[spec.type],
                 kind=KINDS[spec.kind] if spec.native else LIBRARY,
@@ -220,7 +147,7 @@ class ProbeManager:
                 never_restarts=never and spec.container not in sidecars,
                 first_in=self._jitter() * spec.period if spec.period > uptime else 0.0,
             )
-            worker = _Worker(spec, container, key)
+            worker = Worker(spec, container, key)
             container.workers[spec.type] = worker
             self._workers[key] = worker
         if restored is not None:
@@ -318,38 +245,11 @@ class ProbeManager:
             of = worker.container.pod.pod
             if pod and pod not in (of.full_name, of.metadata.name, of.uid):
                 continue
-            info = self._native.info(worker.key)
-            spec = worker.spec
-            probes.append(
-                {
-                    "pod": of.full_name,
-                    "pod_uid": of.uid,
-                    "container": spec.container,
-                    "container_id": worker.container.id,
-                    "type": spec.type,
-                    "kind": spec.kind,
-                    "target": " ".join(spec.command) if spec.kind == "exec" else _where(worker),
-                    "result": RESULTS[info["published"]],
-                    "last": RESULTS[info["last"]],
-                    "streak": info["run"],
-                    "threshold": spec.failure_threshold
-                    if info["last"] == rule.FAILURE
-                    else spec.success_threshold,
-                    "on_hold": info["on_hold"],
-                    "ended": info["ended"],
-                    "duration_seconds": info["duration"],
-                    "lateness_seconds": info["lateness"],
-                    "late": info["late"],
-                    "next_seconds": info["next"],
-                    "period_seconds": spec.period,
-                    "outcomes": dict(zip(OUTCOMES, info["outcomes"], strict=True)),
-                    "output": worker.output,
-                }
-            )
+            probes.append(described(worker, self._native.info(worker.key)))
         probes.sort(key=lambda p: (p["pod"], p["container"], p["type"]))
         return {"probes": probes, "loop": {**self._native.stats(), "entries_into_python": self.entries}}
 
-    def _container(self, pod_uid: str, name: str) -> _Container | None:
+    def _container(self, pod_uid: str, name: str) -> ContainerProbes | None:
         entry = self._pods.get(pod_uid)
         return entry.containers.get(name) if entry is not None else None
 
@@ -357,12 +257,12 @@ class ProbeManager:
         worker = self._workers[key]
         return worker.container.pod.pod, worker.spec
 
-    def _aim(self, entry: _Pod) -> None:
+    def _aim(self, entry: PodProbes) -> None:
         for container in entry.containers.values():
             for worker in container.workers.values():
                 self._aim_worker(worker, entry.address)
 
-    def _aim_worker(self, worker: _Worker, pod_ip: str) -> None:
+    def _aim_worker(self, worker: Worker, pod_ip: str) -> None:
         """Tell the native loop where to; what cannot be reached errs at each tick with the reason."""
         spec = worker.spec
         if spec.kind == "exec":
@@ -389,7 +289,7 @@ class ProbeManager:
         else:
             self._native.target(worker.key, host, port)
 
-    def _observe(self, container: _Container) -> None:
+    def _observe(self, container: ContainerProbes) -> None:
         seen = Observation(
             pod_known=True,
             phase_terminal=container.pod.phase_terminal,
@@ -402,7 +302,7 @@ class ProbeManager:
         for type, worker in container.workers.items():
             self._native.observe(worker.key, seen, initial=container.initial(type))
 
-    def _hurry_readiness(self, container: _Container) -> None:
+    def _hurry_readiness(self, container: ContainerProbes) -> None:
         """A container that has just started needn't wait a period for its first readiness probe."""
         readiness = container.workers.get("readiness")
         if readiness is not None and container.started() and not container.ready():
@@ -415,7 +315,7 @@ class ProbeManager:
             if worker is not None:
                 self._take(worker, news)
 
-    def _take(self, worker: _Worker, news: News) -> None:
+    def _take(self, worker: Worker, news: News) -> None:
         _, generation, what, published, number, outcome, reason, detail, excerpt = news
         container = worker.container
         if what & NEWS_OUTCOME and outcome != rule.OUTCOME_SUCCESS:
@@ -435,7 +335,7 @@ class ProbeManager:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _report(self, worker: _Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
+    def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
         spec = worker.spec
         if reason == Reason.LIBRARY:
             why = worker.text
@@ -452,11 +352,11 @@ class ProbeManager:
         else:
             self._event(worker, "Unhealthy", f"{name} probe failed: {why}")
 
-    def _event(self, worker: _Worker, reason: str, message: str) -> None:
+    def _event(self, worker: Worker, reason: str, message: str) -> None:
         pod = worker.container.pod.pod
         self._recorder.pod(pod, WARNING, reason, message, container=worker.spec.container)
 
-    async def _run_library(self, worker: _Worker, generation: int) -> None:
+    async def _run_library(self, worker: Worker, generation: int) -> None:
         spec = worker.spec
         async with self._library:
             if self._workers.get(worker.key) is not worker:
@@ -472,7 +372,7 @@ class ProbeManager:
             worker.text = found.text
             self._native.finish(worker.key, generation, found.outcome, Reason.LIBRARY)
 
-    async def _attempt(self, worker: _Worker) -> Outcome:
+    async def _attempt(self, worker: Worker) -> Outcome:
         spec = worker.spec
         if spec.kind == "exec":
             if self._runtime is None:
@@ -484,18 +384,3 @@ class ProbeManager:
             return Outcome(rule.OUTCOME_ERROR, worker.text)
         host, port = worker.target
         return await (run_tcp if spec.kind == "tcp" else run_http)(spec, host, port)
-
-
-def _replaced(struct: Any, **changes: Any) -> Any:
-    import msgspec
-
-    return msgspec.structs.replace(struct, **changes)
-
-
-def _where(worker: _Worker) -> str:
-    if worker.target is None:
-        return worker.text
-    host, port = worker.target
-    name = f"[{host}]" if ":" in host else host
-    path = worker.spec.path if "http" in worker.spec.kind else ""
-    return f"{name}:{port}{path}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine._fast._probe_state_py import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
@@ -86,6 +87,12 @@ def probe_specs(pod: Pod) -> list[ProbeSpec]:
         )
         if probe is not None
     ]
+
+
+def without_times(pod: Pod) -> Pod:
+    """The pod with the times of its manifest only."""
+    rest = {name: value for name, value in pod.annotations.items() if name != ANNOTATION}
+    return replace(pod, metadata=replace(pod.metadata, annotations=rest))
 
 
 class _Times(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True):

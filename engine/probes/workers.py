@@ -1,0 +1,119 @@
+"""What Python keeps of pods, containers and probes, and how it tells of them. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine._fast import _probe_state_py as rule
+from engine._fast._probe_state_py import RUNNING, WAITING
+from engine.api.pod import Pod
+from engine.probes.spec import ProbeSpec
+
+if TYPE_CHECKING:
+    from engine._fast._probe_loop_c import ProbeInfo
+
+RESULTS = ("", "success", "failure", "unknown")
+OUTCOMES = ("success", "failure", "warning", "unknown", "error")
+
+
+class Worker:
+    """One probe: its native counterpart's key and what Python last heard from it."""
+
+    __slots__ = ("container", "key", "output", "published", "spec", "target", "text")
+
+    def __init__(self, spec: ProbeSpec, container: ContainerProbes, key: int) -> None:
+        self.spec = spec
+        self.container = container
+        self.key = key
+        self.published = 0
+        self.target: tuple[str, int] | None = None
+        self.text = ""
+        self.output = ""
+
+
+class ContainerProbes:
+    """One container with probes. `number` names the incarnation `id` to the native loop."""
+
+    __slots__ = ("id", "name", "number", "pod", "restored", "started_at", "state", "workers")
+
+    def __init__(self, pod: PodProbes, name: str) -> None:
+        self.pod = pod
+        self.name = name
+        self.id = ""
+        self.number = 0
+        self.state = WAITING
+        self.started_at = 0.0
+        self.workers: dict[str, Worker] = {}
+        self.restored: tuple[str, bool, bool] = ("", False, False)
+        """What an earlier agent knew of a container id: ready, started."""
+
+    def started(self) -> bool:
+        if self.state != RUNNING:
+            return False
+        startup = self.workers.get("startup")
+        if startup is None or startup.published == rule.SUCCESS:
+            return True
+        return startup.published == rule.NONE and self.restored[0] == self.id and self.restored[2]
+
+    def ready(self) -> bool:
+        if not self.started():
+            return False
+        readiness = self.workers.get("readiness")
+        if readiness is None or readiness.published == rule.SUCCESS:
+            return True
+        return readiness.published == rule.NONE and self.restored[0] == self.id and self.restored[1]
+
+    def initial(self, type: str) -> int:
+        """What an incarnation starts with: an earlier agent's knowledge, or the type's own (0)."""
+        id, ready, started = self.restored
+        known = id == self.id and bool(id)
+        good = known and ((type == "readiness" and ready) or (type == "startup" and started))
+        return rule.SUCCESS if good else rule.NONE
+
+
+class PodProbes:
+    __slots__ = ("address", "containers", "deleted", "phase_terminal", "pod")
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.address = pod.status.pod_ip
+        self.phase_terminal = False
+        self.deleted = False
+        self.containers: dict[str, ContainerProbes] = {}
+
+
+def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
+    """One probe as `kubengine probes` shows it."""
+    of, spec = worker.container.pod.pod, worker.spec
+    failing = info["last"] == rule.FAILURE
+    return {
+        "pod": of.full_name,
+        "pod_uid": of.uid,
+        "container": spec.container,
+        "container_id": worker.container.id,
+        "type": spec.type,
+        "kind": spec.kind,
+        "target": " ".join(spec.command) if spec.kind == "exec" else _where(worker),
+        "result": RESULTS[info["published"]],
+        "last": RESULTS[info["last"]],
+        "streak": info["run"],
+        "threshold": spec.failure_threshold if failing else spec.success_threshold,
+        "on_hold": info["on_hold"],
+        "ended": info["ended"],
+        "duration_seconds": info["duration"],
+        "lateness_seconds": info["lateness"],
+        "late": info["late"],
+        "next_seconds": info["next"],
+        "period_seconds": spec.period,
+        "outcomes": dict(zip(OUTCOMES, info["outcomes"], strict=True)),
+        "output": worker.output,
+    }
+
+
+def _where(worker: Worker) -> str:
+    if worker.target is None:
+        return worker.text
+    host, port = worker.target
+    name = f"[{host}]" if ":" in host else host
+    path = worker.spec.path if "http" in worker.spec.kind else ""
+    return f"{name}:{port}{path}"
