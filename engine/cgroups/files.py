@@ -78,6 +78,15 @@ class FileRules:
             wanted[self._huge_page_file(size)] = text
         return {name: text for name, text in wanted.items() if name.partition(".")[0] in self.controllers}
 
+    def given_files(self, values: GroupValues) -> dict[str, str]:
+        """Only the files whose value is given: for a group that others own."""
+        given = {
+            CPU_SHARE[self.version]: values.cpu_shares,
+            MEMORY_LIMIT[self.version]: values.memory,
+            "pids.max": values.pids,
+        } | {self._huge_page_file(size): limit for size, limit in values.huge_pages.items()}
+        return {file: text for file, text in self.files(values).items() if given.get(file) is not None}
+
     def _v1(self, values: GroupValues) -> dict[str, str]:
         wanted = {} if values.cpu_shares is None else {"cpu.shares": str(values.cpu_shares)}
         if values.cpu_period is not None:

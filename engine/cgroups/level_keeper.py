@@ -20,13 +20,13 @@ class LevelKeeper:
     """The three level groups. `sums` are of the pods that count now; `write` makes the kernel's files
     follow them, touching only the levels that changed."""
 
-    def __init__(self, tree: CgroupTree, settings: CgroupSettings, root_values: GroupValues) -> None:
+    def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
         self.sums = LevelSums()
         self.names: dict[str, CgroupName] = {level: level_name(settings.root, level) for level in LEVELS}
         self._tree = tree
         self._version = tree.mounts.version
         self._rules = settings.levels
-        self._root_values = root_values
+        self._root_values = settings.root_values()
         self._written: dict[str, GroupValues] = {}
         self._raised: set[str] = set()
 

@@ -21,13 +21,13 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Container, Pod, ResourceList
 from engine.api.qos import qos_class
-from engine.api.quantity import ZERO, Quantity
-from engine.api.resources import CPU, MEMORY
+from engine.api.quantity import Quantity
+from engine.api.resources import MEMORY
 from engine.cgroups import inspection
-from engine.cgroups.allocatable import PID, reserved_values
+from engine.cgroups.allocatable import PID
 from engine.cgroups.checks import Finding
 from engine.cgroups.containers import ContainerResources, container_resources
-from engine.cgroups.conversion import DEFAULT_PERIOD_US, WeightFormula, milli_cpu_to_quota
+from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import LEVELS, Contribution, LevelSums
@@ -36,9 +36,9 @@ from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
 from engine.cgroups.resize import PodStep, resize_steps
 from engine.cgroups.runtime_formula import detect_formula
-from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.settings import CgroupSettings, ReservedGroup
 from engine.cgroups.tree import CgroupTree
-from engine.cgroups.values import GroupValues, pod_values
+from engine.cgroups.values import pod_values
 from engine.metrics import Registry
 
 REQUIRED = ("cpu", "memory")
@@ -85,7 +85,7 @@ class CgroupManager:
             config,
             capacity,
             cgroup_v2=version == 2,
-            tiered_memory=self.section.tiered_memory_protection,
+            section=self.section,
             swap_controller="memory" in controllers and swap_capacity() > 0,
             swap_capacity=swap_capacity(),
             huge_page_sizes=huge_page_sizes(),
@@ -109,8 +109,7 @@ class CgroupManager:
 
             slices = SystemdSlices.connect()
         self.tree = CgroupTree(self.mounts, files, driver=self.settings.driver, slices=slices)
-        root_values = self.settings.node.kubepods_values(enforced=self.settings.enforce_pods)
-        self.levels = LevelKeeper(self.tree, self.settings, self._with_ceiling(root_values))
+        self.levels = LevelKeeper(self.tree, self.settings)
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
         self._clock = clock
@@ -157,7 +156,7 @@ class CgroupManager:
                 self.tree.make(name)
         self._write_levels()
         for reserved in self.settings.reserved_groups:
-            self._enforce(reserved.name, reserved.kind, reserved.resources, reserved.compressible_only)
+            self._enforce(reserved)
 
     def stop(self) -> None:
         """Close descriptors. Groups stay, as the pods in them go on running."""
@@ -439,17 +438,6 @@ class CgroupManager:
     def _pod_name(self, pod: Pod) -> CgroupName:
         return pod_name(self.settings.root, qos_class(pod), pod.uid)
 
-    def _with_ceiling(self, root: GroupValues) -> GroupValues:
-        if not self.section.cpu_ceiling:
-            return root
-        if self.mounts.version == 1:
-            raise InvalidInput(
-                "needs cgroup v2: under v1 no pod could have a higher limit than the ceiling",
-                subject="cgroups.cpuCeiling",
-            )
-        quota = milli_cpu_to_quota(self.settings.node.absolute().get(CPU, ZERO).milli)
-        return replace(root, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
-
     def _inherited_cpuset(self) -> str | None:
         """All CPUs of the parent: v1 wants them named, under v2 an empty text means them."""
         if "cpuset" not in self.mounts.controllers:
@@ -484,24 +472,12 @@ class CgroupManager:
         with self._timed("update"):
             return self.levels.write(everything=everything)
 
-    def _enforce(
-        self, name: CgroupName, kind: str, resources: Mapping[str, Quantity], compressible_only: bool
-    ) -> None:
+    def _enforce(self, reserved: ReservedGroup) -> None:
         """Write a reservation to a group that somebody else made, as the kubelet does."""
-        path = to_path(name, self.settings.driver)
-        if not self.tree.exists(name):
-            raise Refused(f"{kind} is enforced, but its cgroup does not exist", subject=path)
-        values = reserved_values(resources, compressible_only=compressible_only)
-        assert values is not None
-        given = {
-            "cpu.shares": values.cpu_shares,
-            "cpu.weight": values.cpu_shares,
-            "memory.limit_in_bytes": values.memory,
-            "memory.max": values.memory,
-            "pids.max": values.pids,
-        }
-        files = self.tree.rules.files(values)
-        self.tree.write(name, {file: text for file, text in files.items() if given.get(file) is not None})
+        if not self.tree.exists(reserved.name):
+            path = to_path(reserved.name, self.settings.driver)
+            raise Refused(f"{reserved.kind} is enforced, but its cgroup does not exist", subject=path)
+        self.tree.write(reserved.name, self.tree.rules.given_files(reserved.values()))
 
     @contextmanager
     def _timed(self, operation: str) -> Iterator[None]:

@@ -24,14 +24,14 @@ PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """One group: its path, what it is (root, level, pod or container) and its files.
+    """One group: its path, what it is and its files.
 
     A container's path ends in its name, where a runtime puts an id of its own. `oom_score_adj` is set
     for containers.
     """
 
     path: str
-    kind: Literal["root", "level", "pod", "container"]
+    kind: Literal["root", "level", "reserved", "pod", "container"]
     qos_class: str
     files: Mapping[str, str]
     pod: str = ""
@@ -68,7 +68,7 @@ def plan(
         config,
         capacity,
         cgroup_v2=version == 2,
-        tiered_memory=section.tiered_memory_protection,
+        section=section,
         huge_page_sizes=sizes,
     )
     rules = FileRules(version, formula, sizes, PLANNED_CONTROLLERS)
@@ -78,12 +78,14 @@ def plan(
     for pod, uid in listed:
         sums.put(uid, Contribution.of(pod))
     levels = sums.values(settings.levels)
-    root = settings.node.kubepods_values(enforced=settings.enforce_pods)
-    levels[GUARANTEED] = replace(root, unified=levels[GUARANTEED].unified)
+    levels[GUARANTEED] = replace(settings.root_values(), unified=levels[GUARANTEED].unified)
     for level in LEVELS:
         files = rules.files(levels[level], unbounded_huge_pages=level != GUARANTEED)
         path = to_path(level_name(settings.root, level), settings.driver)
         groups.append(PlannedGroup(path, "root" if level == GUARANTEED else "level", level, files))
+    for reserved in settings.reserved_groups:
+        path = to_path(reserved.name, settings.driver)
+        groups.append(PlannedGroup(path, "reserved", "", rules.given_files(reserved.values())))
     for pod, uid in listed:
         groups += _pod_groups(pod, uid, settings, rules)
     return groups

@@ -5,17 +5,19 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
-from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.api.resources import CPU, MEMORY
-from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, parse_resources
+from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, parse_resources, reserved_values
 from engine.cgroups.containers import ContainerRules
+from engine.cgroups.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.levels import LevelRules
-from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_cgroupfs
-from engine.cgroups.values import PodRules
+from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_path
+from engine.cgroups.values import GroupValues, PodRules
 
 DEFAULT_EVICTION_HARD = {
     "memory.available": "100Mi",
@@ -40,6 +42,10 @@ class ReservedGroup:
     resources: Mapping[str, Quantity]
     compressible_only: bool
 
+    def values(self) -> GroupValues:
+        """Only what the reservation names is set; all else stays as it is."""
+        return reserved_values(self.resources, compressible_only=self.compressible_only) or GroupValues()
+
 
 @dataclass(frozen=True, slots=True)
 class CgroupSettings:
@@ -53,6 +59,15 @@ class CgroupSettings:
     pods: PodRules
     containers: ContainerRules
     levels: LevelRules
+    cpu_ceiling: bool = False
+
+    def root_values(self) -> GroupValues:
+        """What all pods together get; with `cpu_ceiling` also a CPU quota of what is allocatable."""
+        values = self.node.kubepods_values(enforced=self.enforce_pods)
+        if not self.cpu_ceiling:
+            return values
+        quota = milli_cpu_to_quota(self.node.absolute().get(CPU, ZERO).milli)
+        return replace(values, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
 
     @classmethod
     def resolve(
@@ -61,7 +76,7 @@ class CgroupSettings:
         capacity: Mapping[str, Quantity | int],
         *,
         cgroup_v2: bool,
-        tiered_memory: bool = False,
+        section: CgroupsSection | None = None,
         swap_controller: bool = False,
         swap_capacity: int = 0,
         huge_page_sizes: tuple[int, ...] = (),
@@ -81,6 +96,12 @@ class CgroupSettings:
             hard_thresholds(config),
         )
         memory_qos = config.gate("MemoryQoS", False) and cgroup_v2
+        section = section or CgroupsSection()
+        if section.cpu_ceiling and not cgroup_v2:
+            raise InvalidInput(
+                "needs cgroup v2: under v1 no pod could have a higher limit than the ceiling",
+                subject="cgroups.cpuCeiling",
+            )
         custom_period = config.gate("CustomCPUCFSQuotaPeriod", False)
         period = round(float(config.cpu_cfs_quota_period) * 1e6)
         if not 1000 <= period <= 1_000_000:
@@ -88,7 +109,7 @@ class CgroupSettings:
         oom_kill = config.single_process_oom_kill
         memory = node.capacity.get(MEMORY)
         allocatable_memory = node.allocatable().get(MEMORY)
-        tiered = memory_qos and tiered_memory
+        tiered = memory_qos and section.tiered_memory_protection
         return cls(
             root=node_allocatable_root(config.cgroup_root, config.cgroups_per_qos),
             driver=config.cgroup_driver,  # type: ignore[arg-type]
@@ -126,6 +147,7 @@ class CgroupSettings:
                 memory_qos=memory_qos,
                 tiered_memory=tiered,
             ),
+            cpu_ceiling=section.cpu_ceiling,
         )
 
 
@@ -189,5 +211,6 @@ def _reserved_groups(config: KubeletConfiguration, node: NodeAllocatable) -> tup
             continue
         if not path:
             raise InvalidInput(f"expected a cgroup, since {kind} is enforced", subject=f"{field}Cgroup")
-        groups.append(ReservedGroup(kind, parse_cgroupfs(path), resources or {}, compressible))
+        name = parse_path(path, config.cgroup_driver)  # type: ignore[arg-type]
+        groups.append(ReservedGroup(kind, name, resources or {}, compressible))
     return tuple(groups)

@@ -309,6 +309,31 @@ def read_back(root: str) -> list[dict[str, Any]]:
     return [*differing, {"files": seen}]
 
 
+def reserved_groups(root: str) -> dict[str, Any]:
+    """An enforced reservation reaches its group, and nothing else in it is touched."""
+    config = {
+        "system_reserved": {"cpu": "500m", "memory": "64Mi", "pid": "55"},
+        "system_reserved_cgroup": f"{root}/system",
+        "kube_reserved": {"cpu": "250m", "memory": "64Mi"},
+        "kube_reserved_cgroup": f"{root}/kube",
+        "enforce_node_allocatable": ["pods", "system-reserved", "kube-reserved-compressible"],
+    }
+    other = new_manager(root)
+    base = other.settings.root[:-1]
+    for name in ("system", "kube"):
+        other.tree.make((*base, name))
+    other.stop()
+    with managed(root, **config) as manager:
+        seen = {
+            name: [read(manager, (*base, name), kind) for kind in (CPU_SHARE, MEMORY_LIMIT)]
+            + [manager.tree.read((*base, name), "pids.max")]
+            for name in ("system", "kube")
+        }
+        for name in ("system", "kube"):
+            manager.tree.remove((*base, name))
+    return seen
+
+
 def root_restored(root: str) -> dict[str, Any]:
     """What was changed at the root while no agent was there is put right when one starts."""
     first = new_manager(root)

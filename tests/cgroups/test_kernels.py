@@ -114,6 +114,15 @@ def test_every_file_of_every_level_reads_back(play):
     assert counted["files"] > 60
 
 
+def test_reservations_reach_their_groups(play):
+    seen = play("reserved_groups")
+    assert seen["system"][0] in ("512", "20")
+    assert seen["system"][1:] == [str(64 << 20), "55"]
+    assert seen["kube"][0] in ("256", "10")
+    assert seen["kube"][1] in ("-1", "max")
+    assert seen["kube"][2] == "max"
+
+
 def test_the_root_is_restored_at_start(play):
     seen = play("root_restored")
     assert len(seen["changed"]) >= 3

@@ -109,3 +109,40 @@ def test_bad_input_is_one_error(tmp_path):
     file.write_bytes(PODS)
     with pytest.raises(InvalidInput, match=r"default/e: metadata.uid: expected a uid"):
         CliRunner().invoke(command, ["check", "--pods", str(file)], catch_exceptions=False)
+
+
+def test_reserved_groups_and_a_ceiling_are_planned():
+    pods, _ = parse_pods(PODS, "pods")
+    config = KubeletConfiguration(
+        eviction_hard={},
+        kube_reserved={"cpu": "500m", "memory": "1Gi"},
+        system_reserved={"cpu": "500m", "memory": "1Gi", "pid": "100"},
+        kube_reserved_cgroup="/kube",
+        system_reserved_cgroup="/system",
+        enforce_node_allocatable=["pods", "kube-reserved-compressible", "system-reserved"],
+    )
+    section = CgroupsSection(cpu_ceiling=True)
+    groups = {group.path: group for group in plan(pods, config, section, CAPACITY)}
+    assert groups["/kube"].files == {"cpu.weight": "20"}
+    assert groups["/system"].kind == "reserved"
+    assert groups["/system"].files == {"cpu.weight": "20", "memory.max": str(1 << 30), "pids.max": "100"}
+    assert groups["/kubepods"].files["cpu.max"] == "200000 100000"
+    assert groups["/kubepods"].files["memory.max"] == str(6 << 30)
+    with pytest.raises(InvalidInput, match=r"^cgroups.cpuCeiling: needs cgroup v2"):
+        plan(pods, config, section, CAPACITY, version=1)
+
+
+def test_a_reserved_slice_keeps_its_name():
+    groups = planned(
+        2,
+        cgroup_driver="systemd",
+        system_reserved={"cpu": "1"},
+        system_reserved_cgroup="/system.slice",
+        enforce_node_allocatable=["pods", "system-reserved"],
+    )
+    assert groups["/system.slice"] == {"cpu.weight": "100"}
+
+
+def test_unenforced_pods_get_the_whole_node():
+    root = planned(2, kube_reserved={"memory": "1Gi"}, enforce_node_allocatable=["none"])["/kubepods"]
+    assert root["memory.max"] == str(8 << 30)
