@@ -7,6 +7,7 @@ Unknown pod fields are warnings, unknown configuration fields are errors. Every 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -93,13 +94,19 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
     struct = next((arg for arg in _flatten(kind) if _is_struct(arg)), None)
     if not isinstance(document, dict) or struct is None:
         return
-    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    fields = _fields(struct)
     for name, value in document.items():
         where = f"{path}.{name}" if path else str(name)
         if name not in fields:
             yield where
         else:
             yield from unknown_fields(value, fields[name], where)
+
+
+@cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """JSON name → type, kept: evaluating annotations costs more than reading the pod."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
 
 
 def _is_struct(kind: Any) -> bool:
