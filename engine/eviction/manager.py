@@ -13,7 +13,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,12 +25,13 @@ from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.containers import ContainerGC
-from engine.eviction import admission, local_storage, message, pressure, signals
+from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.explain import explain
 from engine.eviction.layout import is_disk, measured_parts, reclaims, with_container_filesystem
 from engine.eviction.measure import PodCgroup, PodMeter
-from engine.eviction.notifier import MemoryNotifier
+from engine.eviction.node_conditions import node_conditions
+from engine.eviction.notifier import MemoryNotifiers
 from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
 from engine.eviction.readings import NodeView, SignalReader
 from engine.eviction.signals import RESOURCE_OF, Observations
@@ -52,21 +52,6 @@ MIN_WAKE_INTERVAL: Final = 0.01
 FOLLOW_UP: Final = 0.1
 """After a wake-up the next looks come after 0.1 s, 0.2 s, … up to the interval: the kernel counts page cache
 that the working set doesn't, so that a wake-up can be early, and there is only one for each crossing."""
-
-_WORDS: Final = {
-    signals.MEMORY_PRESSURE: {
-        True: ("KubeletHasInsufficientMemory", "kubelet has insufficient memory available"),
-        False: ("KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
-    },
-    signals.DISK_PRESSURE: {
-        True: ("KubeletHasDiskPressure", "kubelet has disk pressure"),
-        False: ("KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
-    },
-    signals.PID_PRESSURE: {
-        True: ("KubeletHasInsufficientPID", "kubelet has insufficient PID available"),
-        False: ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
-    },
-}
 
 log = logging.getLogger("kubengine.eviction")
 
@@ -124,7 +109,7 @@ class EvictionManager:
         self._layout_known = False
         self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
-        self._notifiers: dict[str, MemoryNotifier] = {}
+        self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
         self._task: asyncio.Task[None] | None = None
         self._kills: set[asyncio.Task[None]] = set()
         registry = registry or Registry()
@@ -140,7 +125,7 @@ class EvictionManager:
     async def start(self) -> None:
         """Look now, then every interval and whenever the kernel wakes it."""
         if self.section.notifications:
-            self._start_notifiers()
+            self._notifiers.start()
         self._task = asyncio.create_task(self._loop(), name="eviction")
 
     async def stop(self) -> None:
@@ -149,9 +134,7 @@ class EvictionManager:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
-        for notifier in self._notifiers.values():
-            notifier.stop()
-        self._notifiers.clear()
+        self._notifiers.stop()
         self.reader.close()
 
     def admit(self, pod: Pod) -> None:
@@ -165,22 +148,7 @@ class EvictionManager:
 
     def conditions(self) -> list[NodeCondition]:
         """The three conditions for the node's status."""
-        now = datetime.fromtimestamp(self._clock(), UTC)
-        found = []
-        for name in CONDITIONS:
-            holds = name in self.tracker.conditions
-            reason, text = _WORDS[name][holds]
-            found.append(
-                NodeCondition(
-                    type=name,
-                    status="True" if holds else "False",
-                    last_heartbeat_time=now,
-                    last_transition_time=datetime.fromtimestamp(self._since[name], UTC),
-                    reason=reason,
-                    message=text,
-                )
-            )
-        return found
+        return node_conditions(self.tracker.conditions, self._since, self._clock())
 
     async def describe(self, disk: str = "false") -> dict[str, Any]:
         """Signals, thresholds with the distance to each, and who would go first and why; `disk=true` also
@@ -201,7 +169,7 @@ class EvictionManager:
         observations = self.reader.read(self._monotonic())
         seen = self.tracker.look(observations, self._monotonic())
         self._announce(seen)
-        self._arm_notifiers(observations)
+        self._notifiers.arm(observations)
         if self._config.local_storage_capacity_isolation and self._limits_due():
             evicted = await self._evict_over_limits(pods)
             if evicted:
@@ -395,35 +363,6 @@ class EvictionManager:
     def _cgroup_is_gone(self, uid: str) -> bool:
         cgroup = self._pod_cgroup(uid)
         return cgroup is None or not memory_directory(self.reader.view.mount, cgroup).exists()
-
-    def _start_notifiers(self) -> None:
-        view = self.reader.view
-        watched = {signals.MEMORY_AVAILABLE: view.cgroup}
-        if view.pods_cgroup is not None:
-            watched[signals.ALLOCATABLE_MEMORY_AVAILABLE] = view.pods_cgroup
-        configured = {threshold.signal for threshold in self._configured}
-        for signal, cgroup in watched.items():
-            if signal in configured:
-                self._notifiers[signal] = MemoryNotifier(cgroup, self._wake.set, view.mount)
-                self._notifiers[signal].start()
-
-    def _arm_notifiers(self, observations: Observations) -> None:
-        for signal, notifier in self._notifiers.items():
-            observed = observations.get(signal)
-            group = self.reader.node if signal == signals.MEMORY_AVAILABLE else self.reader.pods
-            if observed is None or group is None:
-                continue
-            try:
-                cache = group.inactive_file()
-            except (OSError, KubengineError):
-                continue
-            notifier.arm(
-                {
-                    observed.capacity - threshold.limit(observed.capacity) + cache
-                    for threshold in self._configured
-                    if threshold.signal == signal
-                }
-            )
 
 
 def _say_if_failed(kill: asyncio.Future[None]) -> None:

@@ -12,11 +12,15 @@ import contextlib
 import logging
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.api.errors import KubengineError
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1, memory_directory
+from engine.eviction.readings import SignalReader
+from engine.eviction.signals import ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_AVAILABLE, Observations
+from engine.eviction.thresholds import Threshold
 
 PRESSURE_TRIGGER: Final = b"some 150000 1000000\0"
 RE_ARM_BEYOND: Final = 1 << 20
@@ -122,3 +126,44 @@ class MemoryNotifier:
             with contextlib.suppress(OSError):
                 os.pread(descriptor, 4096, 0)
         self._wake()
+
+
+class MemoryNotifiers:
+    """The watched cgroups of one node: its own, and that of all pods, where thresholds name them."""
+
+    def __init__(
+        self, reader: SignalReader, thresholds: Sequence[Threshold], wake: Callable[[], None]
+    ) -> None:
+        self._reader, self._wake = reader, wake
+        self._thresholds = {
+            signal: [threshold for threshold in thresholds if threshold.signal == signal]
+            for signal in (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
+        }
+        self._notifiers: dict[str, MemoryNotifier] = {}
+
+    def start(self) -> None:
+        view = self._reader.view
+        watched = {MEMORY_AVAILABLE: view.cgroup, ALLOCATABLE_MEMORY_AVAILABLE: view.pods_cgroup}
+        for signal, cgroup in watched.items():
+            if cgroup is not None and self._thresholds[signal]:
+                self._notifiers[signal] = MemoryNotifier(cgroup, self._wake, view.mount)
+                self._notifiers[signal].start()
+
+    def stop(self) -> None:
+        for notifier in self._notifiers.values():
+            notifier.stop()
+        self._notifiers.clear()
+
+    def arm(self, observations: Observations) -> None:
+        """Let v1 notifications follow the page cache: they count usage, thresholds the working set."""
+        for signal, notifier in self._notifiers.items():
+            observed = observations.get(signal)
+            group = self._reader.node if signal == MEMORY_AVAILABLE else self._reader.pods
+            if observed is None or group is None:
+                continue
+            try:
+                cache = group.inactive_file()
+            except (OSError, KubengineError):
+                continue
+            used = observed.capacity + cache
+            notifier.arm({used - t.limit(observed.capacity) for t in self._thresholds[signal]})

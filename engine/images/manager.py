@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput, KubengineError, Unavailable
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
 from engine.images import records_file, selection
-from engine.images.collection import Collection, FilesystemReading
+from engine.images.collection import Collection
 from engine.images.elsewhere import what_else_fills
-from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.lease import ImageLeases, normalized
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport
+from engine.images.runtime_store import RuntimeStore
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
 from engine.runtime.client import RuntimeClient
@@ -33,7 +33,6 @@ from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 300.0
 IMAGE_CACHE_PERIOD: Final = 30.0
-_GIVE_UP_AFTER: Final = 2
 
 log = logging.getLogger("kubengine.images")
 
@@ -187,7 +186,12 @@ class ImageManager:
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:
             report = ImageGCReport(self._now(), trigger, dry_run)
-            store = _Store(self)
+            store = RuntimeStore(
+                self._runtime,
+                self._leases,
+                self._why_protected,
+                remove_timeout=float(self.section.remove_timeout),
+            )
             collection = Collection(self.records, self.policy, store, report)
             try:
                 await self._detect(report.at)
@@ -211,7 +215,7 @@ class ImageManager:
                 self.last_report = report
             return report
 
-    async def _explain(self, report: ImageGCReport, store: _Store) -> None:
+    async def _explain(self, report: ImageGCReport, store: RuntimeStore) -> None:
         if report.kind == "invalid_capacity" and not report.dry_run:
             self._recorder.node(WARNING, "InvalidDiskCapacity", report.error)
         if report.kind == "insufficient":
@@ -324,36 +328,3 @@ class ImageManager:
             records_file.save(self._file, self.records)
         except OSError as error:
             log.warning("image records cannot be kept: %s", error)
-
-
-class _Store:
-    """The world of one run."""
-
-    def __init__(self, manager: ImageManager) -> None:
-        self._manager = manager
-        self._silent = 0
-        self.where: RuntimeFilesystems | None = None
-
-    async def filesystem(self) -> FilesystemReading:
-        if self.where is None:
-            self.where = await runtime_filesystems(self._manager._runtime)
-        return await read_filesystem_in_time(self.where.images)
-
-    async def remove(self, image: SeenImage) -> None:
-        manager = self._manager
-        if self._silent >= _GIVE_UP_AFTER:
-            raise Unavailable(f"not tried: the runtime left {self._silent} removals in a row unanswered")
-        limit = float(manager.section.remove_timeout)
-        try:
-            async with manager._leases.removal((image.id, *image.names)), asyncio.timeout(limit):
-                await manager._runtime.remove_image(image.id, image.handler)
-        except TimeoutError:
-            self._silent += 1
-            raise Unavailable(f"RemoveImage {image.id} did not answer within {limit:g} s") from None
-        except Unavailable:
-            self._silent += 1
-            raise
-        self._silent = 0
-
-    def protected(self, image: SeenImage) -> str:
-        return self._manager._why_protected(image)

@@ -39,7 +39,7 @@ async def bench(tmp_path, containerd, private_cgroup_root):
     bench.config = KubeletConfiguration(
         static_pod_path=str(bench.manifests), pod_logs_dir=str(tmp_path / "logs"), resolv_conf="",
         cgroup_root=private_cgroup_root, enforce_node_allocatable=["pods"],
-        eviction_hard={"memory.available": "150Mi"}, image_gc_high_threshold_percent=100,
+        eviction_hard={"memory.available": "250Mi"}, image_gc_high_threshold_percent=100,
         eviction_pressure_transition_period=Duration(1),
     )  # fmt: skip
     bench.node = Node(
@@ -47,7 +47,7 @@ async def bench(tmp_path, containerd, private_cgroup_root):
         kubengine_config=KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.5))),
         runtime_endpoint=str(containerd.socket), root=bench.root, name="n1",
         view=NodeView(
-            private_cgroup_root, memory_capacity=250 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
+            private_cgroup_root, memory_capacity=400 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
         ),
     )  # fmt: skip
     await bench.node.start()
@@ -65,7 +65,7 @@ def phase(bench, name):
     return pod.status.phase if pod is not None else ""
 
 
-async def until(condition, seconds=30.0):
+async def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not come true in time"
@@ -78,12 +78,12 @@ async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(ben
     bench.write("greedy", eater(25), annotations=API)
     await until(lambda: phase(bench, "within") == phase(bench, "greedy") == "Running")
     assert eviction.under_pressure == ()
-    bench.write("greediest", eater(60), annotations=API)
+    bench.write("greediest", eater(120), annotations=API)
     await until(lambda: phase(bench, "greediest") == "Failed")
     status = pod_of(bench, "greediest").status
     assert status.reason == "Evicted"
     assert status.message.startswith(
-        "The node was low on resource: memory. Threshold quantity: 150Mi, available: "
+        "The node was low on resource: memory. Threshold quantity: 250Mi, available: "
     )
     disruption = next(c for c in status.conditions if c.type == "DisruptionTarget")
     assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
@@ -95,7 +95,7 @@ async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(ben
 
 
 async def test_a_static_pod_is_never_evicted(bench):
-    bench.write("static", eater(110))
+    bench.write("static", eater(180))
     await until(lambda: bench.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
     await until(lambda: "EvictionThresholdMet" in bench.reasons())
     await asyncio.sleep(1.5)
