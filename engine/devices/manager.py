@@ -37,6 +37,7 @@ from engine.metrics import Registry
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
 PLUGIN_REGISTRY_DIR = Path("/var/lib/kubelet/plugins_registry")
 POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
+FORGET_WAITING = 600.0
 TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 log = logging.getLogger("kubengine.devices")
@@ -83,6 +84,7 @@ class DeviceManager:
         self._endpoints: dict[str, Endpoint] = {}
         self._pending: dict[str, int] = {}
         self._slimmed: set[str] = set()
+        self._waiting: dict[str, float] = {}
         self._news = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
         self.numa = numa or Numa.of_machine()
@@ -201,6 +203,8 @@ class DeviceManager:
                     self._tell()
         except ValueError as error:
             log.error("plugin of %s: %s", resource, error)
+        except Exception:
+            log.exception("plugin of %s: its devices cannot be followed any more", resource)
         if self._endpoints.get(resource) is endpoint:
             self._lost(endpoint)
             closing = asyncio.create_task(endpoint.close())
@@ -232,6 +236,7 @@ class DeviceManager:
         self._admissions.inc()
         try:
             await self.await_plugins(pod)
+            begun = time.perf_counter()
             self.collect()
             await self._allocator.pod(pod)
         except TopologyError as error:
@@ -245,17 +250,23 @@ class DeviceManager:
             self._pending[pod.uid] -= 1
             if not self._pending[pod.uid]:
                 del self._pending[pod.uid]
+            self._waiting.pop(pod.uid, None)
             self._admission_ms.observe((time.perf_counter() - begun) * 1000)
 
     async def await_plugins(self, pod: Pod) -> None:
         """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
 
         Returns in any case; callers go on to admit or refuse. Without the option it returns at once.
+        `allocate` waits too, in the same allowance: a node that admits pods in turn waits here first, where
+        no other pod is behind.
         """
-        if self._section.admission_retry <= 0:
+        if self._section.admission_retry <= 0 or not self._absent(pod):
             return
+        now = asyncio.get_running_loop().time()
+        self._waiting = {uid: until for uid, until in self._waiting.items() if until > now - FORGET_WAITING}
+        until = self._waiting.setdefault(pod.uid, now + self._section.admission_retry)
         try:
-            async with asyncio.timeout(self._section.admission_retry):
+            async with asyncio.timeout_at(until):
                 while self._absent(pod):
                     await self._news.wait()
         except TimeoutError:

@@ -236,7 +236,7 @@ def reading(index, message):
 @example(known=["a"], several=[b"\x0a\x05\x0a\x01a\x0b\x0c"])
 @example(known=["a"], several=[b"\x0a\x07\x0a\x01a\x1a\x00\x1a\x00"])
 @example(known=["a"], several=[b"\x0a\x06\x0a\x01\xff\x0a\x01a"])
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_reading_messages(known, several):
     twin, compiled = _device_list_py.DeviceIndex(known), _device_list_c.DeviceIndex(known)
     for message in several:

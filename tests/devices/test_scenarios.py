@@ -14,7 +14,6 @@ from engine.api.resources import pod_requests
 from engine.devices.endpoint import Deadlines
 from engine.devices.topology import Numa
 from engine.testing.device_plugin import Fault
-from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -324,6 +323,19 @@ async def test_admission_retry_waits_for_the_plugin(agent):
     assert agent.devices(pod) == ["gpu-0"]
 
 
+async def test_waiting_before_and_in_admission_shares_one_allowance(agent):
+    plugin = await agent.plugin(count=1)
+    pod = await agent.admit(agent.make_pod("a"))
+    await plugin.stop()
+    await agent.restart(section=DevicesSection(admission_retry=0.05))
+    await agent.manager.await_plugins(pod)
+    until = dict(agent.manager._waiting)
+    await agent.manager.await_plugins(pod)
+    assert agent.manager._waiting == until != {}
+    assert "no healthy devices present" in str(await rejection(agent, pod))
+    assert agent.manager._waiting == {}
+
+
 async def test_admission_retry_is_bounded(agent):
     plugin = await agent.plugin(count=1)
     pod = await agent.admit(agent.make_pod("a"))
@@ -431,42 +443,6 @@ async def test_an_unaligned_pod_is_admitted_by_best_effort(agent):
     assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-2"]
 
 
-async def test_a_second_plugin_of_a_resource_replaces_the_first(agent):
-    first = await agent.plugin(count=2)
-    second = await agent.plugin(count=3, socket="second.sock", register=False)
-    await agent.registered(second)
-    assert agent.counts() == (3, 3)
-    await first.stop()
-    await asyncio.sleep(0.05)
-    assert agent.counts() == (3, 3), "the end of the replaced plugin changes nothing"
-
-
-async def test_lies_are_taken_for_what_they_are_worth(agent):
-    plugin = await agent.plugin(count=1)
-    await plugin.set_devices(
-        [
-            wire.Device(ID="a", health="Healthy"),
-            wire.Device(ID="a", health="Unhealthy"),
-            wire.Device(ID="", health="Healthy"),
-            wire.Device(ID="b", health="healthy"),
-            wire.Device(ID="c", health="Healthy"),
-        ]
-    )
-    await agent.until(lambda: agent.counts() == (3, 1))
-    (resource,) = agent.manager.describe()["resources"]
-    assert (
-        resource["complaint"]
-        == "1 devices with repeated ids, 1 devices with empty ids, 1 devices with odd health"
-    )
-
-
-async def test_a_hundred_thousand_devices(agent):
-    plugin = await agent.plugin(count=100_000)
-    assert agent.counts() == (100_000, 100_000)
-    await plugin.set_devices([])
-    await agent.until(lambda: agent.counts() == (0, 0))
-
-
 async def test_a_held_device_that_vanishes_stays_with_its_pod(agent):
     plugin = await agent.plugin(count=2)
     pod = await agent.admit(agent.make_pod("a"))
@@ -478,55 +454,6 @@ async def test_a_held_device_that_vanishes_stays_with_its_pod(agent):
     await plugin.add("gpu-0")
     await agent.until(lambda: agent.counts() == (2, 2))
     assert "unavailable" in str(await rejection(agent, agent.make_pod("c")))
-
-
-@pytest.mark.parametrize(
-    ("resource", "version", "endpoint", "words"),
-    [
-        (GPU, "v1alpha1", "gpu.sock", 'requested API version "v1alpha1" is not supported'),
-        ("gpu", "v1beta1", "gpu.sock", 'the ResourceName "gpu" is invalid'),
-        ("requests.example.com/gpu", "v1beta1", "gpu.sock", "is invalid"),
-        (GPU, "v1beta1", "../gpu.sock", "expected a socket's file name"),
-        (GPU, "v1beta1", "absent.sock", "no answer at"),
-        (GPU, "v1beta1", f"{'x' * 120}.sock", "longer than the 107 bytes"),
-    ],
-    ids=["version", "native-name", "prefixed-name", "path", "nobody", "long-path"],
-)
-async def test_registrations_that_are_refused(agent, resource, version, endpoint, words):
-    await agent.restart(deadlines=Deadlines(dial=0.2))
-    plugin = await agent.plugin(resource, register=False)
-    plugin.socket = plugin.socket.with_name(endpoint) if "/" not in endpoint else plugin.socket
-    request = wire.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
-    async with grpc.aio.insecure_channel(f"unix:{agent.plugin_dir / 'kubelet.sock'}") as channel:
-        call = channel.unary_unary(
-            "/v1beta1.Registration/Register",
-            request_serializer=wire.RegisterRequest.SerializeToString,
-            response_deserializer=wire.Empty.FromString,
-        )
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(request, timeout=5)
-    assert words in (refused.value.details() or "")
-    assert agent.counts(resource) == (None, None)
-    assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
-
-
-async def test_the_plugin_watcher_finds_sockets(agent):
-    early = await agent.plugin(register=False, registry_socket=agent.registry_dir / "sub" / "gpu.sock")
-    await agent.until(lambda: agent.counts() == (4, 4))
-    await agent.until(lambda: bool(early.status))
-    assert early.status[0].plugin_registered
-    pod = await agent.admit(agent.make_pod("a"))
-    await agent.restart()
-    await agent.until(lambda: agent.counts() == (4, 4))
-    assert agent.devices(pod) == ["gpu-0"]
-    await early.stop()
-    await agent.until(lambda: agent.counts() == (4, 0))
-
-
-async def test_the_plugin_watcher_says_why_not(agent):
-    plugin = await agent.plugin("gpu", register=False, registry_socket=agent.registry_dir / "gpu.sock")
-    await agent.until(lambda: bool(plugin.status))
-    assert plugin.status[0].error == 'invalid name of device plugin socket: the ResourceName "gpu" is invalid'
 
 
 async def test_admission_computes_with_what_is_allocated(agent):
@@ -546,37 +473,6 @@ async def test_lost_records_are_made_again_when_the_container_starts(agent):
     assert options.envs == {"EXAMPLE_COM_GPU": "gpu-0"}
     with pytest.raises(InvalidInput, match="no container 'other'"):
         await agent.manager.container_config(pod, "other")
-
-
-async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
-    plugin = await agent.plugin(count=2, numa=2)
-    await plugin.set_health("gpu-1", "Unhealthy")
-    await agent.until(lambda: agent.counts() == (2, 1))
-    await agent.admit(agent.make_pod("a"))
-    async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
-        stub = PodResourcesListerStub(channel)
-        one = await stub.Get(v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"), timeout=5)
-        (device,) = one.pod_resources.containers[0].devices
-        assert (list(device.device_ids), [n.ID for n in device.topology.nodes]) == (["gpu-0"], [0])
-        with pytest.raises(grpc.aio.AioRpcError, match="pod b in namespace default not found"):
-            await stub.Get(v1.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=5)
-        usable = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest(), timeout=5)
-        assert [list(d.device_ids) for d in usable.devices] == [["gpu-0"]]
-    errors = agent.registry.metrics["kubelet_pod_resources_endpoint_errors_get"].values
-    assert errors == {("v1",): 1}
-
-
-async def test_a_tight_loop_of_lists_is_throttled(agent):
-    async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
-        stub = PodResourcesListerStub(channel)
-        calls = [stub.List(v1.ListPodResourcesRequest(), timeout=5) for _ in range(100)]
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    refused = [o for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
-    assert refused
-    assert {(o.code(), o.details()) for o in refused} == {
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-    }
-    assert len(outcomes) - len(refused) >= 10
 
 
 async def test_pods_admitted_at_once_are_all_aligned(agent):
