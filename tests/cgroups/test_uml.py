@@ -1,0 +1,37 @@
+"""The cgroup v2 kernel that tests boot: answers, failures, silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.api.errors import Refused
+from engine.testing.uml import run_in_uml
+
+pytestmark = [pytest.mark.uml, pytest.mark.slow]
+
+
+def test_what_the_body_reports_comes_back():
+    answer = run_in_uml(
+        """
+        print("noise")
+        report(os.getpid())
+        report({"controllers": open(CGROUPS + "/cgroup.controllers").read().split(), "uid": os.getuid()})
+        """
+    )
+    assert {"cpu", "memory", "pids"} <= set(answer["controllers"])
+    assert answer["uid"] == 0
+
+
+def test_a_failing_body_shows_its_traceback():
+    with pytest.raises(Refused, match="ValueError: on purpose"):
+        run_in_uml("raise ValueError('on purpose')")
+
+
+def test_a_silent_body_is_a_failure():
+    with pytest.raises(Refused, match="the body failed"):
+        run_in_uml("pass")
+
+
+def test_a_body_that_never_ends_is_ended():
+    with pytest.raises(Refused, match="no answer in 4 s"):
+        run_in_uml("while True: pass", timeout=4)
