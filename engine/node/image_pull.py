@@ -16,7 +16,7 @@ from engine.runtime.client import RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
 
 
-class StartRefused(KubengineError):  # noqa: N818
+class StartRefused(KubengineError):
     """A container that can't be started now; `waiting` is what its status says."""
 
     def __init__(self, waiting: Waiting) -> None:

@@ -30,6 +30,9 @@ UNKNOWN = cri.CONTAINER_UNKNOWN
 
 NANO = 1e-9
 
+_ORDER: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
+"""A container's life goes one way; what says otherwise is old news."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerRecord:
@@ -112,7 +115,7 @@ class PodRecord:
         """Insert or replace; a state never goes back. Returns whether anything changed."""
         for index, known in enumerate(self.containers):
             if known.id == record.id:
-                if known == record or (known.state == EXITED and record.state in (CREATED, RUNNING)):
+                if known == record or _ORDER[record.state] < _ORDER[known.state]:
                     return False
                 self.containers[index] = record
                 return True

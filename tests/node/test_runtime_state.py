@@ -1,0 +1,59 @@
+"""The picture of the runtime: old news never undoes what is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.node.runtime_state import (
+    CREATED,
+    EXITED,
+    RUNNING,
+    UNKNOWN,
+    ContainerRecord,
+    PodRecord,
+    SandboxRecord,
+    container_record,
+)
+from engine.wire import cri_v1_pb2 as cri
+
+CONTAINER = ContainerRecord("id", "c", "s", CREATED, 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "news", "kept"),
+    [
+        (CREATED, RUNNING, RUNNING),
+        (RUNNING, EXITED, EXITED),
+        (RUNNING, CREATED, RUNNING),
+        (EXITED, RUNNING, EXITED),
+        (EXITED, CREATED, EXITED),
+        (RUNNING, UNKNOWN, UNKNOWN),
+        (UNKNOWN, RUNNING, RUNNING),
+        (UNKNOWN, CREATED, UNKNOWN),
+    ],
+)
+def test_a_containers_life_goes_one_way(known, news, kept):
+    pod = PodRecord("u", "p", "d")
+    assert pod.put_container(replace(CONTAINER, state=known))
+    assert pod.put_container(replace(CONTAINER, state=news)) is (news == kept)
+    assert pod.containers[0].state == kept
+
+
+def test_a_stopped_sandbox_never_gets_ready_again():
+    pod = PodRecord("u", "p", "d")
+    assert pod.put_sandbox(SandboxRecord("s", False, 0, 1.0))
+    assert not pod.put_sandbox(SandboxRecord("s", True, 0, 1.0))
+    assert pod.put_sandbox(SandboxRecord("t", True, 1, 2.0))
+    assert pod.sandbox.id == "t"
+    assert pod.drop({"t"})
+    assert not pod.drop({"t"})
+
+
+def test_a_start_that_an_earlier_agent_left_half_done_is_not_a_run():
+    status = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, created_at=5_000_000_000, exit_code=128)
+    assert container_record(status, "s", agent_began=10.0).state == CREATED
+    assert container_record(status, "s", agent_began=4.0).state == EXITED
+    status.started_at = 6_000_000_000
+    assert container_record(status, "s", agent_began=10.0).state == EXITED
