@@ -261,7 +261,12 @@ static void KB_NAME(kb_search)(const kb_tree *tree, const kb_columns *columns, c
             !kb_better(KB_NAME(kb_box_distance)(h, i, left), tree->memory[level][entry],
                        tree->cpu[level][entry], tree->position[level][entry], best))
             continue;
-        KB_NAME(kb_search)(tree, columns, left, level - 1, entry, best, touched);
+        if (level == 1) {
+            *touched += KB_FAN;
+            KB_NAME(kb_search_rows)(tree, columns, left, entry, best);
+        } else {
+            KB_NAME(kb_search)(tree, columns, left, level - 1, entry, best, touched);
+        }
     }
 }
 

@@ -1,20 +1,25 @@
-"""Exact searches for few victims: branch and bound with a deadline. Pure.
+"""Exact searches for few victims, within a budget of time or steps. Pure.
 
-A set of m candidates is built one by one in a fixed order. A branch is cut when even the largest amounts
-among the candidates still to come cannot meet what is left, or when it cannot beat the best set so far.
-Sizes are tried from the smallest that is not ruled out, so the first size that works is the fewest.
+The search itself is `engine._fast.preempt_fewest`. Sizes are tried from the smallest that no single
+requirement rules out, so the first size that works is the fewest.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, zip_longest
+from typing import Final
 
-Rank = tuple[int, float]
-_CHECK_EVERY = 64
+import numpy as np
+
+from engine._fast.preempt_fewest import best_of_size
+
+NO_LIMIT: Final = 2**62
+_LARGEST_SUM: Final = 2**62
+_LARGEST_TABLE: Final = 1 << 22
+"""Candidates times victims: beyond it the bounds alone would take longer than anyone waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +33,32 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`chosen` in the order of the candidates; `proven` is False if the deadline cut the search off."""
+    """`chosen` in the order of the candidates; `proven` is False if the budget ran out first."""
 
     chosen: tuple[Candidate, ...]
     proven: bool
 
 
-class _TimeIsUpError(Exception):
-    """The deadline has passed."""
+class Budget:
+    """Seconds from now, and steps: sets looked at in part or whole, the same on every machine."""
+
+    def __init__(self, seconds: float, steps: int = NO_LIMIT) -> None:
+        self._deadline = time.monotonic() + seconds
+        self.steps = steps
+
+    @property
+    def seconds(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    @property
+    def spent(self) -> bool:
+        return self.steps <= 0 or self.seconds <= 0
 
 
 def fewest_victims(
     candidates: Sequence[Candidate],
     needs: Sequence[int],
-    *,
-    deadline: float,
-    clock: Callable[[], float],
+    budget: Budget,
     goals: Sequence[int] | None = None,
 ) -> Answer:
     """The fewest candidates that meet `needs`, then the least total priority, then the least freed beyond
@@ -52,40 +67,23 @@ def fewest_victims(
     active = [index for index, need in enumerate(needs) if need > 0]
     if not active:
         return Answer((), True)
-    needs = [needs[index] for index in active]
-    goals = [goals[index] for index in active] if goals is not None else None
-    order = sorted(
-        ((candidate, tuple(candidate.amounts[i] for i in active)) for candidate in candidates),
-        key=lambda pair: -sum(min(amount / need, 1.0) for amount, need in zip(pair[1], needs, strict=True)),
-    )
-    useful = [(candidate, amounts) for candidate, amounts in order if any(amounts)]
-    search = _Search([amounts for _, amounts in useful], [c.priority for c, _ in useful], needs, goals)
-    search.watch(deadline, clock)
-    start = search.greedy()
-    proven = True
-    best = start
-    try:
-        search.prepare(len(start))
-        for size in range(search.at_least(), len(start) + 1):
-            found = search.best_of_size(size, start if size == len(start) else None)
-            if found is not None:
-                best = found
-                break
-    except _TimeIsUpError:
-        proven = False
-        best = search.best if search.best is not None else start
+    wanted = [needs[index] for index in active]
+    useful = [
+        (candidate, freed)
+        for candidate in candidates
+        if any(freed := tuple(candidate.amounts[index] for index in active))
+    ]
+    useful.sort(key=lambda pair: -_use(wanted, pair[1]))
+    amounts = [freed for _, freed in useful]
+    start = _greedy(amounts, wanted, budget)
+    targets = [goals[index] for index in active] if goals is not None else None
+    chosen, proven = _exact(amounts, [c.priority for c, _ in useful], wanted, targets, start, budget)
     place = {candidate.row: index for index, candidate in enumerate(candidates)}
-    chosen = sorted((useful[index][0] for index in best), key=lambda candidate: place[candidate.row])
-    return Answer(tuple(chosen), proven)
+    victims = sorted((useful[index][0] for index in chosen), key=lambda candidate: place[candidate.row])
+    return Answer(tuple(victims), proven)
 
 
-def fewest_by_priority(
-    candidates: Sequence[Candidate],
-    needs: Sequence[int],
-    *,
-    deadline: float,
-    clock: Callable[[], float],
-) -> Answer:
+def fewest_by_priority(candidates: Sequence[Candidate], needs: Sequence[int], budget: Budget) -> Answer:
     """As few as possible of the highest priority that must be touched, then of the next one down, and so
     on: each priority is chosen from as if everything below it were gone, and among equally few those that
     free the most."""
@@ -95,145 +93,85 @@ def fewest_by_priority(
         gone = [*chosen, *(candidate for candidate in candidates if candidate.priority < priority)]
         mine = [candidate for candidate in candidates if candidate.priority == priority]
         left = [need - sum(c.amounts[index] for c in gone) for index, need in enumerate(needs)]
-        answer = fewest_victims(mine, left, deadline=deadline, clock=clock, goals=needs)
+        answer = fewest_victims(mine, left, budget, goals=needs)
         chosen += answer.chosen
         proven &= answer.proven
     return Answer(tuple(reversed(chosen)), proven)
 
 
-class _Search:
-    """Candidates by index, most useful first."""
+def _exact(
+    amounts: Sequence[tuple[int, ...]],
+    priorities: Sequence[int],
+    needs: Sequence[int],
+    goals: Sequence[int] | None,
+    start: Sequence[int],
+    budget: Budget,
+) -> tuple[Sequence[int], bool]:
+    """The best set, or the best seen when the budget ran out (`start` at worst)."""
+    sums = [sum(column) for column in zip(*amounts, strict=True)]
+    if max(sums) >= _LARGEST_SUM or len(amounts) * len(start) > _LARGEST_TABLE:
+        return start, False
+    for size in range(_at_least(amounts, needs), len(start) + 1):
+        if budget.spent:
+            return start, False
+        found, finished, steps = best_of_size(
+            np.array(amounts, np.int64),
+            np.array(priorities, np.int64),
+            np.array(needs, np.int64),
+            np.array(goals or (), np.int64),
+            size,
+            np.array(start if size == len(start) else (), np.int32),
+            budget.seconds,
+            budget.steps,
+        )
+        budget.steps -= steps
+        if not finished:
+            return (found.tolist() if len(found) else start), False
+        if len(found):
+            return found.tolist(), True
+    return start, True
 
-    def __init__(
-        self,
-        amounts: Sequence[tuple[int, ...]],
-        priorities: Sequence[int],
-        needs: Sequence[int],
-        goals: Sequence[int] | None,
-    ) -> None:
-        self._amounts = amounts
-        self._priorities = priorities
-        self._needs = tuple(needs)
-        self._goals = goals
-        self._visits = 0
-        self._deadline = float("inf")
-        self._clock: Callable[[], float] = lambda: 0.0
-        self.best: tuple[int, ...] | None = None
-        self._best_rank: Rank = (0, 0.0)
-        self._tops: list[list[tuple[int, ...]]] = []
-        self._cheapest: list[list[int]] = []
 
-    def watch(self, deadline: float, clock: Callable[[], float]) -> None:
-        self._deadline, self._clock = deadline, clock
+def _greedy(amounts: Sequence[tuple[int, ...]], needs: Sequence[int], budget: Budget) -> list[int]:
+    """A set to begin with: most useful first, then whoever turned out not to be needed is let off.
+    Usefulness is measured anew after each one while the budget lasts."""
+    left = list(needs)
+    chosen: list[int] = []
+    others = list(range(len(amounts)))
+    while any(need > 0 for need in left):
+        if budget.spent:
+            index = others[0]
+        else:
+            index = max(others, key=partial(_use_of, left, amounts))
+            budget.steps -= len(others)
+        others.remove(index)
+        chosen.append(index)
+        left = [need - amount for need, amount in zip(left, amounts[index], strict=True)]
+    for index in list(chosen):
+        spare = [need + amount for need, amount in zip(left, amounts[index], strict=True)]
+        if all(need <= 0 for need in spare):
+            chosen.remove(index)
+            left = spare
+    return sorted(chosen)
 
-    def prepare(self, largest: int) -> None:
-        """Bounds for sets of up to `largest`."""
-        self._tops = self._suffix_tops(largest)
-        self._cheapest = self._suffix_cheapest(largest)
 
-    def greedy(self) -> tuple[int, ...]:
-        """A set to begin with: most useful first, then whoever turned out not to be needed is let off.
-        Usefulness is measured anew after each one until time is up."""
-        left = list(self._needs)
-        chosen: list[int] = []
-        others = list(range(len(self._amounts)))
-        while any(need > 0 for need in left):
-            index = (
-                others[0] if self._clock() >= self._deadline else max(others, key=partial(self._use, left))
-            )
-            others.remove(index)
-            chosen.append(index)
-            left = [need - amount for need, amount in zip(left, self._amounts[index], strict=True)]
-        for index in list(chosen):
-            spare = [need + amount for need, amount in zip(left, self._amounts[index], strict=True)]
-            if all(need <= 0 for need in spare):
-                chosen.remove(index)
-                left = spare
-        return tuple(sorted(chosen))
+def _use(left: Sequence[int], amounts: Sequence[int]) -> float:
+    return sum(min(amount / need, 1.0) for amount, need in zip(amounts, left, strict=True) if need > 0)
 
-    def _use(self, left: Sequence[int], index: int) -> float:
-        shares = (min(a / need, 1.0) for a, need in zip(self._amounts[index], left, strict=True) if need > 0)
-        return sum(shares)
 
-    def at_least(self) -> int:
-        """No set smaller than this is enough for every single requirement."""
-        fewest = 1
-        for index, need in enumerate(self._needs):
-            count = 0
-            for amount in sorted((amounts[index] for amounts in self._amounts), reverse=True):
-                if need <= 0:
-                    break
-                need -= amount
-                count += 1
-            fewest = max(fewest, count)
-        return fewest
+def _use_of(left: Sequence[int], amounts: Sequence[tuple[int, ...]], index: int) -> float:
+    return _use(left, amounts[index])
 
-    def best_of_size(self, size: int, start: tuple[int, ...] | None) -> tuple[int, ...] | None:
-        """The best set of exactly this size, None if there is none. `start` is one that is known."""
-        self.best = start
-        if start is not None:
-            self._best_rank = self._rank(start)
-        self._extend((), self._needs, 0, size, 0)
-        return self.best
 
-    def _suffix_tops(self, size: int) -> list[list[tuple[int, ...]]]:
-        """`[i][r]`: the most that r candidates from index i on can free, per requirement."""
-        lowest: list[list[int]] = [[] for _ in self._needs]
-        tops = [[(0,) * len(self._needs)] * (size + 1)]
-        for amounts in reversed(self._amounts):
-            self._watch_time()
-            for negated, amount in zip(lowest, amounts, strict=True):
-                insort(negated, -amount)
-                del negated[size:]
-            sums = [accumulate(negated, initial=0) for negated in lowest]
-            rows = [tuple(-total for total in one) for one in zip_longest(*sums)]
-            tops.append(rows + [rows[-1]] * (size + 1 - len(rows)))
-        tops.reverse()
-        return tops
-
-    def _suffix_cheapest(self, size: int) -> list[list[int]]:
-        """`[i][r]`: the least total priority of r candidates from index i on."""
-        lowest: list[int] = []
-        cheapest = [[0] * (size + 1)]
-        for priority in reversed(self._priorities):
-            self._watch_time()
-            insort(lowest, priority)
-            del lowest[size:]
-            sums = list(accumulate(lowest, initial=0))
-            cheapest.append(sums + [sums[-1]] * (size + 1 - len(sums)))
-        cheapest.reverse()
-        return cheapest
-
-    def _watch_time(self) -> None:
-        self._visits += 1
-        if self._visits % _CHECK_EVERY == 0 and self._clock() >= self._deadline:
-            raise _TimeIsUpError
-
-    def _extend(
-        self, chosen: tuple[int, ...], left: tuple[int, ...], first: int, more: int, priority: int
-    ) -> None:
-        self._watch_time()
-        if more == 0:
-            if all(need <= 0 for need in left):
-                rank = self._rank(chosen)
-                if self.best is None or rank < self._best_rank:
-                    self.best, self._best_rank = chosen, rank
-            return
-        for index in range(first, len(self._amounts) - more + 1):
-            top = self._tops[index][more]
-            if any(need > most for need, most in zip(left, top, strict=True)):
-                return
-            if self.best is not None and priority + self._cheapest[index][more] > self._best_rank[0]:
-                return
-            rest = tuple(need - amount for need, amount in zip(left, self._amounts[index], strict=True))
-            self._extend((*chosen, index), rest, index + 1, more - 1, priority + self._priorities[index])
-
-    def _rank(self, chosen: Sequence[int]) -> Rank:
-        beyond = 0.0
-        for position, need in enumerate(self._needs):
-            freed = sum(self._amounts[index][position] for index in chosen)
-            if self._goals is None:
-                beyond += (freed - need) / need
-            else:
-                beyond -= min(freed / self._goals[position], 1.0)
-        return sum(self._priorities[index] for index in chosen), beyond
+def _at_least(amounts: Sequence[tuple[int, ...]], needs: Sequence[int]) -> int:
+    """No set smaller than this is enough for every single requirement."""
+    fewest = 1
+    for column, need in zip(zip(*amounts, strict=True), needs, strict=True):
+        count = 0
+        for amount in sorted(column, reverse=True):
+            if need <= 0:
+                break
+            need -= amount
+            count += 1
+        fewest = max(fewest, count)
+    return fewest

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from engine._fast.preemption import victims as distance_victims
 from engine.admission.decision import NotEnoughToPreempt, Preemption, Requirements, why_not_preemptable
-from engine.admission.fewest import Candidate, fewest_by_priority, fewest_victims
+from engine.admission.fewest import NO_LIMIT, Budget, Candidate, fewest_by_priority, fewest_victims
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
@@ -33,7 +32,7 @@ def preempt(
     *,
     policy: str = KUBELET,
     time_limit: float = 0.1,
-    clock: Callable[[], float] = time.monotonic,
+    steps: int = NO_LIMIT,
 ) -> Preemption:
     """Choose which of a node's pods are evicted so that `preemptor` fits.
 
@@ -45,8 +44,9 @@ def preempt(
     remains, until nothing does. `priority` spares high priorities: as few victims as possible of the
     highest priority that must be touched, then of the next. `minimal` takes the fewest victims, among those
     sets the least total priority, then the least freed beyond need. The last two leave alone pods annotated
-    `kubengine.dev/do-not-preempt: "true"` and are exact unless `time_limit` (seconds of `clock`) passes;
-    then the best set found so far is used and `proven` is False.
+    `kubengine.dev/do-not-preempt: "true"` and are exact unless `time_limit` (seconds) passes or
+    `steps` are taken (the same on every machine); then the best set found so far is used and `proven` is
+    False.
 
     Raises `NotEnoughToPreempt` if all preemptable pods together are not enough, and `InvalidInput` for a
     negative or repeated requirement, a name that is no resource, an unknown policy, a preemptor that is
@@ -86,9 +86,9 @@ def preempt(
         rows = []
         if not missing and not absent:
             search = fewest_victims if policy == MINIMAL else fewest_by_priority
-            answer = search(candidates, wanted, deadline=clock() + time_limit, clock=clock)
+            answer = search(candidates, wanted, Budget(time_limit, steps))
             rows, proven = [candidate.row for candidate in answer.chosen], answer.proven
-            note = "" if proven else f"stopped after {time_limit:g} s; the best set found so far is used"
+            note = "" if proven else "the search was cut off; the best set found so far is used"
     missing.update(absent)
     if missing:
         raise NotEnoughToPreempt(tuple((name, missing[name]) for name, _ in needs if name in missing))

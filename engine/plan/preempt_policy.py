@@ -6,9 +6,8 @@ depend on how fast the machine is.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
-from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,8 @@ from engine.api.pod import Pod
 from engine.plan.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
 
-STEPS = 20_000.0
-"""How often a search may look at its clock."""
+STEPS = 1_000_000
+"""How many sets a search may look at, in part or whole."""
 
 
 def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
@@ -50,9 +49,8 @@ def victims_by_policy(
                 tables.resources,
                 [str(r) for r in range(last - first)],
             )
-            clock = partial(next, itertools.count(0.0))
             try:
-                found = preempt(table, pod, short, policy=policy, time_limit=STEPS, clock=clock)
+                found = preempt(table, pod, short, policy=policy, time_limit=inf, steps=STEPS)
             except NotEnoughToPreempt as error:
                 for name, amount in error.short:
                     left[checked.resources.index(name), node] = amount

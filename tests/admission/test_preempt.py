@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, count
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.admission import NotEnoughToPreempt, preempt
-from engine.admission.fewest import Candidate, fewest_by_priority, fewest_victims
+from engine.admission.fewest import Budget, Candidate, fewest_by_priority, fewest_victims
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
@@ -62,7 +62,7 @@ def test_minimal_is_what_brute_force_finds(drawn, first, second):
         for chosen in combinations(drawn, size)
         if all(total(chosen, index) >= need for index, need in enumerate(needs))
     )
-    answer = fewest_victims(drawn, needs, deadline=float("inf"), clock=lambda: 0.0)
+    answer = fewest_victims(drawn, needs, Budget(60.0))
     assert answer.proven
     assert rank(answer.chosen) == pytest.approx(min(map(rank, enough)))
 
@@ -85,7 +85,7 @@ def test_priority_touches_the_lowest_level_it_can_and_few_of_it(drawn, share):
         for chosen in combinations(drawn, size)
         if total(chosen, 0) >= needs[0]
     )
-    answer = fewest_by_priority(drawn, needs, deadline=float("inf"), clock=lambda: 0.0)
+    answer = fewest_by_priority(drawn, needs, Budget(60.0))
     assert answer.proven
     assert rank(answer.chosen) == min(map(rank, enough))
 
@@ -94,8 +94,7 @@ def test_the_deadline_is_kept_and_said():
     rng = np.random.default_rng(1)
     drawn = [Candidate(row, tuple(rng.integers(900, 1100, 3).tolist()), 0) for row in range(300)]
     needs = [total(drawn, index) // 3 for index in range(3)]
-    ticks = count()
-    answer = fewest_victims(drawn, needs, deadline=20, clock=lambda: next(ticks))
+    answer = fewest_victims(drawn, needs, Budget(0.05))
     assert not answer.proven
     assert all(total(answer.chosen, index) >= need for index, need in enumerate(needs))
     pods = [make_pod(f"p{c.row}", {"cpu": f"{c.amounts[0]}m", "memory": str(c.amounts[1])}) for c in drawn]
@@ -104,6 +103,14 @@ def test_the_deadline_is_kept_and_said():
     )
     assert not decision.proven
     assert "best set found so far" in decision.note
+    by_steps = [
+        preempt(
+            pods, CRITICAL, {"cpu": needs[0], "memory": needs[1]}, policy="minimal", steps=900, time_limit=60
+        )
+        for _ in range(2)
+    ]
+    assert not by_steps[0].proven
+    assert by_steps[0].victims == by_steps[1].victims
 
 
 def test_the_account_says_who_why_and_what_remained():

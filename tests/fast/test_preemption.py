@@ -52,7 +52,7 @@ def situations(draw, largest: int):
 
 def _part_of(ranking: np.ndarray, id: int) -> st.SearchStrategy[int]:
     total = ranking.shape[1] if id < 0 else min(sum(ranking[id].tolist()), 2**63 - 1)
-    return st.floats(0, 1).map(lambda share: int(total * share))
+    return st.floats(0, 1).map(lambda share: min(int(total * share), 2**63 - 1))
 
 
 def agree(situation) -> None:
