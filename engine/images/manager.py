@@ -245,7 +245,8 @@ class ImageManager:
         self._containers = containers
         if len(self._last_seen) > 2 * len(listed):
             self._last_seen.clear()
-        self.records.detect(list(map(self._seen, listed)), self._used_keys(containers), now)
+        images = list(map(self._seen, listed))
+        self.records.detect(images, self._used_keys(containers, images), now)
 
     def _seen(self, image: cri.Image) -> SeenImage:
         """The same object as last time if nothing about the image has changed."""
@@ -257,10 +258,15 @@ class ImageManager:
             self._last_seen[known.id, handler] = known
         return known
 
-    def _used_keys(self, containers: Sequence[cri.Container]) -> list[str]:
+    def _used_keys(self, containers: Sequence[cri.Container], images: Sequence[SeenImage]) -> list[str]:
+        """What containers name. A name that is no image's id, as some runtimes give, protects the image
+        that goes by it."""
         keys = [self._key_used_by(container) for container in containers]
         for mounted in self._volume_images.values():
             keys.extend(mounted)
+        strangers = set(keys).difference(map(self.records.key_of, images))
+        if strangers:
+            keys += [self.records.key_of(i) for i in images if not strangers.isdisjoint(i.names)]
         return keys
 
     def _key_used_by(self, container: cri.Container) -> str:

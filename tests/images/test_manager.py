@@ -225,6 +225,26 @@ async def test_image_volumes_count_as_use(disk):
     assert asked == ["c1"]
 
 
+async def test_a_container_that_names_its_image_by_tag_protects_it(disk):
+    runtime = Runtime()
+    runtime.containers = [
+        cri.Container(id="c1", image_ref="example.com/03:1", metadata=cri.ContainerMetadata(name="c"))
+    ]
+    await make(runtime).manager.delete_unused()
+    assert sorted(runtime.images) == ["sha256:03"]
+
+
+async def test_the_list_of_images_is_asked_for_every_half_minute(disk):
+    runtime = Runtime()
+    world = make(runtime)
+    assert len(await world.manager.images()) == 5
+    runtime.images.clear()
+    world.elapsed.now += 29
+    assert len(await world.manager.images()) == 5
+    world.elapsed.now += 1
+    assert len(await world.manager.images()) == 0
+
+
 async def test_a_lease_waits_for_a_removal_that_is_under_way():
     leases, order = ImageLeases(), []
 
