@@ -21,6 +21,7 @@ from engine.api.kubengine_config import DevicesSection
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
+from engine.devices.checkpoint import encode
 from engine.devices.inventory import Inventory
 from engine.devices.manager import DeviceManager
 from engine.devices.selection import select
@@ -124,6 +125,14 @@ def test_list_and_watch_16384(benchmark, changed):
         state.receive(GPU, messages[turn % 2])
 
     benchmark(receive)
+
+
+def test_checkpoint_of_16384_devices(benchmark):
+    benchmark.group = "the checkpoint's text for 16,384 devices, checksum included (no file)"
+    state = DeviceState()
+    state.connect(GPU)
+    state.receive(GPU, listing(16384, 8))
+    benchmark(lambda: encode(state.snapshot()))
 
 
 def test_drop_100_of_1000_pods(benchmark):

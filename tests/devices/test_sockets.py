@@ -13,7 +13,6 @@ from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 
 GPU = "example.com/gpu"
-NIC = "example.com/nic"
 
 
 async def test_a_second_plugin_of_a_resource_replaces_the_first(agent):
