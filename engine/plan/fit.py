@@ -1,6 +1,6 @@
 """Admission of one pod on every node at once: amounts over columns, the other checks where they can fail.
 
-The checks and their order are those of `engine.admission.predicates`; a test holds the two together.
+Amounts go through the agent's batch kernel, the other checks through `engine.admission.predicates`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast.predicates import short_on_each_node
+from engine.admission.everywhere import used_on_each_node
 from engine.admission.failures import Failure
 from engine.admission.ports import UsedPorts, host_ports
 from engine.admission.predicates import NodeFacts, counted_requests, is_counted, other_failures, wrong_os
@@ -32,11 +34,7 @@ class NodeUse:
         self.snapshot = snapshot
         self.tables: ClusterTables = snapshot.tables
         offsets = snapshot.offsets
-        requests = self.tables.columns.requests
-        self.used = np.zeros((len(requests), snapshot.node_count), np.int64)
-        for resource, amounts in enumerate(requests):
-            totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(amounts)])
-            self.used[resource] = totals[offsets[1:]] - totals[offsets[:-1]]
+        self.used = used_on_each_node(self.tables)
         self.count = np.diff(offsets)
         documents = snapshot.nodes["document"].to_pylist()
         self.tainted = np.array(['"NoExecute"' in text for text in documents], bool)
@@ -50,6 +48,14 @@ class NodeUse:
         for pod in pods_of_node(self.snapshot, node):
             used.add(pod)
         return used
+
+
+def node_use(snapshot: Snapshot) -> NodeUse:
+    """The snapshot's sums, made when first asked for and kept with it."""
+    found: NodeUse | None = snapshot.__dict__.get("_node_use")
+    if found is None:
+        found = snapshot.__dict__["_node_use"] = NodeUse(snapshot)
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,31 @@ def fit(use: NodeUse, pod: Pod) -> Fit:
             absent = counted_requests({name: requests[name]}, pod, {})
             wanted[index] = np.where(offered == ABSENT, absent.get(name, 0), wanted[index])
         free[index] = np.maximum(offered, 0) - used
-    missing = np.where((wanted > 0) & (wanted > free), wanted - free, 0)
-    return Fit(names, np.array(ids, np.int32), wanted, free, missing, _others(use, pod))
+    numbers = np.array(ids, np.int32)
+    return Fit(names, numbers, wanted, free, _missing(use, pod, requests, numbers, wanted), _others(use, pod))
+
+
+def _missing(
+    use: NodeUse, pod: Pod, requests: dict[str, int], ids: NDArray[np.int32], wanted: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """int64[k, nodes] by the agent's kernel; what the cluster has never heard of is missing whole."""
+    tables, names = use.tables, use.snapshot.resources.names
+    count = len(tables.allocatable)
+    overhead = {name: scaled(name, quantity) for name, quantity in (pod.spec.overhead or {}).items()}
+    counted = [name in _NATIVE or is_counted(name) for name in names]
+    shortage = short_on_each_node(
+        np.array([requests.get(n, 0) if c else 0 for n, c in zip(names, counted, strict=True)], np.int64),
+        np.array([overhead.get(name, 0) for name in names], np.int64),
+        np.array([is_extended(name) for name in names], np.uint8),
+        use.used,
+        use.count,
+        tables.allocatable,
+        tables.pod_limit,
+    )
+    known = ids < count
+    missing = wanted.copy()
+    missing[known] = shortage[:, ids[known] + 1].T
+    return missing
 
 
 def _others(use: NodeUse, pod: Pod) -> dict[int, list[Failure]]:

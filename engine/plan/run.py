@@ -87,7 +87,7 @@ class Cluster:
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
         """Consecutive node ranges of about `max_pods` pods."""
-        if self._snapshot is None and self._file is not None:
+        if self._snapshot is None and self._file is not None and self._file.pod_count > max_pods:
             yield from self._file.shards(max_pods)
             return
         snapshot = self.whole

@@ -194,10 +194,7 @@ class Snapshot:
         begin, end = int(self.offsets[first]) - skipped, int(self.offsets[last]) - skipped
         pods = _shift_nodes(self.pods.slice(begin, end - begin), first)
         images, devices = (
-            _shift_nodes(
-                t.filter(pc.and_(pc.greater_equal(t["node"], first), pc.less(t["node"], last))), first
-            )
-            for t in (self.images, self.devices)
+            _shift_nodes(_of_nodes(t, first, last), first) for t in (self.images, self.devices)
         )
         nodes = self.nodes.slice(first, last - first)
         return replace(self, nodes=nodes, pods=pods, images=images, devices=devices)
@@ -242,6 +239,12 @@ class Snapshot:
                     for buffer in chunk.buffers():
                         digest.update(buffer or b"")
         return digest.hexdigest()
+
+
+def _of_nodes(table: pa.Table, first: int, last: int) -> pa.Table:
+    """The rows of a table sorted by node."""
+    begin, end = np.searchsorted(table["node"].to_numpy(), [first, last]).tolist()
+    return table.slice(begin, end - begin)
 
 
 def _shift_nodes(table: pa.Table, first: int) -> pa.Table:

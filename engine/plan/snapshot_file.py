@@ -131,6 +131,10 @@ class SnapshotFile:
     def node_count(self) -> int:
         return int(self._small["nodes"].num_rows)
 
+    @property
+    def pod_count(self) -> int:
+        return int(self._parquet("pods").metadata.num_rows)
+
     def load(self) -> Snapshot:
         """All of it in memory."""
         try:

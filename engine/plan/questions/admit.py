@@ -9,7 +9,7 @@ from engine.admission.ports import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers import Answer, Rows, coded
 from engine.plan.asked_pods import PodParameters, asked_pods
-from engine.plan.fit import NodeUse, fit
+from engine.plan.fit import NodeUse, fit, node_use
 from engine.plan.snapshot import Snapshot
 
 
@@ -21,7 +21,7 @@ def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
     """Per node and pod `admits` (amount: how many, one after another) with what ends it, or `refuses`."""
     rows = Rows(snapshot.node_names)
     pods = asked_pods(snapshot, parameters)
-    use = NodeUse(snapshot)
+    use = node_use(snapshot)
     for pod in pods:
         _ask(rows, use, pod)
     return rows.answer(sort=True)

@@ -19,7 +19,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.plan.answers import Answer, Rows, coded
 from engine.plan.asked_pods import PodParameters, asked_pods
-from engine.plan.fit import Fit, NodeUse, fit
+from engine.plan.fit import Fit, NodeUse, fit, node_use
 from engine.plan.preempt_policy import victims_by_policy
 from engine.plan.snapshot import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
@@ -43,7 +43,7 @@ def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
     """
     rows = Rows(snapshot.node_names)
     pods = asked_pods(snapshot, parameters)
-    use = NodeUse(snapshot)
+    use = node_use(snapshot)
     for pod in pods:
         _ask(rows, use, pod, parameters)
     unknown = int((~use.known).sum())
