@@ -331,7 +331,7 @@ class DeviceManager:
         """Free the devices of pods that are neither active nor being admitted, once all pods are known."""
         if not self._sources_ready() or not self.state.pods:
             return
-        keep = {pod.uid for pod in self._active_pods()} | self._pending.keys()
+        keep = {pod.metadata.uid for pod in self._active_pods()} | self._pending.keys()
         gone = self.state.collect(keep)
         if gone:
             log.info("devices of %d pods that are gone are free", len(gone))

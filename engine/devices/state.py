@@ -253,8 +253,9 @@ class DeviceState:
         ]
 
     def entries(self) -> Iterator[Entry]:
-        for pod_uid in self._held:
-            yield from self.entries_of(pod_uid)
+        for containers in self._held.values():
+            for resources in containers.values():
+                yield from resources.values()
 
     @property
     def pods(self) -> list[str]:
