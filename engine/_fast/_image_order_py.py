@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-
 LARGEST = 2**63 - 1
 """Sums and targets end here."""
 

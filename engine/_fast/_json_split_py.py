@@ -89,7 +89,7 @@ def split_items(
     return count, at, MORE
 
 
-def open_document(  # noqa: PLR0912 - one state machine, read from top to bottom
+def open_document(
     buffer: memoryview | bytes, start: int, max_depth: int
 ) -> tuple[int, int, int]:
     """What the next value is, the index where it begins, and the index as said for each status."""

@@ -1,8 +1,9 @@
 from collections.abc import Sequence
 
 import numpy as np
-from engine._fast._topology_py import Distances, Family, Flags
 from numpy.typing import NDArray
+
+from engine._fast._topology_py import Distances, Family, Flags
 
 def generate(
     nodes: int,

@@ -23,13 +23,13 @@ class KubengineError(Exception):
         super().__init__(f"{subject}: {message}" if subject else message)
 
 
-class InvalidInput(KubengineError):  # noqa: N818
+class InvalidInput(KubengineError):
     """The caller's mistake. The message says what was expected and the subject where it is."""
 
     grpc_status = "INVALID_ARGUMENT"
 
 
-class Refused(KubengineError):  # noqa: N818
+class Refused(KubengineError):
     """A peer's or the kernel's refusal. `errno` is set where the kernel gave one."""
 
     grpc_status = "FAILED_PRECONDITION"
@@ -45,7 +45,7 @@ class Unavailable(Refused):
     grpc_status = "UNAVAILABLE"
 
 
-class Bug(KubengineError):  # noqa: N818
+class Bug(KubengineError):
     """An invariant of our own did not hold."""
 
     grpc_status = "INTERNAL"

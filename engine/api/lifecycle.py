@@ -9,7 +9,7 @@ from engine.api.errors import KubengineError
 from engine.api.pod import Pod
 
 
-class AdmissionRejected(KubengineError):  # noqa: N818
+class AdmissionRejected(KubengineError):
     """A pod that the node does not take; `reason` and the message become its status."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
