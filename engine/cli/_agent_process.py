@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import os
@@ -92,6 +93,8 @@ class AgentProcess:
         try:
             await self.node.start()
             await self._server.start()
+            gc.freeze()  # what start-up made stays; a node's objects live long, and looking at them all
+            gc.set_threshold(20_000, 50, 100)  # makes the loop wait, at thousands of pods for 0.1 s and more
             log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
             if show is not None:
                 view = asyncio.ensure_future(_as_coroutine(show(self.node)))
