@@ -29,7 +29,7 @@ def main() -> None:
         listeners[listener.fileno()] = listener, port
         poll.register(listener, select.EPOLLIN)
     poll.register(0, select.EPOLLIN | select.EPOLLHUP)
-    print("ready", flush=True)
+    print("ready", flush=True)  # noqa: T201
     while True:
         for fd, _ in poll.poll():
             if fd == 0:

@@ -99,7 +99,7 @@ async def bench() -> AsyncIterator[Bench]:
 async def until(condition: Callable[[], object], seconds: float = 10) -> None:
     """Wait for something; fails after `seconds`."""
     async with asyncio.timeout(seconds):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - many kinds of conditions
             await asyncio.sleep(0.01)
 
 

@@ -1,132 +1,91 @@
-"""The least of a node that probes need: pods on a real runtime, restarted when a probe asks for it."""
+"""A node on a real containerd, and what probe scenarios ask of it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engine.api.events import EventRecorder
-from engine.api.kubengine_config import ProbesSection
-from engine.api.pod import Container, Pod
-from engine.metrics import Registry
-from engine.probes import ProbeManager, ProbeResult, probe_specs
-from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods
-
-LOOK_SECONDS = 0.1
-_STATES = {cri.CONTAINER_RUNNING: "running", cri.CONTAINER_EXITED: "terminated"}
+from engine.api.config import CrashLoopBackOffConfig
+from engine.api.duration import Duration
+from engine.api.pod import Pod
+from engine.node import Node
+from engine.probes import ProbeManager
+from tests.node.conftest import Bench
+from tests.system.conftest import container
 
 
 class ScenarioNode:
-    """Runs pods of one shell script per container; `restarts` and `kill_seconds` are what tests look at."""
+    """Pods with one container `app` (or a sidecar of that name) that runs a shell script and has probes."""
 
-    def __init__(self, pods: Pods) -> None:
-        self.pods = pods
-        self.recorder = EventRecorder(time.time)
-        self.results: list[ProbeResult] = []
-        self.restarts: dict[str, int] = {}
-        self.kill_seconds: list[float] = []
-        self.containers: dict[str, str] = {}
-        self.started_at: dict[str, float] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._stopping: set[str] = set()
-        self.manager = ProbeManager(
-            section=ProbesSection(),
-            recorder=self.recorder,
-            registry=Registry(),
-            clock=time.time,
-            on_result=self.results.append,
-            runtime=pods.client,
-            jitter=lambda: 0.0,
-        )
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        slowest = CrashLoopBackOffConfig(max_container_restart_period=Duration(1))
+        bench.config = msgspec.structs.replace(bench.config, crash_loop_back_off=slowest)
+        self._manifests: dict[str, Path] = {}
 
-    async def start(self) -> None:
-        await self.manager.start()
+    @property
+    def node(self) -> Node:
+        assert self.bench.node is not None
+        return self.bench.node
 
-    async def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        await self.manager.stop()
+    @property
+    def manager(self) -> ProbeManager:
+        found = self.node.rooms["probes"]
+        assert isinstance(found, ProbeManager)
+        return found
 
-    async def run(
+    def run(
         self, script: str, *, name: str = "p", sidecar: bool = False, grace: int = 1, **probes: Any
     ) -> None:
-        """Start a pod whose container `app` (or sidecar) runs `script`; probes are as in a manifest."""
-        container: dict[str, Any] = {"name": "app", "command": ["/bin/sh", "-c", script]}
+        """Write a manifest; probes are as in one, except that `ms` holds the annotation's times."""
         times = {type: probe.pop("ms") for type, probe in probes.items() if "ms" in probe}
-        container |= {f"{type}Probe": {"periodSeconds": 1, **probe} for type, probe in probes.items()}
-        spec: dict[str, Any] = {"containers": [container], "terminationGracePeriodSeconds": grace}
-        if sidecar:
-            container["restartPolicy"] = "Always"
-            main = {"name": "main", "command": ["/bin/sleep", "1000"]}
-            spec |= {"initContainers": [container], "containers": [main]}
-        annotation = msgspec.json.encode({"app": times}).decode()
-        pod = msgspec.convert(
-            {
-                "metadata": {
-                    "name": name,
-                    "namespace": "default",
-                    "uid": f"uid-{name}",
-                    "annotations": {"kubengine.dev/probes": annotation},
-                },
-                "spec": spec,
-            },
-            Pod,
+        app = container(
+            "app", script, **{f"{type}Probe": {"periodSeconds": 1, **probe} for type, probe in probes.items()}
         )
-        self.manager.add_pod(pod)
-        sandbox = await self.pods.pod()
-        status = await self.pods.client.pod_sandbox_status(sandbox)
-        self.manager.update_pod(pod.uid, pod_ip=status.status.network.ip, phase="Running")
-        for container_spec in pod.all_containers:
-            await self._start(pod, sandbox, container_spec)
-            key = f"{name}/{container_spec.name}"
-            self.restarts[key] = 0
-            self._tasks[key] = asyncio.create_task(self._keep(pod, sandbox, container_spec))
+        spec: dict[str, Any] = {"containers": [app], "terminationGracePeriodSeconds": grace}
+        if sidecar:
+            spec |= {
+                "initContainers": [{**app, "restartPolicy": "Always"}],
+                "containers": [container("main")],
+            }
+        annotation = msgspec.json.encode({"app": times}).decode()
+        self._manifests[name] = self.bench.write(name, spec, annotations={"kubengine.dev/probes": annotation})
 
-    async def delete(self, name: str, grace: int) -> None:
-        """Terminate a pod: liveness and startup end, the container gets its grace."""
-        self._stopping.add(f"{name}/app")
-        self.manager.stop_liveness_and_startup(f"uid-{name}")
-        await self.pods.client.stop_container(self.containers[f"{name}/app"], grace)
+    def delete(self, name: str = "p") -> None:
+        self._manifests[name].unlink()
+
+    def pod(self, name: str = "p") -> Pod:
+        found = self.bench.pod(name)
+        assert found is not None
+        return found
+
+    def restarts(self, name: str = "p", container: str = "app") -> int:
+        pod = self.bench.pod(name)
+        if pod is None:
+            return 0
+        statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+        return next((s.restart_count for s in statuses if s.name == container), 0)
+
+    def ready(self, name: str = "p") -> bool:
+        pod = self.bench.pod(name)
+        return pod is not None and any(
+            s.name == "app" and s.ready for s in pod.status.container_statuses or []
+        )
+
+    def container_id(self, name: str = "p") -> str:
+        (status,) = self.pod(name).status.container_statuses or []
+        return status.container_id.rpartition("/")[2]
 
     def messages(self, reason: str = "Unhealthy") -> list[str]:
-        return [event.message for event in self.recorder if event.reason == reason]
+        return [event.message for event in self.node.recorder if event.reason == reason]
 
-    def first_event(self) -> float:
-        """When the first probe did not succeed, in seconds after the container's start."""
-        return next(iter(self.recorder)).at - self.started_at["p/app"]
+    def times(self, reason: str, text: str = "") -> list[float]:
+        """When events of a reason were recorded."""
+        return [e.at for e in self.node.recorder if e.reason == reason and text in e.message]
 
-    async def _start(self, pod: Pod, sandbox: str, container: Container) -> None:
-        key = f"{pod.metadata.name}/{container.name}"
-        self.containers[key] = await self.pods.start(
-            sandbox, *(container.command or ()), name=f"{container.name}-{len(self.kill_seconds)}"
-        )
-        self.started_at[key] = time.time()
-
-    async def _keep(self, pod: Pod, sandbox: str, container: Container) -> None:
-        """Tell the manager what the runtime says, and restart the container when it ends or must."""
-        key = f"{pod.metadata.name}/{container.name}"
-        while True:
-            id = self.containers[key]
-            status = await self.pods.status(id)
-            state = _STATES.get(status.state, "waiting")
-            self.manager.update_container(
-                pod.uid, container.name, container_id=id, state=state, started_at=status.started_at / 1e9
-            )
-            failed = self.manager.failed(pod.uid, container.name, id)
-            if failed and key not in self._stopping:
-                specs = (s for s in probe_specs(pod) if s.container == container.name and s.type == failed)
-                grace = next(specs).grace_period_seconds
-                began = time.monotonic()
-                await self.pods.client.stop_container(
-                    id, grace or pod.spec.termination_grace_period_seconds or 1
-                )
-                self.kill_seconds.append(time.monotonic() - began)
-            elif state == "terminated" and key not in self._stopping:
-                self.restarts[key] += 1
-                await self._start(pod, sandbox, container)
-            await asyncio.sleep(LOOK_SECONDS)
+    def outcomes(self, name: str = "p") -> dict[str, int]:
+        (probe,) = self.manager.describe(pod=self.pod(name).uid)["probes"]
+        found: dict[str, int] = probe["outcomes"]
+        return found

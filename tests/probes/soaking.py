@@ -144,7 +144,7 @@ def main() -> None:
         found = asyncio.run(soak(kind, containers, seconds))
         assert answering.stdin is not None
         answering.stdin.close()
-    print(json.dumps(found))
+    print(json.dumps(found))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""The kubelet's own probe scenarios, on containers of a real containerd."""
+"""The kubelet's own probe scenarios, by a node on a real containerd."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from engine.runtime.client import RuntimeClient
-from tests.runtime.pods import Pods
+from engine.testing.containerd import Containerd
+from tests.node.conftest import Bench
 
 from .conftest import until
 from .scenario_node import ScenarioNode
@@ -55,138 +54,158 @@ FAST = {"periodMilliseconds": 200}
 
 
 @pytest.fixture
-async def node(containerd, tmp_path: Path, private_cgroup_root: str) -> AsyncIterator[ScenarioNode]:
-    client = RuntimeClient(str(containerd.socket))
-    node = ScenarioNode(Pods(client, tmp_path, private_cgroup_root, "containerd"))
-    await node.start()
+async def node(
+    containerd: Containerd, tmp_path: Path, private_cgroup_root: str
+) -> AsyncIterator[ScenarioNode]:
+    bench = Bench(
+        tmp_path,
+        containerd.socket,
+        cgroups_per_qos=True,
+        enforce_node_allocatable=["pods"],
+        cgroup_root=private_cgroup_root,
+    )
+    node = ScenarioNode(bench)
+    await bench.start()
     yield node
-    await node.stop()
-    await node.pods.remove_all()
-    await client.close()
+    closing = asyncio.ensure_future(bench.close())
+    done, _ = await asyncio.wait({closing}, timeout=5)
+    if not done:  # a container that ignores SIGTERM and has a minute left
+        await asyncio.to_thread(containerd.remove_pods)
+    await closing
 
 
 @pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
-@pytest.mark.parametrize("kind", UNHEALTHY_AFTER_2_S)
-async def test_failing_liveness_restarts_again_and_again(node, kind, sidecar):
-    script, probe = UNHEALTHY_AFTER_2_S[kind]
-    await node.run(
-        script,
-        sidecar=sidecar,
-        liveness={**probe, "failureThreshold": 1, "initialDelaySeconds": 1, "ms": FAST},
-    )
-    seen = [0]
+async def test_failing_liveness_restarts_again_and_again(node, sidecar):
+    for kind, (script, probe) in UNHEALTHY_AFTER_2_S.items():
+        times = {**FAST, "initialDelayMilliseconds": 1000}
+        node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
+    seen = dict.fromkeys(UNHEALTHY_AFTER_2_S, 0)
 
     def grown() -> bool:
-        assert node.restarts["p/app"] >= seen[-1]
-        seen.append(node.restarts["p/app"])
-        return seen[-1] >= 2
+        for kind in seen:
+            now = node.restarts(kind)
+            assert now >= seen[kind], "a restart count never falls"
+            seen[kind] = now
+        return min(seen.values()) >= 2
 
-    await until(grown, 40)
+    await until(grown, 60)
     assert any(message.startswith("Liveness probe failed: ") for message in node.messages())
-    assert node.restarts.get("p/main", 0) == 0
+    assert any("failed liveness probe" in message for message in node.messages("Killing"))
+    if sidecar:
+        assert {node.restarts(kind, "main") for kind in seen} == {0}
 
 
 @pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
 async def test_healthy_liveness_never_restarts(node, sidecar):
     for kind, (script, probe) in HEALTHY.items():
-        await node.run(
-            script, name=kind, sidecar=sidecar,
-            liveness={**probe, "failureThreshold": 1, "initialDelaySeconds": 1, "ms": FAST},
-        )  # fmt: skip
-    await until(lambda: all(p["outcomes"]["success"] > 10 for p in node.manager.describe()["probes"]), 30)
-    assert set(node.restarts.values()) == {0}
+        times = {**FAST, "initialDelayMilliseconds": 1000}
+        node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
+    await until(lambda: all(node.bench.phase(kind) == "Running" for kind in HEALTHY), 20)
+    await until(lambda: all(node.outcomes(kind)["success"] > 10 for kind in HEALTHY), 30)
+    assert {node.restarts(kind) for kind in HEALTHY} == {0}
     assert node.messages() == []
 
 
 async def test_initial_delay_is_honoured(node):
-    await node.run(WAIT, readiness={"exec": {"command": ["false"]}, "initialDelaySeconds": 3, "ms": FAST})
-    await until(node.messages)
-    assert node.first_event() >= 3
+    node.run(WAIT, readiness={"exec": {"command": ["false"]}, "initialDelaySeconds": 3, "ms": FAST})
+    await until(node.messages, 20)
+    assert node.times("Unhealthy")[0] - node.times("Started")[0] >= 2.5
 
 
 async def test_failing_readiness_never_restarts(node):
-    await node.run(WAIT, readiness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST})
-    await until(lambda: len(node.messages()) > 8)
-    assert node.restarts["p/app"] == 0
-    assert not node.manager.is_ready("uid-p", "app")
+    node.run(WAIT, readiness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST})
+    await until(lambda: len(node.messages()) > 8, 20)
+    assert node.restarts() == 0
+    assert not node.ready()
+    conditions = {c.type: c.status for c in node.pod().status.conditions or []}
+    assert conditions["Ready"] == "False"
 
 
 async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
     command = ["sh", "-c", "sleep 54321 & sleep 54322"]
-    await node.run(WAIT, liveness={"exec": {"command": command}, "failureThreshold": 3, "timeoutSeconds": 1})
+    node.run(WAIT, liveness={"exec": {"command": command}, "failureThreshold": 3, "timeoutSeconds": 1})
     await until(lambda: len(node.messages()) >= 2, 20)
     assert "timed out after 1s" in node.messages()[0]
-    assert node.restarts["p/app"] == 0
-    container = node.containers["p/app"]
+    assert node.restarts() == 0
+    container = node.container_id()
     lasting = [
         path
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if path.read_bytes() == b"sleep\054321\0"
+        if path.read_bytes() == b"sleep\x0054321\x00"
         and container.encode() in path.with_name("cgroup").read_bytes()
     ]
     assert len(lasting) <= 1, "only the attempt in hand may have one"
-    await until(lambda: node.restarts["p/app"] >= 1, 20)
+    await until(lambda: node.restarts() >= 1, 20)
 
 
 async def test_redirects(node):
     """A directory without its slash is a local redirect; the other goes to another host."""
-    await node.run(
-        HTTPD,
-        name="local",
-        liveness={"httpGet": {"port": 8080, "path": "/dir"}, "ms": FAST, "initialDelaySeconds": 1},
-    )
-    await node.run(
-        AWAY,
-        name="away",
-        liveness={"httpGet": {"port": 8080, "path": "/"}, "ms": FAST, "initialDelaySeconds": 1},
-    )
-    await until(lambda: node.messages("ProbeWarning"))
-    await until(lambda: node.manager.describe(pod="local")["probes"][0]["outcomes"]["success"] > 5)
+    times = {**FAST, "initialDelayMilliseconds": 1000}
+    node.run(HTTPD, name="local", liveness={"httpGet": {"port": 8080, "path": "/dir"}, "ms": times})
+    node.run(AWAY, name="away", liveness={"httpGet": {"port": 8080, "path": "/"}, "ms": times})
+    await until(lambda: node.messages("ProbeWarning"), 20)
+    await until(lambda: node.outcomes("local")["success"] > 5, 20)
     assert "Response body: <a href=0.0.0.0/>" in node.messages("ProbeWarning")[0]
     assert node.manager.describe()["loop"]["redirects"] > 5
-    assert set(node.restarts.values()) == {0}
+    assert node.restarts("local") == node.restarts("away") == 0
 
 
 async def test_startup_delays_liveness(node):
     """Liveness would fail from the beginning; it only counts once the startup probe has succeeded."""
-    await node.run(
+    node.run(
         f"sleep 3; touch /tmp/started; {WAIT}",
         startup={"exec": {"command": ["cat", "/tmp/started"]}, "failureThreshold": 60, "ms": FAST},
         liveness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST},
     )
-    await until(lambda: node.restarts["p/app"] == 1, 20)
-    liveness = [event.at for event in node.recorder if event.message.startswith("Liveness")]
-    started = next(r for r in node.results if r.type == "startup" and r.result == "success")
-    assert started.container_id
-    assert liveness[0] >= next(iter(node.recorder)).at + 2
+    await until(lambda: node.restarts() == 1, 30)
+    assert node.times("Unhealthy", "Liveness")[0] - node.times("Started")[0] >= 2.5
+    assert node.times("Unhealthy", "Startup")[0] < node.times("Unhealthy", "Liveness")[0]
 
 
 async def test_failing_startup_restarts(node):
-    await node.run(WAIT, startup={"exec": {"command": ["false"]}, "failureThreshold": 3, "ms": FAST})
-    await until(lambda: node.restarts["p/app"] >= 1, 20)
+    node.run(WAIT, startup={"exec": {"command": ["false"]}, "failureThreshold": 3, "ms": FAST})
+    await until(lambda: node.restarts() >= 1, 20)
+    assert any("failed startup probe" in message for message in node.messages("Killing"))
 
 
+@pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
 @pytest.mark.parametrize("type", ["liveness", "startup"])
-async def test_the_probes_own_grace_period_replaces_the_pods(node, type):
+async def test_the_probes_own_grace_period_replaces_the_pods(node, type, sidecar):
+    """The container ignores SIGTERM and its pod grants a minute; the probe grants a second."""
     probe = {"exec": {"command": ["false"]}, "failureThreshold": 1, "terminationGracePeriodSeconds": 1}
-    await node.run(STUBBORN, grace=60, **{type: {**probe, "ms": FAST}})
-    await until(lambda: node.kill_seconds, 30)
-    assert node.kill_seconds[0] < 30
+    node.run(STUBBORN, grace=60, sidecar=sidecar, **{type: {**probe, "ms": FAST}})
+    await until(lambda: node.restarts() >= 1, 30)
 
 
 async def test_probes_while_terminating(node):
     """Liveness ends with the pod's deletion, so nothing restarts; readiness goes on and turns."""
-    await node.run(
+    node.run(
         f"touch /tmp/r; trap 'sleep 1; rm /tmp/r; sleep 3; exit 0' TERM; {WAIT}",
+        grace=20,
         readiness={"exec": {"command": ["cat", "/tmp/r"]}, "failureThreshold": 1, "ms": FAST},
         liveness={"exec": {"command": ["cat", "/tmp/r"]}, "failureThreshold": 1, "ms": FAST},
     )
-    await until(lambda: node.manager.is_ready("uid-p", "app"))
-    deleting = asyncio.create_task(node.delete("p", 20))
-    began = time.monotonic()
+    await until(node.ready, 20)
+    node.delete()
     await until(lambda: any(m.startswith("Readiness probe failed") for m in node.messages()), 15)
-    assert time.monotonic() - began < 10
-    await deleting
     assert not any(message.startswith("Liveness") for message in node.messages())
-    assert not node.manager.is_ready("uid-p", "app")
-    assert node.restarts["p/app"] == 0
+    assert node.restarts() == 0
+    await until(lambda: node.bench.pod("p") is None, 20)
+    assert len(node.times("Started")) == 1
+
+
+async def test_ready_pods_stay_ready_across_an_agent_restart(node):
+    """And a startup probe that has succeeded is not run again for the same container."""
+    node.run(
+        f"mkdir /tmp/s; touch /tmp/ok; {WAIT}",
+        startup={"exec": {"command": ["rmdir", "/tmp/s"]}, "failureThreshold": 5, "ms": FAST},
+        readiness={"exec": {"command": ["cat", "/tmp/ok"]}, "ms": {"periodMilliseconds": 2000}},
+    )
+    await until(node.ready, 20)
+    await node.bench.restart()
+    await until(lambda: node.bench.pod("p") is not None and node.pod().status.container_statuses, 10)
+    assert node.ready()
+    await until(lambda: any(p["outcomes"]["success"] for p in node.manager.describe()["probes"]), 10)
+    assert node.ready()
+    assert node.restarts() == 0
+    assert node.messages() == []
