@@ -85,12 +85,12 @@ def main() -> int:
                 if coverage
                 else [str(seconds), *map(str, sorted(corpus.iterdir()))]
             )
-            print(f"{name}: {seconds} s", flush=True)
+            print(f"{name}: {seconds} s", flush=True)  # noqa: T201
             if subprocess.run([program, *arguments], cwd=directory, check=False).returncode != 0:
                 kept = HERE / f"crash-{name}"
                 for crash in directory.glob("crash*"):
                     shutil.copy(crash, kept)
-                print(f"{name} failed; its input, or the generator's state, is in {kept}", file=sys.stderr)
+                print(f"{name} failed; its input, or the generator's state, is in {kept}", file=sys.stderr)  # noqa: T201
                 return 1
     return 0
 

@@ -40,7 +40,7 @@ class Part:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509 - one thread, nothing but a prctl
                     env={
                         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
                     },

@@ -135,7 +135,7 @@ class Directory:
     def _check_alive(self, pool: Descriptors) -> None:
         """Raise `GroupGone` unless the path still names the directory that is open."""
         try:
-            status = os.stat(self.path)
+            status = os.stat(self.path)  # noqa: PTH116
         except OSError:
             self.forget(pool)
             raise GroupGone(self.path) from None

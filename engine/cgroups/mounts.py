@@ -96,4 +96,4 @@ def _controllers(path: str) -> list[str]:
     try:
         return Path(path, "cgroup.controllers").read_text().split()
     except OSError as error:
-        raise read_refused(error, os.path.join(path, "cgroup.controllers")) from error
+        raise read_refused(error, os.path.join(path, "cgroup.controllers")) from error  # noqa: PTH118

@@ -84,7 +84,7 @@ class SystemdSlices:
     @classmethod
     def connect(cls, address: str | None = None, *, running: str = RUNNING) -> SystemdSlices:
         """Raises `Refused` where systemd is not init, `Unavailable` where its bus does not answer."""
-        if not os.path.isdir(running):
+        if not os.path.isdir(running):  # noqa: PTH112
             raise Refused(
                 "cgroupDriver systemd needs systemd as init, which does not run here; "
                 "use cgroupDriver: cgroupfs",

@@ -97,7 +97,7 @@ class CgroupTree:
     def exists(self, name: CgroupName) -> bool:
         """Whether the group is there in every hierarchy."""
         path = to_path(name, self.driver)
-        return all(os.path.isdir(_below(h, path)) for h in self.mounts.hierarchies)
+        return all(os.path.isdir(_below(h, path)) for h in self.mounts.hierarchies)  # noqa: PTH112
 
     def make(self, name: CgroupName) -> Group:
         """Make a group and its ancestors where they are missing; adopt what is there.
@@ -381,7 +381,7 @@ def _below(hierarchy: Hierarchy, path: str) -> str:
 
 def _mkdir(path: str) -> bool:
     try:
-        os.mkdir(path, 0o755)
+        os.mkdir(path, 0o755)  # noqa: PTH102
     except FileExistsError:
         return False
     except OSError as error:
@@ -391,7 +391,7 @@ def _mkdir(path: str) -> bool:
 
 def _text(path: str) -> str:
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             return (file.read() or b"").decode().strip()
     except OSError as error:
         raise read_refused(error, path) from error
@@ -433,7 +433,7 @@ def _pids(path: str) -> list[int]:
 
 def _rmdir(path: str) -> None:
     try:
-        os.rmdir(path)
+        os.rmdir(path)  # noqa: PTH106
     except FileNotFoundError:
         return
     except OSError as error:
@@ -444,4 +444,4 @@ def _rmdir(path: str) -> None:
             raise
         for child in children:
             _rmdir(f"{path}/{child}")
-        os.rmdir(path)
+        os.rmdir(path)  # noqa: PTH106

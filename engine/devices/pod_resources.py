@@ -126,15 +126,15 @@ class _V1(ServicerV1):
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    async def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Any:
+    async def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
         return await self._server.answer("v1", "list", context, self._list)
 
-    async def GetAllocatableResources(
+    async def GetAllocatableResources(  # noqa: N802
         self, request: v1.AllocatableResourcesRequest, context: Context
     ) -> Any:
         return await self._server.answer("v1", "get_allocatable", context, self._allocatable)
 
-    async def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Any:
+    async def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Any:  # noqa: N802
         return await self._server.answer("v1", "get", context, lambda: self._get(request))
 
     def _list(self) -> v1.ListPodResourcesResponse:
@@ -177,7 +177,7 @@ class _V1alpha1(ServicerV1alpha1):
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    async def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Any:
+    async def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
         return await self._server.answer("v1alpha1", "list", context, self._list)
 
     def _list(self) -> v1alpha1.ListPodResourcesResponse:

@@ -79,7 +79,7 @@ class RegistrationServer(RegistrationServicer):
             self._server = None
             self.path.unlink(missing_ok=True)
 
-    async def Register(
+    async def Register(  # noqa: N802
         self,
         request: wire.RegisterRequest,
         context: grpc.aio.ServicerContext[wire.RegisterRequest, wire.Empty],

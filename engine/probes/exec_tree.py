@@ -62,7 +62,7 @@ def kill_orphaned(container_id: str, sessions: set[Session]) -> list[int]:
 
 
 def _pids() -> Iterator[int]:
-    for name in os.listdir(PROC):
+    for name in os.listdir(PROC):  # noqa: PTH208 - thousands of entries, and only names are wanted
         if name.isdecimal():
             yield int(name)
 

@@ -56,7 +56,7 @@ class Archive:
         self._tar: tarfile.TarFile | None = None
         if not path.is_dir():
             try:
-                self._tar = tarfile.open(path)
+                self._tar = tarfile.open(path)  # noqa: SIM115  (closed by __exit__)
             except (tarfile.TarError, EOFError) as error:
                 raise InvalidInput(f"not an image archive: {error}", subject=str(path)) from None
 

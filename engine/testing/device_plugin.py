@@ -198,14 +198,14 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
 
     # The protocol.
 
-    async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:
+    async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:  # noqa: N802
         await self._misbehave(context, Fault.OPTIONS_FAIL, Fault.OPTIONS_HANG)
         return wire.DevicePluginOptions(
             pre_start_required=self.pre_start,
             get_preferred_allocation_available=self.prefer is not None,
         )
 
-    async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[Any]:
+    async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
         await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
         sent = -1
@@ -217,7 +217,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
             yield wire.ListAndWatchResponse(devices=self._devices)
 
-    async def GetPreferredAllocation(
+    async def GetPreferredAllocation(  # noqa: N802
         self, request: wire.PreferredAllocationRequest, context: Context
     ) -> wire.PreferredAllocationResponse:
         await self._misbehave(context, Fault.PREFERRED_FAILS, Fault.PREFERRED_HANGS)
@@ -231,7 +231,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
-    async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:
+    async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:  # noqa: N802
         await self._misbehave(context, Fault.ALLOCATE_FAILS, Fault.ALLOCATE_HANGS)
         self.allocations.append([list(container.devices_ids) for container in request.container_requests])
         if Fault.ALLOCATE_EMPTY in self.faults:
@@ -242,19 +242,19 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
             ]
         )
 
-    async def PreStartContainer(
+    async def PreStartContainer(  # noqa: N802
         self, request: wire.PreStartContainerRequest, context: Context
     ) -> wire.PreStartContainerResponse:
         await self._misbehave(context, Fault.PRE_START_FAILS, Fault.PRE_START_HANGS)
         self.pre_started.append(list(request.devices_ids))
         return wire.PreStartContainerResponse()
 
-    async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:
+    async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:  # noqa: N802
         return registration.PluginInfo(
             type="DevicePlugin", name=self.resource, endpoint="", supported_versions=["v1beta1"]
         )
 
-    async def NotifyRegistrationStatus(
+    async def NotifyRegistrationStatus(  # noqa: N802
         self, request: registration.RegistrationStatus, context: Context
     ) -> registration.RegistrationStatusResponse:
         self.status.append(request)

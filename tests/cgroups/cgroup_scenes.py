@@ -1,6 +1,7 @@
 """What must hold on a real kernel, v1 or v2 alike. Each scene takes a private cgroup root, and returns
 what it saw in plain data; it removes all that it made."""
 
+# ruff: noqa: PTH102, PTH106, PTH110, PTH123
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Each refusal of the kernel in turn, on a real one. Like `cgroup_scenes`."""
 
+# ruff: noqa: PTH102, PTH106, PTH112
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_POST = do_GET
+    do_POST = do_GET  # noqa: N815 - the standard library's name
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -116,7 +116,7 @@ class Agent:
         """Wait for something to become true; fail with the manager's view if it does not."""
         try:
             async with asyncio.timeout(seconds):
-                while not condition():
+                while not condition():  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
         except TimeoutError:
             pytest.fail(f"did not come true: {self.manager.describe()}")

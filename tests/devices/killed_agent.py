@@ -52,12 +52,12 @@ async def main(directory: Path, step: str) -> None:
         fault=fault,
     )
     await manager.start()
-    while not manager.state.resources[GPU].reported:
+    while not manager.state.resources[GPU].reported:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await manager._file.flush()
     armed = True
     await manager.allocate(victim)
-    print("started", flush=True)
+    print("started", flush=True)  # noqa: T201
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -74,7 +74,7 @@ class PrivateNode:
 
         process = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _EAT, str(mib * MIB), str(threads)],
-            preexec_fn=join,
+            preexec_fn=join,  # noqa: PLW1509 - a thread of ours holds no lock that it needs
             stdout=subprocess.PIPE,
             start_new_session=True,
         )

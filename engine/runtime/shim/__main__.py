@@ -10,6 +10,6 @@ for name, path in (("engine", here.parent.parent), ("engine.runtime", here.paren
     package.__path__ = [str(path)]
     sys.modules[name] = package
 
-from engine.runtime.shim.spawner import main
+from engine.runtime.shim.spawner import main  # noqa: E402
 
 main(int(sys.argv[1]))
