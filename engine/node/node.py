@@ -168,6 +168,7 @@ class Node:
             gone=lambda uid: self._pods is not None and self._pods.is_gone(uid),
             over=lambda uid: self._pods is not None and self._pods.is_over(uid),
             runs=runs,
+            running=lambda: [c for record in watch.pods.values() for c in record.running],
             sources_ready=self._sources_ready,
             capacity_changed=self._capacity_changed,
             probed=self._probed,

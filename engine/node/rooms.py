@@ -5,7 +5,7 @@ Each gets what it needs from the node and knows nothing of the others but what i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,8 @@ from engine.eviction import EvictionManager, NodeView
 from engine.images import ImageManager
 from engine.metrics import Registry
 from engine.node.inotify import Watch
+from engine.node.log_rotation import LogRotation
+from engine.node.runtime_state import ContainerRecord
 from engine.probes import ProbeManager, ProbeResult
 from engine.runtime.client import RuntimeClient
 
@@ -37,7 +39,7 @@ class Rooms:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
     `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `runs(uid, container)`:
-    the runtime runs it. `view` says what counts as the node for eviction, the whole machine by default.
+    the runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for eviction, the whole machine by default.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Rooms:
         gone: Callable[[str], bool],
         over: Callable[[str], bool],
         runs: Callable[[str, str], bool],
+        running: Callable[[], Iterable[ContainerRecord]],
         sources_ready: Callable[[], bool],
         capacity_changed: Callable[[], None],
         probed: Callable[[ProbeResult], None],
@@ -126,8 +129,14 @@ class Rooms:
             registry=registry,
             section=kubengine_config.preemption,
         )
+        self._logs = LogRotation(config=config, runtime=runtime, running=running, clock=clock)
         self._before_pods: tuple[Managed, ...] = (self.devices, self.probes)
-        self._beside_pods: tuple[Managed, ...] = (self.images, self.containers, self.eviction)
+        self._beside_pods: tuple[Managed, ...] = (
+            self.images,
+            self.containers,
+            self.eviction,
+            self._logs,
+        )
 
     def by_name(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""

@@ -1,0 +1,117 @@
+"""Keeps containers' logs within `containerLogMaxSize` and `containerLogMaxFiles`, as the kubelet names them.
+
+A log that has grown too large is moved to `<log>.<time>` and the runtime opens a new one; of the moved
+ones the latest stays plain (a reader may be in it), earlier ones are compressed, the oldest deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.quantity import Quantity
+from engine.node.runtime_state import ContainerRecord
+from engine.runtime.client import RuntimeClient
+
+log = logging.getLogger("kubengine.logs")
+
+COMPRESSED = ".gz"
+UNFINISHED = ".tmp"
+
+
+def log_limits(config: KubeletConfiguration) -> tuple[int, int]:
+    """Bytes of one file, negative for no limit, and the number of files. Raises `InvalidInput`."""
+    size = Quantity.parse(config.container_log_max_size).value
+    if config.container_log_max_files <= 1:
+        text = f"expected more than 1, got {config.container_log_max_files}"
+        raise InvalidInput(text, subject="containerLogMaxFiles")
+    return size, config.container_log_max_files
+
+
+def rotated_name(path: Path, now: float) -> Path:
+    return path.with_name(f"{path.name}.{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}")
+
+
+def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[Path]]:
+    """Of a log's moved files: which to delete and which to compress, leaving room for one more.
+
+    Names sort by time. Unfinished compressions are deleted.
+    """
+    names = sorted(rotated, key=lambda path: path.name.removesuffix(COMPRESSED))
+    unfinished = [path for path in names if path.name.endswith(UNFINISHED)]
+    finished = [path for path in names if not path.name.endswith(UNFINISHED)]
+    excess = max(0, len(finished) - (max_files - 2))
+    plain = [path for path in finished[excess:] if path.suffix != COMPRESSED]
+    return [*unfinished, *finished[:excess]], plain
+
+
+class LogRotation:
+    """`running()` gives the containers whose logs are looked at every `containerLogMonitorInterval`."""
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        runtime: RuntimeClient,
+        running: Callable[[], Iterable[ContainerRecord]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._max_size, self._max_files = log_limits(config)
+        self._interval = float(config.container_log_monitor_interval)
+        self._runtime = runtime
+        self._running = running
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._max_size >= 0:
+            self._task = asyncio.create_task(self._loop(), name="log rotation")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            for container in self._running():
+                path = Path(container.log_path)
+                try:
+                    if container.log_path and path.stat().st_size > self._max_size:
+                        await self._rotate(container, path)
+                except FileNotFoundError:
+                    continue
+                except (KubengineError, OSError) as error:
+                    log.warning("log %s was not rotated: %s", path, error)
+
+    async def _rotate(self, container: ContainerRecord, path: Path) -> None:
+        await asyncio.to_thread(_make_room, path, self._max_files)
+        moved = rotated_name(path, self._clock())
+        path.rename(moved)
+        try:
+            await self._runtime.reopen_container_log(container.id)
+        except Refused:
+            with contextlib.suppress(OSError):
+                moved.rename(path)
+            raise
+
+
+def _make_room(path: Path, max_files: int) -> None:
+    delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
+    for old in delete:
+        old.unlink(missing_ok=True)
+    for old in compress:
+        unfinished = old.with_name(f"{old.name}{UNFINISHED}")
+        with old.open("rb") as source, gzip.open(unfinished, "wb") as target:
+            shutil.copyfileobj(source, target)
+        unfinished.replace(old.with_name(f"{old.name}{COMPRESSED}"))
+        old.unlink()
