@@ -12,10 +12,11 @@ It isn't meant for production: there is no seccomp, AppArmor or SELinux, no regi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.runtime import cdi
 from engine.runtime.hollow import HollowBackend
 from engine.runtime.processes import ProcessBackend
 from engine.runtime.server import CriServer
@@ -44,6 +45,7 @@ class EmbeddedRuntime:
         pod_cidr: str | None = None,
         cgroup_mount: Path = Path("/sys/fs/cgroup"),
         overlay: bool = True,
+        cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
     ) -> None:
         self._processes: ProcessBackend | None = None
         if not hollow:
@@ -55,6 +57,7 @@ class EmbeddedRuntime:
                 pod_cidr=pod_cidr,
                 archives=archives,
                 overlay=overlay,
+                cdi_directories=cdi_directories,
             )
         self.service = RuntimeService(self._processes or HollowBackend(), cgroup_driver=cgroup_driver)
         self._server = CriServer(Path(socket), self.service)

@@ -66,18 +66,18 @@ class Hierarchy:
                     f"writing {value!r}: {error.strerror}", subject=str(file), errno=error.errno
                 ) from None
 
-    def allow_devices(self, path: str, rules: Iterable[str] | None) -> None:
+    def allow_devices(self, path: str, devices: Sequence[cri.Device] | None) -> None:
         """v1: the device list; None allows all. v2 has no file for it (it would need a BPF program)."""
         tree = self.trees.get("devices")
         if tree is None:
             return
         directory = tree / path.strip("/")
         with contextlib.suppress(PermissionError):
-            if rules is None:
+            if devices is None:
                 cgroup.write(f"{directory}/devices.allow", "a")
                 return
             cgroup.write(f"{directory}/devices.deny", "a")
-            for rule in (*DEFAULT_DEVICES, *rules):
+            for rule in (*DEFAULT_DEVICES, *_device_rules(devices)):
                 cgroup.write(f"{directory}/devices.allow", rule)
 
     def views(self, path: str) -> list[tuple[str, str]]:
@@ -213,3 +213,20 @@ def remove(directories: Sequence[str]) -> None:
     if existing:
         cgroup.kill_all(existing)
         cgroup.remove(existing)
+
+
+def _device_rules(devices: Sequence[cri.Device]) -> list[str]:
+    """Rules for the wanted devices, those in directories included. Raises InvalidInput."""
+    rules = []
+    for device in devices:
+        top = Path(device.host_path)
+        nodes = [p for p in top.rglob("*") if not p.is_dir()] if top.is_dir() else [top]
+        for node in nodes:
+            try:
+                status = node.stat()
+            except OSError as error:
+                raise InvalidInput(error.strerror or "unreadable", subject=f"device {node}") from None
+            kind = "b" if node.is_block_device() else "c"
+            numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+            rules.append(f"{kind} {numbers} {device.permissions or 'rwm'}")
+    return rules

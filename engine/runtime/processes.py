@@ -15,12 +15,12 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, Refused
-from engine.runtime import hierarchy, requests, usage
+from engine.runtime import cdi, hierarchy, requests, usage
 from engine.runtime.addresses import PodNetwork
 from engine.runtime.backend import ExecResult, Listener
 from engine.runtime.failures import Missing, TimedOut
@@ -29,9 +29,9 @@ from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, C
 from engine.runtime.shim import linux
 from engine.runtime.spawning import Conversation, Spawner
 from engine.runtime.state import Extras, StateDirectory
+from engine.runtime.watching import Watcher, lives, send_signal, settled
 from engine.wire import cri_v1_pb2 as cri
 
-KILL_TIMEOUT = 30.0
 STARTS_AT_ONCE = 16
 LOST = 255
 
@@ -51,6 +51,7 @@ class ProcessBackend:
         pod_cidr: str | None = None,
         archives: Path | None = None,
         overlay: bool = True,
+        cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
@@ -64,10 +65,10 @@ class ProcessBackend:
         self._hierarchy = hierarchy.Hierarchy(cgroup_mount)
         self._driver = cgroup_driver
         self._overlay = overlay
+        self._cdi_directories = cdi_directories
         self._spawner = Spawner(self.state.path)
         self._extras: dict[str, Extras] = {}
-        self._ended: dict[str, asyncio.Event] = {}
-        self._watched: set[int] = set()
+        self._watcher = Watcher()
         self._usage = usage.Usage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._lock = -1
@@ -96,11 +97,7 @@ class ProcessBackend:
         await self._spawner.start()
 
     async def stop(self) -> None:
-        loop = asyncio.get_running_loop()
-        for fd in self._watched:
-            loop.remove_reader(fd)
-            os.close(fd)
-        self._watched.clear()
+        self._watcher.close()
         await self._spawner.stop()
         if self._lock >= 0:
             os.close(self._lock)
@@ -144,7 +141,7 @@ class ProcessBackend:
             await asyncio.shield(self._discard_sandbox(sandbox, extras))
             raise
         self._extras[sandbox.id] = extras
-        self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
+        self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
 
     async def _bring_up(self, sandbox: Sandbox, extras: Extras, talk: Conversation) -> None:
         ready = False
@@ -170,8 +167,8 @@ class ProcessBackend:
         extras = self._extras.get(sandbox.id)
         if extras is None:
             return
-        _signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
-        await self._wait_end(sandbox.id)
+        send_signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
+        await self._watcher.killed(sandbox.id)
         sandbox.pid = 0
         self._release_address(sandbox)
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
@@ -185,7 +182,7 @@ class ProcessBackend:
 
     async def _discard_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
         """Undo a sandbox that was never whole."""
-        _signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
+        send_signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
         self._release_address(sandbox)
         self.state.forget(sandbox)
@@ -201,18 +198,15 @@ class ProcessBackend:
             self.state.save_sandbox(sandbox, self._extras[sandbox.id])
 
     async def _adopt_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
-        def lives() -> bool:
-            return sandbox.pid > 0 and linux.start_time(sandbox.pid) == sandbox.start_time
-
         if extras.made:
-            await _settled(lambda: self.state.up(sandbox) or not lives())
+            await settled(lambda: self.state.up(sandbox) or not lives(sandbox.pid, sandbox.start_time))
         if not (extras.made and self.state.up(sandbox)):
             await self._discard_sandbox(sandbox, extras)
             return
         self._extras[sandbox.id] = extras
         self._records.add_sandbox(sandbox)
-        if lives():
-            self._watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
+        if lives(sandbox.pid, sandbox.start_time):
+            self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
         else:
             sandbox.state, sandbox.pid = NOT_READY, 0
             hierarchy.remove(self._hierarchy.directories(extras.cgroup))
@@ -232,6 +226,7 @@ class ProcessBackend:
         request = requests.container_request(
             container,
             stored,
+            config=cdi.with_devices(container.config, self._cdi_directories),
             directory=self.state.directory(container),
             rootfs=self._rootfs(stored, place),
             cgroups=self._hierarchy.directories(path),
@@ -245,7 +240,7 @@ class ProcessBackend:
             cgroup=path,
             layers=[*stored.layers, *(layer for _, image in volumes.values() for layer in image.layers)],
             request=request,
-            stop_signal=_stop_signal(container.config, stored.config),
+            stop_signal=requests.stop_signal(container.config, stored.config),
         )
         try:
             for name in ("rootfs", "upper", "work"):
@@ -298,19 +293,15 @@ class ProcessBackend:
         if "error" in message:
             raise Refused(message["error"], subject=subject)
         container.started_at = message["started"]
-        self._watch(container.id, container.shim, lambda: self._container_gone(container))
+        self._watcher.watch(container.id, container.shim, lambda: self._container_gone(container))
 
     async def stop_container(self, container: Container, grace: float) -> None:
-        ended = self._ended.get(container.id)
-        if ended is None:
-            return
         if grace > 0:
-            _signal(container.pid, container.start_time, self._extras[container.id].stop_signal)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), grace)
+            send_signal(container.pid, container.start_time, self._extras[container.id].stop_signal)
+            if await self._watcher.ended(container.id, grace):
                 return
-        _signal(container.pid, container.start_time, signal.SIGKILL)
-        await self._wait_end(container.id)
+        send_signal(container.pid, container.start_time, signal.SIGKILL)
+        await self._watcher.killed(container.id)
 
     async def remove_container(self, container: Container) -> None:
         extras = self._extras[container.id]
@@ -344,7 +335,7 @@ class ProcessBackend:
     async def reopen_log(self, container: Container) -> None:
         if not container.log_path:
             return
-        _signal(container.shim, container.shim_start_time, signal.SIGUSR1)
+        send_signal(container.shim, container.shim_start_time, signal.SIGUSR1)
         for _ in range(200):
             if Path(container.log_path).exists():
                 return
@@ -365,8 +356,10 @@ class ProcessBackend:
         security = container.config.linux.security_context
         self._hierarchy.make(extras.cgroup)
         self._hierarchy.apply(extras.cgroup, container.config.linux.resources)
-        rules = None if security.privileged else _device_rules(container.config.devices)
-        self._hierarchy.allow_devices(extras.cgroup, rules)
+        devices = [
+            cri.Device(host_path=d["host"], permissions=d["permissions"]) for d in extras.request["devices"]
+        ]
+        self._hierarchy.allow_devices(extras.cgroup, None if security.privileged else devices)
 
     def _container_gone(self, container: Container) -> None:
         """Its shim has ended."""
@@ -375,7 +368,7 @@ class ProcessBackend:
             return
         ending = self.state.ending(container)
         if ending is None:
-            _signal(container.pid, container.start_time, signal.SIGKILL)
+            send_signal(container.pid, container.start_time, signal.SIGKILL)
             hierarchy.remove(self._hierarchy.directories(extras.cgroup))
             self._listener.container_exited(
                 container, exit_code=LOST, finished_at=time.time_ns(), reason="Error",
@@ -395,7 +388,7 @@ class ProcessBackend:
         self._records.add_container(container)
         if container.state == EXITED or not container.shim:
             return
-        await _settled(lambda: self.state.started(container) > 0 or not self._shim_lives(container))
+        await settled(lambda: self.state.started(container) > 0 or not _shim_lives(container))
         started = self.state.started(container)
         if not started:
             container.state, container.pid, container.shim = CREATED, 0, 0
@@ -403,13 +396,10 @@ class ProcessBackend:
             self.state.save_container(container, extras)
             return
         container.state, container.started_at = RUNNING, started
-        if self._shim_lives(container) and self.state.ending(container) is None:
-            self._watch(container.id, container.shim, lambda: self._container_gone(container))
+        if _shim_lives(container) and self.state.ending(container) is None:
+            self._watcher.watch(container.id, container.shim, lambda: self._container_gone(container))
         else:
             self._container_gone(container)
-
-    def _shim_lives(self, container: Container) -> bool:
-        return linux.start_time(container.shim) == container.shim_start_time != 0
 
     # Stats
 
@@ -454,38 +444,6 @@ class ProcessBackend:
             os.close(self._lock)
             self._lock = -1
             raise Refused("another runtime uses it", subject=str(self.state.path)) from None
-
-    def _watch(self, identifier: str, pid: int, gone: Callable[[], None]) -> None:
-        """Call `gone` once process `pid`, a shim or a sandbox's own, has ended."""
-        ended = self._ended[identifier] = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            loop.call_soon(self._on_end, identifier, -1, ended, gone)
-            return
-        self._watched.add(fd)
-        loop.add_reader(fd, self._on_end, identifier, fd, ended, gone)
-
-    def _on_end(self, identifier: str, fd: int, ended: asyncio.Event, gone: Callable[[], None]) -> None:
-        if fd >= 0:
-            asyncio.get_running_loop().remove_reader(fd)
-            self._watched.discard(fd)
-            os.close(fd)
-        self._ended.pop(identifier, None)
-        try:
-            gone()
-        finally:
-            ended.set()
-
-    async def _wait_end(self, identifier: str) -> None:
-        ended = self._ended.get(identifier)
-        if ended is None:
-            return
-        try:
-            await asyncio.wait_for(ended.wait(), KILL_TIMEOUT)
-        except TimeoutError:
-            raise Refused(f"still there {KILL_TIMEOUT:g}s after SIGKILL", subject=identifier) from None
 
     def _layers_in_use(self) -> set[str]:
         return {layer for extras in self._extras.values() for layer in extras.layers}
@@ -534,62 +492,5 @@ class ProcessBackend:
             raise Missing("no such path in the image", subject=str(place.relative_to(top)))
 
 
-async def _settled(decided: Callable[[], bool]) -> None:
-    """A process that had its go says so in a moment, one that didn't ends; waits 5 s at most."""
-    for _ in range(500):
-        if decided():
-            return
-        await asyncio.sleep(0.01)
-
-
-def _signal(pid: int, start_time: int, number: int) -> None:
-    """Signal that very process, never another that got its number."""
-    if pid <= 0:
-        return
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if linux.start_time(pid) == start_time:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, number)
-    finally:
-        os.close(fd)
-
-
-def _stop_signal(config: cri.ContainerConfig, image: dict[str, Any]) -> int:
-    if config.stop_signal:
-        name = cri.Signal.Name(config.stop_signal)
-    else:
-        name = str(image.get("StopSignal") or "SIGTERM").upper()
-    if name.isdigit():
-        return int(name)
-    base, plus, offset = name.replace("PLUS", "+").replace("MINUS", "-").partition("+")
-    if not plus:
-        base, plus, offset = base.partition("-")
-        offset = f"-{offset}" if plus else "0"
-    try:
-        number = {"SIGCLD": signal.SIGCHLD, "SIGPOLL": signal.SIGIO}.get(base) or signal.Signals[
-            base if base.startswith("SIG") else f"SIG{base}"
-        ]
-        return int(number) + int(offset)
-    except (KeyError, ValueError):
-        raise InvalidInput("unknown stop signal", subject=name) from None
-
-
-def _device_rules(devices: Sequence[cri.Device]) -> list[str]:
-    """v1 device rules for the wanted devices, directories included."""
-    rules = []
-    for device in devices:
-        top = Path(device.host_path)
-        nodes = [p for p in top.rglob("*") if not p.is_dir()] if top.is_dir() else [top]
-        for node in nodes:
-            try:
-                status = node.stat()
-            except OSError as error:
-                raise InvalidInput(error.strerror or "unreadable", subject=f"device {node}") from None
-            kind = "b" if node.is_block_device() else "c"
-            numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-            rules.append(f"{kind} {numbers} {device.permissions or 'rwm'}")
-    return rules
+def _shim_lives(container: Container) -> bool:
+    return lives(container.shim, container.shim_start_time)

@@ -6,6 +6,7 @@ Pure: nothing here touches the system, except for the text of the host's own hos
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,8 @@ def check_sandbox(sandbox: Sandbox) -> None:
         ):
             raise InvalidInput(f"sysctl {key} needs an IPC namespace of the pod's own", subject=subject)
     for mapping in sandbox.config.port_mappings:
-        if mapping.host_port:
-            raise Unsupported(f"host ports are left out ({mapping.host_port})", subject=subject)
+        if mapping.host_port and mapping.protocol != cri.TCP:
+            raise Unsupported(f"host port {mapping.host_port}: only TCP is forwarded", subject=subject)
 
 
 def hostname(sandbox: Sandbox) -> str:
@@ -70,6 +71,11 @@ def sandbox_request(
         "sysctls": dict(sandbox.config.linux.sysctls),
         "cgroups": list(cgroups),
         "network": dict(network or {}),
+        "forwards": [
+            (mapping.host_ip or "0.0.0.0", mapping.host_port, network["address"], mapping.container_port)
+            for mapping in sandbox.config.port_mappings
+            if mapping.host_port and network
+        ],
     }
 
 
@@ -77,6 +83,7 @@ def container_request(
     container: Container,
     image: StoredImage,
     *,
+    config: cri.ContainerConfig,
     directory: Path,
     rootfs: Mapping[str, Any],
     cgroups: Sequence[str],
@@ -86,8 +93,8 @@ def container_request(
     image_volumes: Mapping[str, str],
     target: Container | None,
 ) -> dict[str, Any]:
-    """`etc` holds the sandbox's hosts, resolv.conf and hostname files."""
-    config, sandbox = container.config, container.sandbox
+    """`config` is the container's with its CDI devices' edits, `etc` holds the sandbox's files for /etc."""
+    sandbox = container.sandbox
     security = config.linux.security_context
     keep = capabilities(security)
     return {
@@ -111,7 +118,10 @@ def container_request(
         "oom_score_adj": config.linux.resources.oom_score_adj,
         "rootfs": dict(rootfs),
         "mounts": mounts(config, etc, image_volumes),
-        "devices": [{"host": d.host_path, "container": d.container_path} for d in config.devices],
+        "devices": [
+            {"host": d.host_path, "container": d.container_path, "permissions": d.permissions}
+            for d in config.devices
+        ],
         "privileged": security.privileged,
         "masked_paths": [] if security.privileged else list(security.masked_paths),
         "readonly_paths": [] if security.privileged else list(security.readonly_paths),
@@ -267,3 +277,24 @@ def _names(wanted: Any) -> set[str]:
     if unknown:
         raise InvalidInput(f"unknown capability {sorted(unknown)[0]!r}", subject="capabilities")
     return set(CAPABILITIES) if "ALL" in names else names
+
+
+def stop_signal(config: cri.ContainerConfig, image: dict[str, Any]) -> int:
+    """The signal number that stops it: the pod's wish, else the image's, else SIGTERM."""
+    if config.stop_signal:
+        name = cri.Signal.Name(config.stop_signal)
+    else:
+        name = str(image.get("StopSignal") or "SIGTERM").upper()
+    if name.isdigit():
+        return int(name)
+    base, plus, offset = name.replace("PLUS", "+").replace("MINUS", "-").partition("+")
+    if not plus:
+        base, plus, offset = base.partition("-")
+        offset = f"-{offset}" if plus else "0"
+    try:
+        number = {"SIGCLD": signal.SIGCHLD, "SIGPOLL": signal.SIGIO}.get(base) or signal.Signals[
+            base if base.startswith("SIG") else f"SIG{base}"
+        ]
+        return int(number) + int(offset)
+    except (KeyError, ValueError):
+        raise InvalidInput("unknown stop signal", subject=name) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, until
+from tests.runtime.pods import Pods, embedded_runtime, until
 
 
 def secure(**fields: object) -> cri.LinuxContainerConfig:
@@ -402,3 +403,92 @@ async def test_stats(pods: Pods) -> None:
     assert pod.linux.cpu.usage_core_nano_seconds.value > 50_000_000
     assert pod.linux.network.default_interface.name == "eth0"
     assert [c.attributes.id for c in pod.linux.containers] == [container]
+
+
+@pytest.mark.root
+async def test_host_port_leads_into_the_pod_as_long_as_it_lives(embedded: Pods) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mapping = cri.PortMapping(container_port=8080, host_port=port, host_ip="127.0.0.1")
+    sandbox = await embedded.pod(port_mappings=[mapping])
+    await embedded.shell("httpd -f -p 8080 -h /www", sandbox)
+
+    async def fetch() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def answers() -> bool:
+        try:
+            return (await fetch()).endswith(b"ok\n")
+        except ConnectionError:
+            return False
+
+    await until(answers)
+    assert all(answer.endswith(b"ok\n") for answer in await asyncio.gather(*(fetch() for _ in range(20))))
+    with pytest.raises(Refused, match=f"host port {port}: Address already in use"):
+        await embedded.pod(port_mappings=[mapping])
+    with pytest.raises(Refused, match="only TCP"):
+        await embedded.pod(port_mappings=[cri.PortMapping(protocol=cri.UDP, container_port=1, host_port=1)])
+    await embedded.client.stop_pod_sandbox(sandbox)
+
+    async def closed() -> bool:
+        try:
+            await fetch()
+        except ConnectionError:
+            return True
+        return False
+
+    await until(closed)
+
+
+@pytest.mark.root
+async def test_cdi_devices_bring_nodes_mounts_and_environment(
+    tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
+) -> None:
+    specifications = tmp_path / "cdi"
+    specifications.mkdir()
+    (tmp_path / "library").write_text("driver\n")
+    (specifications / "vendor.json").write_text(
+        json.dumps(
+            {
+                "cdiVersion": "0.6.0",
+                "kind": "vendor.example/gpu",
+                "containerEdits": {
+                    "mounts": [
+                        {
+                            "hostPath": str(tmp_path / "library"),
+                            "containerPath": "/usr/lib/driver",
+                            "options": ["ro"],
+                        }
+                    ]
+                },
+                "devices": [
+                    {
+                        "name": "0",
+                        "containerEdits": {
+                            "env": ["GPU=zero"],
+                            "deviceNodes": [{"path": "/dev/gpu0", "hostPath": "/dev/zero"}],
+                        },
+                    },
+                    {"name": "hooked", "containerEdits": {"hooks": [{"hookName": "createContainer"}]}},
+                ],
+            }
+        )
+    )
+    async with embedded_runtime(
+        tmp_path, busybox_archive, private_cgroup_root, cdi_directories=[specifications]
+    ) as pods:
+        text = await pods.output(
+            "echo $GPU; head -c 3 /dev/gpu0 | wc -c; cat /usr/lib/driver",
+            CDI_devices=[cri.CDIDevice(name="vendor.example/gpu=0")],
+        )
+        assert text == "zero\n3\ndriver"
+        sandbox = await pods.pod()
+        with pytest.raises(Refused, match="gpu=9"):
+            await pods.create(sandbox, "true", CDI_devices=[cri.CDIDevice(name="vendor.example/gpu=9")])
+        with pytest.raises(Refused, match="hooks"):
+            await pods.create(sandbox, "true", CDI_devices=[cri.CDIDevice(name="vendor.example/gpu=hooked")])

@@ -12,7 +12,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from engine.runtime.shim import cgroup, linux, network
+from engine.runtime.shim import cgroup, forward, linux, network
+from engine.runtime.shim.container import detach_stdio
 
 if TYPE_CHECKING:
     from engine.runtime.shim.spawner import Report
@@ -24,6 +25,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     flags = linux.CLONE_NEWNS
     flags |= 0 if request["host_ipc"] else linux.CLONE_NEWIPC
     flags |= 0 if request["host_pid"] else linux.CLONE_NEWPID
+    listeners = forward.listen(request["forwards"])
     if not request["host_network"]:
         flags |= linux.CLONE_NEWUTS
         host = network.Netlink()
@@ -34,7 +36,14 @@ def run(request: dict[str, Any], report: Report) -> int:
     child = os.fork()
     if child:
         report.send({"pid": child, "start_time": linux.start_time(child)})
+        report.close()
+        if listeners:
+            linux.set_process_name("kubengine-ports")
+            detach_stdio()
+            forward.serve(listeners, child)
         return 0
+    for listener, _, _ in listeners:
+        listener.close()
     try:
         directory = os.open(request["directory"], os.O_RDONLY | os.O_CLOEXEC)
         _prepare(request)
@@ -59,10 +68,7 @@ def _prepare(request: dict[str, Any]) -> None:
         socket.sethostname(request["hostname"])
     for key, value in request["sysctls"].items():
         cgroup.write(f"/proc/sys/{key.replace('.', '/')}", value)
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    os.close(null)
+    detach_stdio()
     linux.mount("", "/", "", linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("shm", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
                 f"mode=1777,size={SHM_SIZE}")  # fmt: skip

@@ -1,0 +1,85 @@
+"""Container Device Interface: what a device's specification file adds to a container.
+
+Files (`*.json`, `*.yaml`) in the given directories, a later directory winning; a device is named
+`vendor.com/class=name` (Container Device Interface specification 0.8). Environment, device nodes and
+mounts are applied, hooks are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import InvalidInput
+from engine.runtime.failures import Missing, Unsupported
+from engine.wire import cri_v1_pb2 as cri
+
+DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
+
+
+def with_devices(config: cri.ContainerConfig, directories: Sequence[Path]) -> cri.ContainerConfig:
+    """A copy of `config` with its CDI devices' edits. Raises Missing for an unknown device."""
+    edited = cri.ContainerConfig()
+    edited.CopyFrom(config)
+    applied: set[str] = set()
+    for device in config.CDI_devices:
+        kind, equals, name = device.name.partition("=")
+        if not equals:
+            raise InvalidInput("expected vendor.com/class=name", subject=f"CDI device {device.name!r}")
+        specification, found = _find(kind, name, directories)
+        if specification.get("containerEdits") and kind not in applied:
+            _apply(edited, specification["containerEdits"], device.name)
+            applied.add(kind)
+        _apply(edited, found.get("containerEdits") or {}, device.name)
+    return edited
+
+
+def _find(kind: str, name: str, directories: Sequence[Path]) -> tuple[dict[str, Any], dict[str, Any]]:
+    for directory in reversed(directories):
+        for path in sorted(directory.glob("*")) if directory.is_dir() else []:
+            if path.suffix not in (".json", ".yaml"):
+                continue
+            document = _read(path)
+            if document.get("kind") == kind:
+                for device in document.get("devices") or []:
+                    if device.get("name") == name:
+                        return document, device
+    where = ", ".join(str(directory) for directory in directories)
+    raise Missing(f"in no specification file in {where}", subject=f"CDI device {kind}={name}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidInput(str(error), subject=str(path)) from None
+    if not isinstance(document, dict):
+        raise InvalidInput("expected a mapping", subject=str(path))
+    return document
+
+
+def _apply(config: cri.ContainerConfig, edits: Mapping[str, Any], device: str) -> None:
+    if edits.get("hooks"):
+        raise Unsupported("its specification has hooks, which are left out", subject=f"CDI device {device}")
+    for pair in edits.get("env") or []:
+        key, _, value = pair.partition("=")
+        config.envs.append(cri.KeyValue(key=key, value=value.encode()))
+    for node in edits.get("deviceNodes") or []:
+        config.devices.append(
+            cri.Device(
+                container_path=node["path"],
+                host_path=node.get("hostPath") or node["path"],
+                permissions=node.get("permissions") or "rwm",
+            )
+        )
+    for mount in edits.get("mounts") or []:
+        config.mounts.append(
+            cri.Mount(
+                host_path=mount["hostPath"],
+                container_path=mount["containerPath"],
+                readonly="ro" in (mount.get("options") or []),
+            )
+        )
