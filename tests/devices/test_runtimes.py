@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from engine.devices.manager import DeviceRunOptions
+from engine.devices.manager import DeviceManager, DeviceRunOptions
 from engine.runtime.client import RuntimeClient
 from engine.runtime.hollow import HollowRuntime
+from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
+from tests.node.conftest import Bench, container, eventually
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
 
+GPU = "example.com/gpu"
 SCRIPT = (
-    "echo $EXAMPLE_COM_GPU; cat /gpu/hello; test -c /dev/gpu-0 && echo node; "
-    "echo lost > /dev/gpu-0 && echo written; touch /gpu/x 2>/dev/null || echo read-only"
+    "echo $EXAMPLE_COM_GPU; cat /gpu/hello; test -c /dev/$EXAMPLE_COM_GPU && echo node; "
+    "echo lost > /dev/$EXAMPLE_COM_GPU && echo written; touch /gpu/x 2>/dev/null || echo read-only"
 )
 
 
@@ -77,3 +82,49 @@ async def test_cdi_names_reach_the_runtime(agent, tmp_path):
         "example.com/gpu=gpu-1",
     ]
     assert config.annotations["devices.example.com.gpu"] == "gpu-0,gpu-1"
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.containerd
+async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, containerd):
+    """Manifest to log line: the container prints its devices, ends, and prints the same ones again."""
+    with tempfile.TemporaryDirectory(prefix="kd-") as short:
+        bench = Bench(Path(short), containerd.socket)
+        plugin_dir = bench.root / "device-plugins"
+        plugin = SampleDevicePlugin(GPU, plugin_dir / "gpu.sock", count=2, mount=tmp_path)
+        (tmp_path / "hello").write_text("hello\n")
+        await plugin.start()
+        plugin.follow(plugin_dir)
+        await bench.start()
+        try:
+            await eventually(lambda: devices(bench).capacity()[1] == {GPU: 2})
+            script = f"{SCRIPT}; echo end; sleep 1"
+            wanted = container("app", command=["/bin/sh", "-c", script], resources={"limits": {GPU: 1}})
+            wanted["image"] = BUSYBOX
+            for name in ("a", "b"):
+                bench.write(name, {"containers": [wanted]})
+                await eventually(lambda name=name: 0 in runs(bench, name), 30)
+            await bench.restart()
+            await eventually(lambda: devices(bench).capacity()[1] == {GPU: 2})
+            await eventually(lambda: any(runs(bench, "a")) and any(runs(bench, "b")), 60)
+            assert set(runs(bench, "a").values()) == {EXPECTED}
+            assert set(runs(bench, "b").values()) == {EXPECTED.replace("gpu-0", "gpu-1")}
+        finally:
+            await plugin.stop()
+            await bench.close()
+            await asyncio.to_thread(containerd.remove_pods)
+
+
+def devices(bench: Bench) -> DeviceManager:
+    return bench.node.rooms["devices"]
+
+
+def runs(bench: Bench, name: str) -> dict[int, str]:
+    """What each finished run of the pod's container has printed, by attempt."""
+    found = {}
+    for path in Path(bench.config.pod_logs_dir).glob(f"*_{name}-n1_*/app/*.log"):
+        lines = [line.split(" ", 3)[3] for line in path.read_text().splitlines()]
+        if lines and lines[-1] == "end":
+            found[int(path.stem)] = "\n".join(lines[:-1])
+    return found
