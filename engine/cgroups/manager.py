@@ -73,7 +73,6 @@ class CgroupManager:
         capacity: Mapping[str, Quantity | int],
         root: str | None = None,
         registry: Registry | None = None,
-        clock: Callable[[], float] = time.time,
         mounts: Mounts | None = None,
     ) -> None:
         self.section = section or CgroupsSection()
@@ -90,6 +89,8 @@ class CgroupManager:
             swap_capacity=swap_capacity(),
             huge_page_sizes=huge_page_sizes(),
         )
+        if version == 1 and config.single_process_oom_kill is False:
+            raise InvalidInput("false needs cgroup v2", subject="singleProcessOOMKill")
         self.formula: WeightFormula
         if version == 1:
             self.formula, self.formula_reason = "linear", "cgroup v1 has shares, not weights"
@@ -112,7 +113,6 @@ class CgroupManager:
         self.levels = LevelKeeper(self.tree, self.settings)
         self.lacking: tuple[str, ...] = ()
         self.refusals: dict[str, str] = {}
-        self._clock = clock
         self.pods: dict[str, tuple[Pod, CgroupName]] = {}
         self._sample = 0
         registry = registry or Registry()

@@ -147,6 +147,12 @@ def test_bad_configuration_names_its_field(tmp_path, config, field):
         manager_on(mounts, **config)
 
 
+def test_killing_whole_groups_needs_v2(tmp_path):
+    mounts = Mounts(1, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    with pytest.raises(InvalidInput, match="singleProcessOOMKill: false needs cgroup v2"):
+        manager_on(mounts, single_process_oom_kill=False)
+
+
 @pytest.mark.root
 def test_an_enforced_group_must_exist(private_root):
     config = {
