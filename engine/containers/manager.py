@@ -125,9 +125,13 @@ class ContainerGC:
 
     async def _loop(self) -> None:
         while True:
-            report = await self.garbage_collect()
-            if report.error:
-                self._recorder.node(WARNING, "ContainerGCFailed", report.error)
+            try:
+                error = (await self.garbage_collect()).error
+            except Exception as bug:
+                log.exception("container garbage collection failed")
+                error = str(bug)
+            if error:
+                self._recorder.node(WARNING, "ContainerGCFailed", error)
             await asyncio.sleep(self._period)
 
     async def _run(self, *, evict_non_deleted: bool) -> ContainerGCReport:

@@ -47,7 +47,10 @@ CLEANUP_TIMEOUT: Final = 30.0
 CLEANUP_POLL: Final = 1.0
 MIN_KILL_TIMEOUT: Final = 10.0
 RECLAIM_TIMEOUT: Final = 300.0
-LAYOUT_TIMEOUT: Final = 10.0
+LAYOUT_TIMEOUT: Final = 3.0
+LAYOUT_RETRY: Final = 30.0
+MESSAGE_DEADLINE: Final = 2.0
+"""How long a pod's end waits for its containers' numbers, which only its message needs."""
 MIN_WAKE_INTERVAL: Final = 0.01
 FOLLOW_UP: Final = 0.1
 """After a wake-up the next looks come after 0.1 s, 0.2 s, … up to the interval: the kernel counts page cache
@@ -107,7 +110,7 @@ class EvictionManager:
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
         self._since: dict[str, float] = dict.fromkeys(CONDITIONS, clock())
         self._layout_known = False
-        self._limits_checked = float("-inf")
+        self._ask_layout_at = self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
         self._task: asyncio.Task[None] | None = None
@@ -200,7 +203,8 @@ class EvictionManager:
     async def _evict_one(
         self, threshold: Threshold, seen: Pressure, observations: Observations, pods: Sequence[Pod]
     ) -> list[Pod]:
-        usage = await self.meter.whole(pods)
+        disk = is_disk(threshold.signal)
+        usage = await self.meter.whole(pods) if disk else self.meter.quick(pods)
         ranked = self._ranked(threshold.signal, pods, usage)
         if self.section.recheck_before_evict:
             again = self.reader.read(self._monotonic())
@@ -211,12 +215,17 @@ class EvictionManager:
         for due in seen.act_on:
             self._stats_age.observe(now - observations[due.signal].at, due.signal)
         for pod, _amount in ranked:
+            if is_critical(pod):
+                log.warning("pod %s is critical and is not evicted", pod.full_name)
+                continue
+            if not disk:
+                usage |= await self.meter.whole([pod], files=False, deadline=MESSAGE_DEADLINE)
             text, annotations = message.eviction_message(
                 RESOURCE_OF[threshold.signal], pod, usage.get(pod.uid), seen.act_on, observations
             )
-            if await self._evict(pod, self._grace(threshold, pod), text, annotations):
-                self._evictions.inc(threshold.signal)
-                return [pod]
+            await self._evict(pod, self._grace(threshold, pod), text, annotations)
+            self._evictions.inc(threshold.signal)
+            return [pod]
         log.warning("%s: no pod could be evicted", threshold.signal)
         return []
 
@@ -236,7 +245,7 @@ class EvictionManager:
         return True
 
     async def _evict_over_limits(self, pods: Sequence[Pod]) -> list[Pod]:
-        limited = [pod for pod in pods if local_storage.has_limits(pod)]
+        limited = [pod for pod in pods if local_storage.has_limits(pod) and not is_critical(pod)]
         if not limited:
             return []
         usage = await self.meter.whole(limited)
@@ -245,16 +254,14 @@ class EvictionManager:
             over = local_storage.exceeded(
                 pod, usage[pod.uid], dedicated_imagefs=self.reader.layout != "shared"
             )
-            if over is not None and await self._evict(pod, HARD_GRACE_SECONDS, over.message, {}):
+            if over is not None:
+                await self._evict(pod, HARD_GRACE_SECONDS, over.message, {})
                 self._evictions.inc(over.signal)
                 evicted.append(pod)
         return evicted
 
-    async def _evict(self, pod: Pod, grace: int, text: str, annotations: dict[str, str]) -> bool:
-        """Whether the pod counts as evicted: a kill that fails does, a critical pod doesn't."""
-        if is_critical(pod):
-            log.warning("pod %s is critical and is not evicted", pod.full_name)
-            return False
+    async def _evict(self, pod: Pod, grace: int, text: str, annotations: dict[str, str]) -> None:
+        """End a pod. One that cannot be ended is said and counts as evicted all the same."""
         self._recorder.pod(pod, WARNING, message.REASON, text, annotations=annotations)
         end = PodEnd(message.REASON, text, grace, message.CONDITION_REASON, annotations)
         kill = asyncio.ensure_future(self._kill_pod(pod, end))
@@ -273,7 +280,6 @@ class EvictionManager:
             kill.add_done_callback(_say_if_failed)
         except KubengineError as error:
             log.warning("evicting pod %s failed: %s", pod.full_name, error)
-        return True
 
     async def _reclaim(self, signal: str) -> bool:
         """Clean up the node; whether that was enough."""
@@ -295,8 +301,9 @@ class EvictionManager:
 
     async def _find_layout(self) -> None:
         """Once, as soon as the runtime says where it keeps images."""
-        if self._layout_known:
+        if self._layout_known or self._monotonic() < self._ask_layout_at:
             return
+        self._ask_layout_at = self._monotonic() + LAYOUT_RETRY
         if self._runtime is not None:
             try:
                 async with asyncio.timeout(LAYOUT_TIMEOUT):
@@ -329,6 +336,9 @@ class EvictionManager:
                 evicted = await self.synchronize()
             except KubengineError as error:
                 log.warning("eviction: %s", error)
+                evicted = []
+            except Exception:
+                log.exception("a look for eviction failed; the next one follows")
                 evicted = []
             if evicted:
                 await self._wait_for_cleanup(evicted)

@@ -59,17 +59,19 @@ class PodMeter:
                 group.close()
         return usage
 
-    async def whole(self, pods: Sequence[Pod]) -> dict[str, PodUsage]:
-        """Everything, containers' own numbers and disk included. A runtime that doesn't answer within
-        10 s leaves containers out."""
+    async def whole(
+        self, pods: Sequence[Pod], *, files: bool = True, deadline: float = STATS_TIMEOUT
+    ) -> dict[str, PodUsage]:
+        """Everything: containers' own numbers too, and with `files` what lies on disk. A runtime that doesn't
+        answer within `deadline` seconds leaves containers out."""
         usage = self.quick(pods)
-        stats = await self._container_stats()
+        stats = await self._container_stats(deadline)
         for pod in pods:
             measured = usage.setdefault(pod.uid, PodUsage())
-            if stats is not None:
-                measured.disk_known = True
-            logs, volumes = await asyncio.to_thread(self._files, pod)
-            measured.volumes = volumes
+            logs: dict[str, Disk] = {}
+            if files:
+                measured.disk_known = stats is not None
+                logs, measured.volumes = await asyncio.to_thread(self._files, pod)
             for name, stat in (stats or {}).get(pod.uid, {}).items():
                 layer = stat.writable_layer
                 measured.containers[name] = ContainerUsage(
@@ -79,14 +81,14 @@ class PodMeter:
                 )
         return usage
 
-    async def _container_stats(self) -> dict[str, dict[str, cri.ContainerStats]] | None:
+    async def _container_stats(self, deadline: float) -> dict[str, dict[str, cri.ContainerStats]] | None:
         if self._runtime is None:
             return None
         try:
-            async with asyncio.timeout(STATS_TIMEOUT):
+            async with asyncio.timeout(deadline):
                 listed = await self._runtime.list_container_stats()
         except (KubengineError, TimeoutError) as error:
-            log.warning("container stats cannot be had: %s", error or f"no answer in {STATS_TIMEOUT:.0f} s")
+            log.warning("container stats cannot be had: %s", error or f"no answer in {deadline:g} s")
             return None
         by_pod: dict[str, dict[str, cri.ContainerStats]] = {}
         for stat in listed:

@@ -169,12 +169,11 @@ class ImageManager:
     async def _loop(self) -> None:
         failed = False
         while True:
-            if self.policy.off:
-                with contextlib.suppress(ImageGCFailure):
-                    await self.detect()
-                error = ""
-            else:
-                error = (await self.garbage_collect()).error
+            try:
+                error = await self._periodic()
+            except Exception as bug:
+                log.exception("image garbage collection failed")
+                error = str(bug)
             if error and failed:
                 self._recorder.node(WARNING, "ImageGCFailed", error)
             elif error:
@@ -182,6 +181,14 @@ class ImageManager:
             failed = bool(error)
             self._save()
             await asyncio.sleep(self._period)
+
+    async def _periodic(self) -> str:
+        """The error of one periodic run, or an empty string."""
+        if not self.policy.off:
+            return (await self.garbage_collect()).error
+        with contextlib.suppress(ImageGCFailure):
+            await self.detect()
+        return ""
 
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 
 import pytest
@@ -166,3 +168,21 @@ async def test_a_runtime_that_is_away_stops_neither_memory_nor_the_loop(tmp_path
     )  # fmt: skip
     assert await manager.synchronize() == [pod]
     await manager.stop()
+
+
+async def test_a_runtime_that_hangs_holds_up_a_memory_eviction_by_seconds_at_most(small, tmp_path, node):
+    world = World(small, tmp_path, node)
+    pod = make_pod("eater")
+    node.run(pod, mib=60)
+    manager = world.manager(eviction_hard={"memory.available": "1000Mi"})
+    process = small._process
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        assert await manager.synchronize() == [pod]
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    assert time.monotonic() - began < 20
+    assert manager.reader.imagefs is None
+    await manager.stop()
+    await cleared(world)
