@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
@@ -36,6 +37,7 @@ from engine.node.runtime_state import PodRecord
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
+from engine.node.summary import node_summary, pod_summary
 from engine.node.volumes import PodVolumes
 from engine.probes import ProbeResult
 from engine.runtime.client import RuntimeClient
@@ -75,6 +77,7 @@ class Node:
         self.rooms: dict[str, object] = {}
         self._clock = clock
         self._view = view
+        self._began = clock()
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._services: Services | None = None
@@ -359,8 +362,14 @@ class Node:
         assert self._services is not None
         return [("ping", None), ("runtime", self._services.watch.health() or None)]
 
-    async def stats_summary(self) -> object:
-        return {"node": {"nodeName": self.name}, "pods": []}
+    async def stats_summary(self) -> dict[str, Any]:
+        """What the node and its pods use, as the kubelet's Summary."""
+        assert self._services is not None
+        stats = await self._services.runtime.list_pod_sandbox_stats()
+        return {
+            "node": node_summary(self.name, self.root, self._began, self._clock()),
+            "pods": [pod_summary(pod) for pod in stats],
+        }
 
 
 def _app_names(pod: Pod) -> list[str]:

@@ -39,7 +39,8 @@ class Rooms:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
     `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `runs(uid, container)`:
-    the runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for eviction, the whole machine by default.
+    the runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for
+    eviction, the whole machine by default.
     """
 
     def __init__(

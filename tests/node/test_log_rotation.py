@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from pathlib import Path
 
@@ -13,6 +12,8 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.node.log_rotation import LogRotation, log_limits, surplus
 from engine.node.runtime_state import RUNNING, ContainerRecord
+
+from .conftest import eventually
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -59,9 +60,7 @@ async def test_a_large_log_is_moved_and_the_runtime_opens_another(tmp_path: Path
     container = ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, log_path=str(path))
     rotation = LogRotation(config=config, runtime=runtime, running=lambda: [container], clock=lambda: 1e9)
     await rotation.start()
-    async with asyncio.timeout(5):
-        while not runtime.calls or not path.exists():
-            await asyncio.sleep(0.01)
+    await eventually(lambda: runtime.calls and path.exists())
     await rotation.stop()
     assert path.read_text() == "new"
     assert len((tmp_path / "0.log.20010909-014640").read_text()) == 2000

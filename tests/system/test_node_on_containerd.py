@@ -63,6 +63,19 @@ async def test_the_three_classes_run_with_their_names_and_values(bench: Bench, c
     assert [bench.pod(n).status.qos_class for n in names] == ["Guaranteed", "Burstable", "BestEffort"]
 
 
+async def test_the_summary_says_what_pods_use(bench: Bench):
+    await bench.start()
+    bench.write("used", {"containers": [container()]})
+    await eventually(lambda: bench.phase("used") == "Running")
+    summary = await bench.node.stats_summary()
+    assert summary["node"]["nodeName"] == "n1"
+    assert 0 < summary["node"]["fs"]["availableBytes"] < summary["node"]["fs"]["capacityBytes"]
+    used = next(p for p in summary["pods"] if p["podRef"]["name"] == "used-n1")
+    assert used["podRef"]["uid"] == bench.pod("used").uid
+    assert used["containers"][0]["name"] == "c"
+    assert used["containers"][0]["memory"]["workingSetBytes"] > 0
+
+
 async def test_init_sidecar_volumes_environment_and_last_words(bench: Bench, tmp_path: Path):
     await bench.start()
     shared = {"name": "shared", "mountPath": "/shared"}
