@@ -21,20 +21,23 @@ from engine.plan.objects import node_object, pods_of_node
 from engine.plan.snapshot import Snapshot
 from engine.tables import ABSENT, PODS_ID, ClusterTables
 
+FEW_PODS = 20_000
+"""Below this, starting threads costs more than they save."""
 _NATIVE = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 class NodeUse:
     """What pods hold on each node, from a snapshot: made once, asked for many pods.
 
-    used int64[R, nodes]; count int64[nodes] pods; `tainted` nodes with NoExecute taints.
+    used int64[R, nodes]; count int64[nodes] pods; `tainted` nodes with NoExecute taints; `threads` 0 is all.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
         self.tables: ClusterTables = snapshot.tables
         offsets = snapshot.offsets
-        self.used = used_on_each_node(self.tables)
+        self.threads = 1 if snapshot.placed < FEW_PODS else 0
+        self.used = used_on_each_node(self.tables, self.threads)
         self.count = np.diff(offsets)
         documents = snapshot.nodes["document"].to_pylist()
         self.tainted = np.array(['"NoExecute"' in text for text in documents], bool)
@@ -119,6 +122,7 @@ def _missing(
         use.count,
         tables.allocatable,
         tables.pod_limit,
+        use.threads,
     )
     known = ids < count
     missing = wanted.copy()

@@ -106,6 +106,7 @@ def _victims(
         pod.spec.priority,
         np.ascontiguousarray(checked.ids[offered]),
         np.ascontiguousarray(asked.T),
+        use.threads,
     )
     everything = np.zeros_like(needs)
     everything[offered] = left.T
