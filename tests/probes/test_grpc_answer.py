@@ -144,14 +144,14 @@ conversation = st.builds(
 )
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(conversation)
 @example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"))
 def test_compiled_agrees_with_twin(data):
     assert compiled.parse(data) == twin.parse(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(conversation, st.integers(1, 5))
 def test_cutting_the_input_changes_nothing(data, size):
     reader = compiled.GrpcAnswer()

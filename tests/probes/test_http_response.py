@@ -80,14 +80,14 @@ def test_verdicts(form, data, verdict, status):
     assert form.parse(data)[:2] == (verdict, status)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(stream, st.booleans())
 @example(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n 4\r\n\r\nabc", False)
 def test_compiled_agrees_with_twin(data, reset):
     assert compiled.parse(data, reset=reset) == twin.parse(data, reset=reset)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(stream, st.integers(1, 7))
 def test_cutting_the_input_changes_nothing(data, size):
     reader = compiled.HttpResponse()
@@ -97,7 +97,7 @@ def test_cutting_the_input_changes_nothing(data, size):
     assert reader.result() == compiled.parse(data)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.text("ht/:.?#@[]%a15 \x00", max_size=14)
     | st.lists(

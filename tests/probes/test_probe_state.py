@@ -36,7 +36,7 @@ lives = st.lists(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     st.integers(0, 2),
     st.integers(1, 4),

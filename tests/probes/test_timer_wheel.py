@@ -24,7 +24,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([0, 1, 1023, 1024, 123_456_789, (1 << 28) - 3]), steps)
 def test_compiled_agrees_with_twin(start, steps):
     wheel, heap = compiled.TimerWheel(start), twin.TimerWheel(start)
