@@ -11,6 +11,7 @@ import pytest
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import load_config, load_pods
+from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,13 @@ def test_differences_are_all_linked() -> None:
 
 def test_every_configuration_field_is_described() -> None:
     text = (ROOT / "docs/configuration.md").read_text()
-    names = [field.encode_name for field in msgspec.structs.fields(KubeletConfiguration)]
+    structs: list[type[msgspec.Struct]] = [KubeletConfiguration, KubengineConfiguration]
+    names = []
+    while structs:
+        for field in msgspec.structs.fields(structs.pop()):
+            names.append(field.encode_name)
+            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                structs.append(field.type)
     assert not [name for name in names if f"`{name}`" not in text]
 
 
