@@ -25,7 +25,17 @@ _HUFFMAN_LENGTHS = (
     "Z"
 )
 # RFC 7541, appendix A.
-_STATIC_NAMES = [":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status", ":status", ":status", ":status", ":status", ":status", ":status", "accept-charset", "accept-encoding", "accept-language", "accept-ranges", "accept", "access-", "control-allow-origin", "age", "allow", "authorization", "cache-control", "content-disposition", "content-encoding", "content-language", "content-length", "content-location", "content-range", "content-type", "cookie", "date", "etag", "expect", "expires", "from", "host", "if-match", "if-modified-since", "if-none-match", "if-range", "if-unmodified-since", "last-modified", "link", "location", "max-forwards", "proxy-authenticate", "proxy-authorization", "range", "referer", "refresh", "retry-after", "server", "set-cookie", "strict-transport-security", "transfer-encoding", "user-agent", "vary", "via", "www-authenticate"]
+_STATIC_NAMES = [
+    ":authority", ":method", ":method", ":path", ":path", ":scheme", ":scheme", ":status", ":status",
+    ":status", ":status", ":status", ":status", ":status", "accept-charset", "accept-encoding",
+    "accept-language", "accept-ranges", "accept", "access-control-allow-origin", "age", "allow",
+    "authorization", "cache-control", "content-disposition", "content-encoding", "content-language",
+    "content-length", "content-location", "content-range", "content-type", "cookie", "date", "etag",
+    "expect", "expires", "from", "host", "if-match", "if-modified-since", "if-none-match", "if-range",
+    "if-unmodified-since", "last-modified", "link", "location", "max-forwards", "proxy-authenticate",
+    "proxy-authorization", "range", "referer", "refresh", "retry-after", "server", "set-cookie",
+    "strict-transport-security", "transfer-encoding", "user-agent", "vary", "via", "www-authenticate",
+]  # fmt: skip
 _STATIC_STATUSES = {8: b"200", 9: b"204", 10: b"206", 11: b"304", 12: b"400", 13: b"404", 14: b"500"}
 
 

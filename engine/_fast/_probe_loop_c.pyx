@@ -156,7 +156,7 @@ cdef class ProbeLoop:
 
     def close(self):
         """Give back every descriptor after `run` has ended. Counters and states stay readable."""
-        loop_lock(self._loop)
+        self._lock()
         if not self._loop.running:
             loop_hang_up(self._loop)
         loop_unlock(self._loop)
@@ -169,7 +169,7 @@ cdef class ProbeLoop:
         """Register a probe (times in seconds) whose first tick is `first_in` from now. Returns its key."""
         if not 0 <= type <= 2 or not 0 <= kind <= KIND_LIBRARY or not period > 0 or not timeout > 0:
             raise ValueError("a probe needs a type, a kind, a period and a timeout")
-        loop_lock(self._loop)
+        self._lock()
         cdef probe *p = loop_add(self._loop)
         if p == NULL:
             loop_unlock(self._loop)
@@ -202,7 +202,7 @@ cdef class ProbeLoop:
             raise MemoryError
         memcpy(copy, <char *>request, len(request))
         memcpy(copy + len(request), <char *>url_host, len(url_host))
-        loop_lock(self._loop)
+        self._lock()
         cdef probe *p = self._find(key)
         if p == NULL:
             loop_unlock(self._loop)
@@ -252,7 +252,7 @@ cdef class ProbeLoop:
         """The outcome of a probe that a library ran. False when the probe it belongs to is gone."""
         if not 0 <= outcome <= OUTCOME_ERROR:
             raise ValueError(f"outcome {outcome} is not one of 0 to {OUTCOME_ERROR}")
-        loop_lock(self._loop)
+        self._lock()
         cdef probe *p = self._find(key)
         cdef bint current = p != NULL and p.generation == generation and p.running
         if current:
@@ -273,7 +273,7 @@ cdef class ProbeLoop:
         """
         cdef list news = []
         cdef probe *p
-        loop_lock(self._loop)
+        self._lock()
         eventfd_clear(self._loop.news_fd)
         self._loop.notified = 0
         while len(news) < most:
@@ -281,7 +281,8 @@ cdef class ProbeLoop:
             if p == NULL:
                 break
             news.append((
-                p.key, p.generation, p.news, p.state.published, p.state.container, p.outcome, p.reason, p.detail,
+                p.key, p.generation, p.news, p.state.published, p.state.container, p.outcome, p.reason,
+                p.detail,
                 p.excerpt[:p.excerpt_len] if p.news & NEWS_OUTCOME and p.excerpt_len else b"",
             ))
             p.news = 0
@@ -318,7 +319,7 @@ cdef class ProbeLoop:
         cdef uint32_t i
         cdef probe *p
         cdef list found = []
-        loop_lock(self._loop)
+        self._lock()
         for i in range(self._loop.capacity):
             p = self._loop.probes[i]
             if p != NULL:
@@ -333,35 +334,40 @@ cdef class ProbeLoop:
 
     def stats(self):
         """The loop as a whole."""
-        loop_lock(self._loop)
-        cdef probe_loop *l = self._loop
+        self._lock()
+        cdef probe_loop *loop = self._loop
         found = {
-            "registered": l.registered,
-            "begun": l.begun,
-            "outcomes": tuple([l.outcomes[i] for i in range(5)]),
-            "late": l.late,
-            "lateness_buckets": [l.lateness[i] for i in range(PROBE_BUCKETS)],
-            "lateness_sum": l.lateness_sum_ns / 1e9,
-            "redirects": l.redirects,
-            "handed_over": l.handed_over,
-            "queued": l.queue_length,
-            "open_connections": l.open,
-            "most_open_connections": l.most_open,
-            "max_connections": l.limit,
-            "allocated_connections": l.allocated,
-            "notifications": l.notifications,
-            "wakeups": l.wakeups,
-            "kept_waiting": l.lag_ns / 1e9,
+            "registered": loop.registered,
+            "begun": loop.begun,
+            "outcomes": tuple([loop.outcomes[i] for i in range(5)]),
+            "late": loop.late,
+            "lateness_buckets": [loop.lateness[i] for i in range(PROBE_BUCKETS)],
+            "lateness_sum": loop.lateness_sum_ns / 1e9,
+            "redirects": loop.redirects,
+            "handed_over": loop.handed_over,
+            "queued": loop.queue_length,
+            "open_connections": loop.open,
+            "most_open_connections": loop.most_open,
+            "max_connections": loop.limit,
+            "allocated_connections": loop.allocated,
+            "notifications": loop.notifications,
+            "wakeups": loop.wakeups,
+            "kept_waiting": loop.lag_ns / 1e9,
         }
         loop_unlock(self._loop)
         return found
+
+    cdef void _lock(self) noexcept:
+        # Waited for without the GIL: the holder may be a Python thread that needs it to go on.
+        with nogil:
+            loop_lock(self._loop)
 
     cdef probe *_find(self, uint32_t key) noexcept:
         return self._loop.probes[key] if key < self._loop.capacity else NULL
 
     cdef probe *_take(self, uint32_t key) except NULL:
         """The probe, with the lock held."""
-        loop_lock(self._loop)
+        self._lock()
         cdef probe *p = self._find(key)
         if p == NULL:
             loop_unlock(self._loop)

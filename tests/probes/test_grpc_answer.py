@@ -161,6 +161,22 @@ def test_cutting_the_input_changes_nothing(data, size):
     assert reader.result() == compiled.parse(data)
 
 
+@FORMS
+@pytest.mark.parametrize("index", range(1, 62))
+def test_the_dynamic_table_holds_what_rfc_7541_says(form, index):
+    """Entries count their name, value and 32 bytes; those of static names must know the name's length."""
+    entry = bytes((0x40 | index, 1)) + b"9"
+    held = 4096 // (len(twin._STATIC_NAMES[index - 1]) + 1 + 32)
+    for reference, right in ((held - 1, True), (held, False)):
+        indexed = (
+            b"\xff" + bytes((62 + reference - 127 & 0x7F,))
+            if 62 + reference >= 127
+            else bytes((0x80 | 62 + reference,))
+        )
+        verdict, _ = form.parse(SETTINGS + frame(1, 4, entry * (held + 3) + indexed))
+        assert (verdict == twin.CLOSED) is right, (held, reference)
+
+
 def test_settings_and_pings_are_answered_in_bounds():
     reader = compiled.GrpcAnswer()
     reader.feed(SETTINGS + frame(6, 0, b"abcdefgh", 0))
