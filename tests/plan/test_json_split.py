@@ -24,7 +24,7 @@ objects = st.dictionaries(texts.filter(lambda t: t != "items"), values, max_size
 
 
 @FORMS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(items=st.lists(objects, max_size=5), head=objects, tail=objects, indent=st.sampled_from([None, 4]))
 def test_finds_every_item(split, items, head, tail, indent):
     document = {**head, "items": items, **{f"z{k}": v for k, v in tail.items()}}
@@ -38,7 +38,7 @@ def test_finds_every_item(split, items, head, tail, indent):
     assert split.close_document(data, at, 100) == (DONE, len(data))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.binary(max_size=60) | texts.map(str.encode) | values.map(lambda v: json.dumps(v).encode()))
 def test_kernel_and_twin_agree_on_anything(data):
     for depth in (1, 3, 100):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import http.server
 import io
 import json
+import subprocess
+import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.api._base import decode_hook
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class
 from engine.api.resources import pod_requests, ranking_requests, scaled_list
@@ -155,7 +159,7 @@ pods = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents=st.lists(pods, min_size=1, max_size=4))
 def test_rows_hold_what_the_api_room_computes(tmp_path, documents):
     for index, document in enumerate(documents):
@@ -401,3 +405,72 @@ def test_an_extra_without_a_node_is_a_fault(tmp_path):
 def test_documents_are_what_kubectl_prints(cluster):
     kinds = {document["kind"] for document in documents(cluster)}
     assert kinds == {"Node", "Pod", "PriorityClass"}
+
+
+def test_a_live_node_over_http(tmp_path):
+    answers = {
+        "/pods": json.dumps({"kind": "PodList", "items": [pod("a", {"cpu": "1"})]}).encode(),
+        "/stats/summary": b'{"node": {"nodeName": "n1", "memory": {"availableBytes": 5}}, "pods": []}',
+        "/configz": json.dumps({"kubeletconfig": {"maxPods": 9}}).encode(),
+    }
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = answers.get(self.path)
+            self.send_response(200 if data is not None else 404)
+            self.end_headers()
+            self.wfile.write(data or b"")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            (tmp_path / "node.json").write_bytes(json.dumps(node()).encode())
+            snapshot = load_snapshot([str(tmp_path / "node.json"), url])
+            assert snapshot.placed == 1
+            assert snapshot.reading("memory_available").tolist() == [5]
+            assert '"maxPods":9' in snapshot.nodes["config"][0].as_py()
+            del answers["/configz"], answers["/stats/summary"]
+            assert load_snapshot([str(tmp_path / "node.json"), url]).placed == 1
+            del answers["/pods"]
+            with pytest.raises(Unavailable, match="404"):
+                load_snapshot([url])
+        finally:
+            server.shutdown()
+            thread.join()
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        load_snapshot([url])
+
+
+@pytest.mark.slow
+def test_a_gigabyte_needs_bounded_memory():
+    script = """
+import io, json, resource
+from engine.plan.faults import FaultLog
+from engine.plan.json_stream import JSONStream
+
+class Endless(io.RawIOBase):
+    pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"note": "y" * 3000}}
+    item = (json.dumps(pod) + ",").encode()
+    left, head = 2**30, b'{"items":['
+    def read1(self, size=-1):
+        head, self.head = self.head, b""
+        count = min(max(size // len(self.item), 1), max(self.left // len(self.item), 0))
+        self.left -= count * len(self.item)
+        return head + self.item * count
+
+faults = FaultLog()
+stream = JSONStream(Endless(), "big", faults)
+count = sum(1 for _ in stream)
+print(count, stream.position, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=250
+    )
+    count, read, peak = map(int, done.stdout.split())
+    assert count > 300_000
+    assert read > 0.99 * 2**30
+    assert peak < 300
