@@ -72,6 +72,11 @@ class Session:
             good = {_stem(pod) for pod in pods if ready(pod)}
             if wanted <= good and len(pods) == len(self.names):
                 return
+            failed = next((pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"), None)
+            if failed is not None:
+                status, name = failed["status"], failed["metadata"]["name"]
+                why = f"{status.get('reason', '')}: {status.get('message', '')}"
+                raise Unavailable(f"pod {name} failed: {why}", subject=self.kind.label)
             if time.monotonic() > deadline:
                 state = f"{len(good & wanted)} of {len(wanted)} ready, {len(pods)} of {len(self.names)} known"
                 raise Unavailable(f"pods: {state} after {limit:g} s", subject=self.kind.label)

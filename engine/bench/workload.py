@@ -24,7 +24,7 @@ def pod(
                 "image": IMAGE,
                 "imagePullPolicy": "IfNotPresent",
                 "command": ["/bin/sleep", "infinity"],
-                "resources": {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"memory": "64Mi"}},
+                "resources": {"requests": {"memory": "1Mi"}, "limits": {"memory": "64Mi"}},
                 **(probes[index] if index < len(probes) else {}),
             }
             for index in range(containers)
