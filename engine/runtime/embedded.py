@@ -80,12 +80,23 @@ class EmbeddedRuntime:
         await self._server.stop()
 
     async def purge(self) -> None:
-        """Stop and remove every pod, then the network, cgroups and files of the runtime."""
+        """Stop and remove every pod, then the network, cgroups and files of the runtime.
+
+        Goes on past a pod that can't be removed, and raises its error in the end, with the files kept.
+        """
         if not self._serving:
             await self.service.start()
-        for sandbox in list(self.service.records.sandboxes):
-            await self.service.remove_pod_sandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+        results = await asyncio.gather(
+            *(
+                self.service.remove_pod_sandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=sandbox))
+                for sandbox in list(self.service.records.sandboxes)
+            ),
+            return_exceptions=True,
+        )
         await self.stop()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
         if self._processes is not None:
             await self._processes.remove_everything()
 

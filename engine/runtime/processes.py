@@ -167,8 +167,7 @@ class ProcessBackend:
         extras = self._extras.get(sandbox.id)
         if extras is None:
             return
-        send_signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
-        await self._watcher.killed(sandbox.id)
+        await self._watcher.kill(sandbox.id, sandbox.pid, sandbox.start_time)
         sandbox.pid = 0
         self._release_address(sandbox)
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
@@ -300,8 +299,7 @@ class ProcessBackend:
             send_signal(container.pid, container.start_time, self._extras[container.id].stop_signal)
             if await self._watcher.ended(container.id, grace):
                 return
-        send_signal(container.pid, container.start_time, signal.SIGKILL)
-        await self._watcher.killed(container.id)
+        await self._watcher.kill(container.id, container.pid, container.start_time)
 
     async def remove_container(self, container: Container) -> None:
         extras = self._extras[container.id]

@@ -132,7 +132,7 @@ class Container:
             pod_sandbox_id=self.sandbox.id,
             metadata=self.config.metadata,
             image=self.image_spec(),
-            image_ref=self.image_ref,
+            image_ref=self.image_id,  # as containerd does in lists; image GC compares it with image ids
             image_id=self.image_id,
             state=self.state,
             created_at=self.created_at,

@@ -5,66 +5,84 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 from engine.api.errors import Refused
 from engine.runtime.shim import linux
 
-KILL_TIMEOUT = 30.0
+KILL_ATTEMPTS = 30
+
+
+class _Watched(NamedTuple):
+    descriptor: int
+    ended: asyncio.Event
+    gone: Callable[[], None]
 
 
 class Watcher:
     """Watches processes by pidfd, each under the id of the sandbox or container that it belongs to."""
 
     def __init__(self) -> None:
-        self._ended: dict[str, asyncio.Event] = {}
-        self._descriptors: set[int] = set()
+        self._watched: dict[str, _Watched] = {}
 
     def watch(self, identifier: str, pid: int, gone: Callable[[], None]) -> None:
         """Call `gone` once process `pid` has ended."""
-        ended = self._ended[identifier] = asyncio.Event()
         loop = asyncio.get_running_loop()
         try:
-            fd = os.pidfd_open(pid)
+            descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
-            loop.call_soon(self._on_end, identifier, -1, ended, gone)
+            self._watched[identifier] = _Watched(-1, asyncio.Event(), gone)
+            loop.call_soon(self._on_end, identifier)
             return
-        self._descriptors.add(fd)
-        loop.add_reader(fd, self._on_end, identifier, fd, ended, gone)
+        self._watched[identifier] = _Watched(descriptor, asyncio.Event(), gone)
+        loop.add_reader(descriptor, self._on_end, identifier)
 
-    async def ended(self, identifier: str, timeout: float = KILL_TIMEOUT) -> bool:
+    async def ended(self, identifier: str, timeout: float) -> bool:
         """Whether what is watched as `identifier` has ended, `gone` included, within `timeout` seconds."""
-        ended = self._ended.get(identifier)
-        if ended is not None:
+        watched = self._watched.get(identifier)
+        if watched is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), timeout)
-            return ended.is_set()
+                await asyncio.wait_for(watched.ended.wait(), timeout)
+            return watched.ended.is_set()
         return True
 
-    async def killed(self, identifier: str) -> None:
-        """Wait for the end after a SIGKILL. Raises Refused where the kernel can't end it."""
-        if not await self.ended(identifier):
-            raise Refused(f"still there {KILL_TIMEOUT:g}s after SIGKILL", subject=identifier)
+    async def kill(self, identifier: str, pid: int, start_time: int) -> None:
+        """SIGKILL that process until what is watched as `identifier` has ended.
+
+        Raises Refused where the kernel doesn't end it in time.
+        """
+        for _ in range(KILL_ATTEMPTS):
+            send_signal(pid, start_time, signal.SIGKILL)
+            if await self.ended(identifier, 1.0):
+                return
+            watched = self._watched.get(identifier)
+            if watched is not None and select.select([watched.descriptor], [], [], 0)[0]:
+                self._on_end(identifier)
+                return
+        raise Refused(f"process {pid} is still there {KILL_ATTEMPTS} s after SIGKILL", subject=identifier)
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for fd in self._descriptors:
-            loop.remove_reader(fd)
-            os.close(fd)
-        self._descriptors.clear()
-        self._ended.clear()
+        for watched in self._watched.values():
+            if watched.descriptor >= 0:
+                loop.remove_reader(watched.descriptor)
+                os.close(watched.descriptor)
+        self._watched.clear()
 
-    def _on_end(self, identifier: str, fd: int, ended: asyncio.Event, gone: Callable[[], None]) -> None:
-        if fd >= 0:
-            asyncio.get_running_loop().remove_reader(fd)
-            self._descriptors.discard(fd)
-            os.close(fd)
-        self._ended.pop(identifier, None)
+    def _on_end(self, identifier: str) -> None:
+        watched = self._watched.pop(identifier, None)
+        if watched is None:
+            return
+        if watched.descriptor >= 0:
+            asyncio.get_running_loop().remove_reader(watched.descriptor)
+            os.close(watched.descriptor)
         try:
-            gone()
+            watched.gone()
         finally:
-            ended.set()
+            watched.ended.set()
 
 
 def lives(pid: int, start_time: int) -> bool:

@@ -78,6 +78,10 @@ async def test_container_from_created_to_gone(pods: Pods) -> None:
     assert (dict(status.labels), dict(status.annotations)) == ({"l": "1"}, {"a": "2"})
     assert status.image.image == BUSYBOX
     assert status.image_ref
+    [listed] = await pods.client.list_containers(cri.ContainerFilter(id=container))
+    image = await pods.client.image_status(BUSYBOX)
+    assert image is not None
+    assert listed.image_ref == image.id
     assert status.log_path == f"{pods.configs[sandbox].log_directory}/c.log"
     assert sorted(pods.log(status)) == [("stderr", "F", "err"), ("stdout", "F", "out")]
     await pods.client.stop_container(container, 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.api.errors import Refused
 from engine.runtime.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
@@ -171,8 +173,6 @@ async def test_killed_while_pods_are_being_made(
 
 
 async def test_lost_shim_takes_its_container_along(embedded: Pods) -> None:
-    import json
-
     container = await embedded.start(await embedded.pod(), "sleep", "1000")
     facts = json.loads((await embedded.client.container_status(container, verbose=True)).info["info"])
     began = start_time(facts["pid"])
@@ -184,8 +184,6 @@ async def test_lost_shim_takes_its_container_along(embedded: Pods) -> None:
 
 
 async def test_lost_sandbox_process_makes_the_pod_not_ready(embedded: Pods) -> None:
-    import json
-
     sandbox = await embedded.pod()
     info = (await embedded.client.pod_sandbox_status(sandbox, verbose=True)).info
     os.kill(json.loads(info["info"])["pid"], signal.SIGKILL)
@@ -211,8 +209,6 @@ async def test_lost_spawner_is_replaced(embedded: Pods) -> None:
 
 
 async def test_two_runtimes_do_not_share_a_state_directory(embedded: Pods) -> None:
-    from engine.api.errors import Refused
-
     second = EmbeddedRuntime(
         socket=embedded.directory / "other.sock",
         root=embedded.directory / "root",
@@ -221,6 +217,18 @@ async def test_two_runtimes_do_not_share_a_state_directory(embedded: Pods) -> No
     with pytest.raises(Refused, match="another runtime"):
         await second.start()
     await second.service.stop()
+
+
+async def test_other_users_are_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Refused, match="containers need root"):
+        EmbeddedRuntime(socket=tmp_path / "r.sock", root=tmp_path / "root", state=tmp_path / "state")
+    hollow = EmbeddedRuntime(
+        socket=tmp_path / "r.sock", root=tmp_path / "root", state=tmp_path / "state", hollow=True
+    )
+    await hollow.start()
+    await hollow.purge()
+    assert list(tmp_path.iterdir()) == []
 
 
 def _is_spawner_of_this_process(stat: Path) -> bool:
