@@ -2,7 +2,8 @@
 
    Candidates of one QoS class are the leaves of a 16-ary tree whose inner entries bound everything below
    them: the largest amount per short resource (so the smallest possible distance), the smallest memory and
-   cpu request and the latest position (so the best possible tie). A round descends only where the bound
+   cpu request and the latest position (so the best possible tie), and the largest sum of shares of the needs
+   that any one pod has: with k needs no distance is below (k - sum)^2 / k. A round descends only where the bound
    can still win, so most rows are never looked at. Bounds are computed with reciprocals and a margin;
    what decides is always the exact distance, divided and summed as the rule does.
 
@@ -15,6 +16,7 @@
 #define KB_MARGIN_PER_NEED (1.0 / 70368744177664.0)
 #define KB_EXACT_DOUBLE (1LL << 53)
 #define KB_ROUNDS_BEFORE_SORTING 16
+#define KB_WORK_BEFORE_WEIGHING 4 /* entries looked at per row; by then the bounds have lost their grip */
 
 #ifndef KB_PREEMPTION_TYPES
 #define KB_PREEMPTION_TYPES
@@ -38,8 +40,11 @@ typedef struct {
 typedef struct {
     int levels, width; /* width: resources that have a slot in `h` */
     int32_t length;    /* candidates left */
+    int32_t at_first;  /* candidates when it was built */
     int exact;         /* every amount and need is exact as a double */
     double *h[KB_LEVELS];
+    double *shares[KB_LEVELS]; /* sum over the needs of amount / need, as of the last weighing */
+    double weight[KB_MAX_NEEDS];
     int64_t *memory[KB_LEVELS], *cpu[KB_LEVELS];
     int32_t *position[KB_LEVELS]; /* -1: nothing (left) here */
     int32_t *row, *slot_at;
@@ -51,6 +56,7 @@ typedef struct {
     int64_t need[KB_MAX_NEEDS];
     double inverse[KB_MAX_NEEDS];
     double margin;
+    double growth, per_need; /* shares have grown at most so much since; 1 / count */
 } kb_remaining;
 
 typedef struct {
@@ -99,7 +105,7 @@ static size_t kb_tree_bytes(int64_t n, int needs)
     int level;
     for (level = 0; level < levels; level++)
         all += entries[level];
-    return (size_t)all * ((size_t)needs * 8 + 20) + (size_t)entries[0] * 40 + 2048;
+    return (size_t)all * ((size_t)needs * 8 + 28) + (size_t)entries[0] * 40 + 2048;
 }
 
 /* Memory for a search among n rows; 0 if there is none. */
@@ -147,9 +153,10 @@ static inline unsigned KB_NAME(kb_bits)(kb_four_masks mask)
 #endif
 }
 
-/* Sums of squared remaining shares for the 16 entries of a node, by reciprocals. Returns a bit for each
-   that is at most `limit`. */
-static inline unsigned KB_NAME(kb_bounds)(const double *h, const kb_remaining *left, double limit, double *sums)
+/* Sums of squared remaining shares for the 16 entries of a node, by reciprocals, raised by `shares` where
+   they say more (NULL: rows need no bound). Returns a bit for each that is at most `limit`. */
+static inline unsigned KB_NAME(kb_bounds)(const double *h, const double *shares, const kb_remaining *left,
+                                          double limit, double *sums)
 {
     const kb_four zero = {0.0, 0.0, 0.0, 0.0};
     kb_four sum[4] = {zero, zero, zero, zero};
@@ -163,6 +170,14 @@ static inline unsigned KB_NAME(kb_bounds)(const double *h, const kb_remaining *l
             rest = (kb_four)((kb_four_masks)rest & (rest > zero));
             sum[i] += rest * rest;
         }
+    }
+    for (i = 0; shares && i < 4; i++) {
+        kb_four rest = (double)left->count - ((const kb_four *)shares)[i] * left->growth;
+        kb_four_masks higher;
+        rest = (kb_four)((kb_four_masks)rest & (rest > zero));
+        rest = rest * rest * left->per_need;
+        higher = rest > sum[i];
+        sum[i] = (kb_four)(((kb_four_masks)rest & higher) | ((kb_four_masks)sum[i] & ~higher));
     }
     for (i = 0; i < 4; i++) {
         ((kb_four *)sums)[i] = sum[i];
@@ -206,7 +221,7 @@ static void KB_NAME(kb_search_rows)(const kb_tree *tree, const kb_columns *colum
 {
     double sums[KB_FAN];
     const int64_t first = node * KB_FAN;
-    unsigned bits = KB_NAME(kb_bounds)(tree->h[0] + first * tree->width, left,
+    unsigned bits = KB_NAME(kb_bounds)(tree->h[0] + first * tree->width, NULL, left,
                                        best->distance + left->margin, sums);
     for (; bits; bits &= ~(1u << (31 - __builtin_clz(bits)))) {
         const int i = 31 - __builtin_clz(bits);
@@ -237,7 +252,7 @@ static void KB_NAME(kb_search)(const kb_tree *tree, const kb_columns *columns, c
         KB_NAME(kb_search_rows)(tree, columns, left, node, best);
         return;
     }
-    bits = KB_NAME(kb_bounds)(h, left, best->distance + left->margin, sums);
+    bits = KB_NAME(kb_bounds)(h, tree->shares[level] + first, left, best->distance + left->margin, sums);
     if (best->entry < 0) { /* the first descent: towards the nearest */
         unsigned rest = bits;
         int nearest = -1;
@@ -311,9 +326,11 @@ static int KB_NAME(kb_summarise)(kb_tree *tree, int level, int64_t node)
     const int spot = (int)(node % KB_FAN);
     const double *h = tree->h[level] + first * tree->width;
     double *up = tree->h[level + 1] + above * tree->width + spot;
+    const double most = KB_NAME(kb_largest)(tree->shares[level] + first);
     int64_t memory, cpu;
     int32_t position = -1;
-    int i, s, changed = 0;
+    int i, s, changed = tree->shares[level + 1][node] != most;
+    tree->shares[level + 1][node] = most;
     for (s = 0; s < tree->width; s++) {
         const double largest = KB_NAME(kb_largest)(h + s * KB_FAN);
         changed |= up[s * KB_FAN] != largest;
@@ -343,8 +360,34 @@ static void KB_NAME(kb_refresh)(kb_tree *tree, int64_t entry)
     }
 }
 
-/* Neighbours in the tree should be alike: interleave the leading bits of the amounts that differ, then
-   those of memory, small last. Any order is correct; this one lets bounds prune. */
+/* Weigh every row by what is needed now. */
+static void KB_NAME(kb_weigh)(kb_tree *tree, kb_remaining *left)
+{
+    const int64_t nodes = ((int64_t)tree->at_first + KB_FAN - 1) / KB_FAN;
+    int64_t node, entries = nodes;
+    int a, i, level;
+    for (a = 0; a < left->count; a++)
+        tree->weight[left->slot[a]] = left->inverse[a];
+    left->growth = 1.0;
+    for (node = 0; node < nodes; node++) {
+        double *shares = tree->shares[0] + node * KB_FAN;
+        for (i = 0; i < KB_FAN; i++)
+            shares[i] = 0.0;
+        for (a = 0; a < left->count; a++) {
+            const double *h = tree->h[0] + (node * tree->width + left->slot[a]) * KB_FAN;
+            for (i = 0; i < KB_FAN; i++)
+                shares[i] += h[i] * left->inverse[a];
+        }
+    }
+    for (level = 0; level + 1 < tree->levels; level++) {
+        for (node = 0; node < entries; node++)
+            tree->shares[level + 1][node] = KB_NAME(kb_largest)(tree->shares[level] + node * KB_FAN);
+        entries = (entries + KB_FAN - 1) / KB_FAN;
+    }
+}
+
+/* Neighbours in the tree should be alike: by the sum of shares, roughly, then interleave the leading bits of
+   the amounts that differ, then memory, small last. Any order is correct; this one lets bounds prune. */
 static void KB_NAME(kb_sort_alike)(const kb_columns *columns, const kb_remaining *left,
                                    const int32_t *rows, int32_t n, kb_keyed_row *keyed, kb_keyed_row *spare)
 {
@@ -380,11 +423,14 @@ static void KB_NAME(kb_sort_alike)(const kb_columns *columns, const kb_remaining
     memory_scale = 1.0 / ((double)largest_memory + 1.0);
     for (i = 0; i < n; i++) {
         uint64_t key = 0;
+        double total = 0.0;
         for (a = 0; a < varied; a++) {
             double share = (double)columns->column[which[a]][rows[i]] * scale[a];
             share = share < 1.0 ? share : 1.0;
+            total += share;
             key |= spread[(int)(share * (double)((1 << bits) - 1))] << a;
         }
+        key |= varied ? (uint64_t)(total / varied * 15.0) << 16 : 0;
         key = key << 16 | (65535 - (uint64_t)((double)columns->memory[rows[i]] * memory_scale * 65535.0));
         keyed[i].key = key;
         keyed[i].row = rows[i];
@@ -403,10 +449,12 @@ static void KB_NAME(kb_build)(kb_tree *tree, const kb_columns *columns, const kb
     int32_t i;
     tree->levels = kb_shape(n, entries);
     tree->width = columns->needs;
-    tree->length = n;
+    tree->length = tree->at_first = n;
     tree->exact = 1;
     for (level = 0; level < tree->levels; level++) {
         tree->h[level] = kb_carve(&at, (size_t)entries[level] * (size_t)tree->width * 8);
+        tree->shares[level] = kb_carve(&at, (size_t)entries[level] * 8);
+        memset(tree->shares[level], 0, (size_t)entries[level] * 8);
         tree->memory[level] = kb_carve(&at, (size_t)entries[level] * 8);
         tree->cpu[level] = kb_carve(&at, (size_t)entries[level] * 8);
         tree->position[level] = kb_carve(&at, (size_t)entries[level] * 4);
@@ -474,6 +522,7 @@ static void KB_NAME(kb_remove)(kb_tree *tree, int32_t entry)
     tree->position[0][last] = position;
     tree->slot_at[position] = last;
     tree->position[0][entry] = -1;
+    tree->shares[0][entry] = 0.0;
     tree->memory[0][entry] = tree->cpu[0][entry] = INT64_MAX;
     for (s = 0; s < tree->width; s++)
         h[s * KB_FAN] = 0.0;
@@ -482,18 +531,23 @@ static void KB_NAME(kb_remove)(kb_tree *tree, int32_t entry)
         KB_NAME(kb_refresh)(tree, last);
 }
 
-static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, int32_t row)
+static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_tree *tree, const kb_columns *columns, int32_t row)
 {
     int a, kept = 0;
+    left->growth = 0.0;
     for (a = 0; a < left->count; a++) {
         const int64_t need = left->need[a] - kb_amount(columns, left->slot[a], row);
         if (need > 0) {
             left->slot[kept] = left->slot[a];
             left->need[kept] = need;
-            left->inverse[kept++] = 1.0 / (double)need;
+            left->inverse[kept] = 1.0 / (double)need;
+            if (left->inverse[kept] > left->growth * tree->weight[left->slot[kept]])
+                left->growth = left->inverse[kept] / tree->weight[left->slot[kept]];
+            kept++;
         }
     }
     left->count = kept;
+    left->per_need = 1.0 / (double)(kept ? kept : 1);
     left->margin = KB_MARGIN_PER_NEED * (double)(kept + 1);
 }
 
@@ -520,6 +574,7 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
     kb_remaining left;
     kb_best best;
     int32_t chosen = 0, seed = -1, i;
+    int64_t weighed;
     int s, sorted = 0, rounds;
     left.count = 0;
     for (s = 0; s < columns->needs; s++) {
@@ -538,9 +593,16 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
             continue;
         }
         seed = -1;
+        left.per_need = 1.0 / (double)left.count;
+        KB_NAME(kb_weigh)(&tree, &left);
+        weighed = space->touched;
         for (rounds = 0; left.count && tree.length; rounds++) {
             if (!sorted && n > KB_FAN * KB_FAN && rounds == KB_ROUNDS_BEFORE_SORTING)
                 break;
+            if (space->touched - weighed > KB_WORK_BEFORE_WEIGHING * (int64_t)n) {
+                KB_NAME(kb_weigh)(&tree, &left);
+                weighed = space->touched;
+            }
             best.distance = (double)left.count + 1.0;
             best.memory = best.cpu = INT64_MAX;
             best.position = best.entry = -1;
@@ -549,7 +611,7 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
             KB_NAME(kb_search)(&tree, columns, &left, tree.levels - 1, 0, &best, &space->touched);
             seed = best.entry;
             victims[chosen++] = tree.row[seed];
-            KB_NAME(kb_subtract)(&left, columns, tree.row[seed]);
+            KB_NAME(kb_subtract)(&left, &tree, columns, tree.row[seed]);
             KB_NAME(kb_remove)(&tree, seed);
         }
         if (!left.count)

@@ -80,6 +80,13 @@ def test_kernel_is_the_twin_in_ten_thousand_cases(situation):
     agree(situation)
 
 
+@pytest.mark.slow
+@given(situations(largest=400))
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+def test_kernel_is_the_twin_where_the_tree_is_deep(situation):
+    agree(situation)
+
+
 @pytest.mark.parametrize("kind", ["random", "sizes", "pods only", "one value", "correlated", "huge"])
 @pytest.mark.parametrize("share", [0.02, 0.2])
 def test_pruned_search_in_larger_tables(kind, share):
