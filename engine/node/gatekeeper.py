@@ -32,6 +32,10 @@ class Gatekeeper:
         self._node = node
         self._runs = runs
 
+    async def ready_to_judge(self, pod: Pod) -> None:
+        """Returns when the pod may be admitted: waits, if configured, for device plugins that come back."""
+        await self._devices.await_plugins(pod)
+
     async def admit(self, pod: Pod) -> None:
         """Raises `AdmissionRejected`; nothing is held then."""
         if self._runs(pod.uid):
@@ -51,6 +55,12 @@ class Gatekeeper:
     def resized(self, pod: Pod) -> None:
         """The pod's amounts changed in place."""
         self._admission.add(pod)
+
+    def apps_run(self, pod: Pod) -> None:
+        """Every app container runs: what only init containers held may go back to the node."""
+        slimmed = self._devices.app_containers_started(pod)
+        if slimmed is not None:
+            self._admission.add(slimmed)
 
     def released(self, pod: Pod) -> None:
         """The pod holds nothing any more."""

@@ -135,17 +135,22 @@ class Node:
             health=probing.health,
             ready=probing.ready,
             devices=rooms.devices.container_config,
+            lease=rooms.images.lease,
             observed=self._observed,
             ending=probing.ending,
             released=self._released,
             pod_changed=probing.remember,
             pod_resized=gatekeeper.resized,
         )
-        self._pods = NodePods(self._services, admit=gatekeeper.admit, accepted=probing.accepted)
+        self._pods = NodePods(
+            self._services,
+            ready=gatekeeper.ready_to_judge,
+            admit=gatekeeper.admit,
+            accepted=probing.accepted,
+        )
         self.rooms.update(rooms.by_name(), cgroups=cgroups)
         await rooms.start_before_pods()
         await watch.start()
-        await self._pods.start()
         await self._start_source()
         await rooms.start_beside_pods()
         self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
@@ -296,11 +301,11 @@ class Node:
             self._rooms.admission.set_node(self.node_object())
 
     def _observed(self, pod: Pod, record: PodRecord) -> None:
-        assert self._rooms is not None
+        assert self._gatekeeper is not None
         assert self._probing is not None
         self._probing.observed(pod, record)
         if all((c := record.container(name)) is not None and c.running for name in _app_names(pod)):
-            self._rooms.devices.app_containers_started(pod)
+            self._gatekeeper.apps_run(pod)
 
     def _released(self, pod: Pod) -> None:
         assert self._gatekeeper is not None

@@ -1,14 +1,14 @@
 """The node's pods: one worker each, following the desired list; strangers in the runtime are ended.
 
 Pods are admitted one after another, in the order in which they came, so that every decision sees the
-ones before it.
+ones before it; one that has to wait for something holds up nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
 from engine.api.errors import KubengineError
 from engine.api.events import WARNING
@@ -25,34 +25,32 @@ Admit = Callable[[Pod], Awaitable[None]]
 
 
 class NodePods:
-    """`admit(pod)` raises `AdmissionRejected`; `accepted(pod)` is told before a pod is started."""
+    """`ready(pod)` returns when the pod may be judged, and holds up nobody else; `admit(pod)` raises
+    `AdmissionRejected`; `accepted(pod)` is told before a pod is started."""
 
     def __init__(
         self,
         services: Services,
         *,
+        ready: Admit,
         admit: Admit,
         accepted: Callable[[Pod], None],
     ) -> None:
         self._services = services
+        self._ready = ready
         self._admit = admit
         self._accepted = accepted
         self._workers: dict[str, PodWorker] = {}
         self._pending: dict[str, Pod] = {}
-        self._arrived = asyncio.Event()
+        self._admitting = asyncio.Lock()
         self._sources_ready = False
-        self._task: asyncio.Task[None] | None = None
-        self._followers: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._task = asyncio.create_task(self._admit_in_order(), name="admission")
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def stop(self) -> None:
         """Leaves the pods running."""
-        tasks = [task for task in (self._task, *self._followers) if task is not None]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
     async def remove_all(self) -> None:
@@ -72,10 +70,11 @@ class NodePods:
         for uid, pod in wanted.items():
             known = self._workers.get(uid)
             if known is None or known.removing:
+                if uid not in self._pending:
+                    self._spawn(self._arrive(uid))
                 self._pending[uid] = pod
             elif known.wanted.spec != pod.spec:
                 known.update(pod)
-        self._arrived.set()
         self._end_strangers()
 
     def runtime_changed(self, uid: str) -> None:
@@ -127,30 +126,36 @@ class NodePods:
         if worker is not None:
             await worker.end_and_wait(end)
 
-    async def _admit_in_order(self) -> None:
-        while True:
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._pending:
-                uid = next(iter(self._pending))
-                previous = self._workers.get(uid)
-                if previous is not None:
-                    await previous.gone.wait()
-                pod = self._pending.pop(uid, None)
-                if pod is not None:
-                    await self._take(pod)
+    async def _arrive(self, uid: str) -> None:
+        """From desired to admitted: waits for an earlier pod of that uid to be gone, and for its turn."""
+        previous = self._workers.get(uid)
+        if previous is not None:
+            await previous.gone.wait()
+        if uid in self._pending:
+            await self._ready(self._pending[uid])
+        async with self._admitting:
+            pod = self._pending.get(uid)
+            if pod is not None:
+                rejected = await self._judge(pod)
+                if self._pending.pop(uid, None) is not None:
+                    self._take(pod, rejected)
+                else:
+                    self._services.released(pod)
 
-    async def _take(self, pod: Pod) -> None:
-        rejected: PodEnd | None = None
+    async def _judge(self, pod: Pod) -> PodEnd | None:
+        """Why the pod can't be here, None when it can."""
         try:
             await self._admit(pod)
         except AdmissionRejected as error:
-            rejected = PodEnd(error.reason, error.message)
+            return PodEnd(error.reason, error.message)
         except KubengineError as error:
-            rejected = PodEnd("UnexpectedAdmissionError", str(error))
+            return PodEnd("UnexpectedAdmissionError", str(error))
         except Exception as error:
             log.exception("pod %s: admission failed", pod.full_name)
-            rejected = PodEnd("UnexpectedAdmissionError", f"{type(error).__name__}: {error}")
+            return PodEnd("UnexpectedAdmissionError", f"{type(error).__name__}: {error}")
+        return None
+
+    def _take(self, pod: Pod, rejected: PodEnd | None) -> None:
         namesake = next(
             (w for w in self._workers.values() if w.pod.full_name == pod.full_name and not w.gone.is_set()),
             None,
@@ -161,12 +166,12 @@ class NodePods:
             worker.end(rejected)
         else:
             self._accepted(pod)
-        self._follow(worker)
+        self._spawn(self._until_gone(worker))
 
-    def _follow(self, worker: PodWorker) -> None:
-        task = asyncio.create_task(self._until_gone(worker))
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _until_gone(self, worker: PodWorker) -> None:
         stopped = worker.stopped
@@ -194,8 +199,9 @@ class NodePods:
         meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
         worker = self._workers[uid] = PodWorker(Pod(metadata=meta, spec=PodSpec()), self._services)
         worker.remove()
-        self._follow(worker)
+        self._spawn(self._until_gone(worker))
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services
-        return uid in services.volumes.known_uids() or uid in services.cgroups.existing_pods()
+        known = services.cgroups.has_pod(uid) or uid in services.volumes.known_uids()
+        return known or uid in services.cgroups.existing_pods()

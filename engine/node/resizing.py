@@ -15,7 +15,6 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import pod_requests
 from engine.api.status import PodCondition
-from engine.cgroups import NoCgroups
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of
 from engine.node.runtime_state import ContainerRecord
@@ -82,8 +81,14 @@ async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:
-    record = services.watch.pod(old.uid)
-    running = {container.name: container for container in record.running}
+    """Containers that restart for it are stopped first, so that none holds more than its shrunk pod."""
+    running = {container.name: container for container in services.watch.pod(old.uid).running}
+    resize = resize_of(old, new)
+    for change in resize.containers if resize is not None else ():
+        if change.restart and change.name in running:
+            container = running.pop(change.name)
+            text = f"Container {change.name} is restarted to be resized"
+            await stop_container(old, container, services, grace_seconds(old, container), text)
 
     async def update(name: str, values: ContainerResources) -> None:
         container = running.get(name)
@@ -92,15 +97,8 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
             await services.runtime.update_container_resources(container.id, resources)
             await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
 
-    if not isinstance(services.cgroups, NoCgroups):
-        usage = await _memory_usage(list(running.values()), services)
-        await services.cgroups.resize_pod(old, new, update, usage)
-    resize = resize_of(old, new)
-    for change in resize.containers if resize is not None else ():
-        if change.restart and change.name in running:
-            container = running[change.name]
-            text = f"Container {change.name} is restarted to be resized"
-            await stop_container(old, container, services, grace_seconds(old, container), text)
+    usage = await _memory_usage(list(running.values()), services)
+    await services.cgroups.resize_pod(old, new, update, usage)
 
 
 async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,7 @@ class Services:
     health: Callable[[str, ContainerRecord], Health]
     ready: Callable[[str, ContainerRecord], bool]
     devices: Callable[[Pod, str], Awaitable[DeviceRunOptions]]
+    lease: Callable[[str], AbstractAsyncContextManager[None]]
     observed: Callable[[Pod, PodRecord], None]
     ending: Callable[[str], None]
     released: Callable[[Pod], None]

@@ -72,17 +72,18 @@ async def start_container(
     """
     record = services.watch.pod(pod.uid)
     attempt = await _next_attempt(pod, container, services, record)
-    image = await services.images.ensure(pod, container)
-    try:
-        grant = await services.devices(pod, container.name)
-        config = _config(pod, container, services, volumes, record, attempt, image, grant)
-    except (InvalidInput, Refused, OSError) as error:
-        raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
     assert record.sandbox is not None
-    try:
-        container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
-    except Refused as error:
-        raise _refuse(pod, container, services, "CreateContainerError", error.message) from error
+    async with services.lease(container.image):
+        image = await services.images.ensure(pod, container)
+        try:
+            grant = await services.devices(pod, container.name)
+            config = _config(pod, container, services, volumes, record, attempt, image, grant)
+        except (InvalidInput, Refused, OSError) as error:
+            raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
+        try:
+            container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
+        except Refused as error:
+            raise _refuse(pod, container, services, "CreateContainerError", error.message) from error
     services.recorder.pod(
         pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
     )
