@@ -42,7 +42,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def server(programs: Path) -> Iterator[None]:
-    with subprocess.Popen([programs / "probe_server", str(PORT), "1"], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen([programs / "probe_server", str(PORT), "2"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield
