@@ -3,7 +3,10 @@
 #ifndef KUBENGINE_PREEMPTION_KERNEL_H
 #define KUBENGINE_PREEMPTION_KERNEL_H
 
+#include "preemption_types.h"
+
 #define KB_NAME(name) name##_plain
+#include "preemption_tree.h"
 #include "preemption_search.h"
 #undef KB_NAME
 
@@ -12,6 +15,7 @@
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #define KB_NAME(name) name##_avx2
+#include "preemption_tree.h"
 #include "preemption_search.h"
 #undef KB_NAME
 #pragma GCC pop_options
