@@ -21,7 +21,7 @@ from engine.plan.objects import node_object, pods_of_node
 from engine.plan.snapshot import Snapshot
 from engine.tables import ABSENT, PODS_ID, ClusterTables
 
-FEW_PODS = 20_000
+FEW_PODS = 200_000
 """Below this, starting threads costs more than they save."""
 _NATIVE = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
