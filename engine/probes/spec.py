@@ -78,8 +78,9 @@ def probe_specs(pod: Pod) -> list[ProbeSpec]:
     if unknown:
         raise InvalidInput(f"no container {min(unknown)!r} has probes", subject=_annotation_of(pod))
     return [
-        _spec(container, type, probe, times.get(container.name, {}).get(type, {}))
+        _spec(container, type, probe, times.get(container.name, {}).get(type, {}), ports)
         for container in containers
+        for ports in [{p.name: p.container_port for p in container.ports or () if p.name}]
         for type, probe in (
             ("startup", container.startup_probe),
             ("readiness", container.readiness_probe),
@@ -143,7 +144,9 @@ def _millisecond_times(pod: Pod) -> dict[str, dict[str, dict[str, float]]]:
     return times
 
 
-def _spec(container: Container, type: str, probe: Probe, times: Mapping[str, float]) -> ProbeSpec:
+def _spec(
+    container: Container, type: str, probe: Probe, times: Mapping[str, float], ports: Mapping[str, int]
+) -> ProbeSpec:
     what: dict[str, Any]
     if probe.exec is not None:
         what = {"kind": "exec", "command": tuple(probe.exec.command or ())}
@@ -173,6 +176,6 @@ def _spec(container: Container, type: str, probe: Probe, times: Mapping[str, flo
         failure_threshold=probe.failure_threshold,
         success_threshold=probe.success_threshold,
         grace_period_seconds=probe.termination_grace_period_seconds,
-        ports={p.name: p.container_port for p in container.ports or () if p.name},
+        ports=ports,
         **what,
     )
