@@ -1,6 +1,6 @@
 """The CRI client and a container runtime of our own, for machines that have none.
 
-`client` and `events` are the node agent's side. `hollow` and `embedded` are two runtimes that share the
+`client` is the node agent's side. `hollow` and `embedded` are two runtimes that share the
 CRI's rules (`service`), its states (`records`) and its gRPC server (`server`), and differ in what they
 do (`backend`): nothing, or real processes. `shim` is what runs beside each container; it imports only
 the standard library. Touches gRPC, netlink, cgroups and processes; imports `api`, `metrics`, `wire`.

@@ -55,6 +55,11 @@ async def test_user_number_without_a_name_is_allowed(pods: Pods) -> None:
     assert await pods.output("id -u", linux=secure(run_as_user=number(54321))) == "54321"
 
 
+async def test_other_users_may_open_their_outputs(pods: Pods) -> None:
+    linux = secure(run_as_user=number(1000))
+    assert await pods.output("echo out > /dev/stdout; echo err > /proc/self/fd/2", linux=linux) == "out"
+
+
 async def test_unknown_user_and_group_alone_are_refused(pods: Pods) -> None:
     sandbox = await pods.pod()
     with pytest.raises(Refused):

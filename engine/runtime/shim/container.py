@@ -105,6 +105,9 @@ def detach_stdio() -> None:
 def become_ready(who: identity.Identity, request: dict[str, Any]) -> dict[str, str]:
     """Working directory, limits of privilege, signals; answers the environment."""
     os.umask(0o022)
+    for fd in (0, 1, 2):
+        if os.fstat(fd).st_rdev != os.makedev(1, 3):  # /dev/null is everybody's
+            os.fchown(fd, who.uid, -1)  # so that it may open /dev/stdout
     directory = request["cwd"] or "/"
     if not os.path.isdir(directory):
         os.makedirs(directory, mode=0o755, exist_ok=True)
@@ -166,8 +169,6 @@ def _prepare(
         linux.setns(pause[kind], flag)
     rootfs.enter(request, shm)
     who = identity.look_up(request["user"])
-    if request["tty"]:
-        os.fchown(0, who.uid, -1)
     return who, request["args"], become_ready(who, request)
 
 
