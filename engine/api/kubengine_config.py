@@ -85,7 +85,8 @@ class DevicesSection(Struct, forbid_unknown_fields=True):
 
 
 class ProbesSection(Struct, forbid_unknown_fields=True):
-    """`max_connections`: sockets that the native loop has open at once; what is due beyond it waits.
+    """`max_connections`: sockets that the native loop has open at once, at most half of the process's
+    descriptors; what is due beyond it waits.
 
     `library_concurrency`: exec, HTTPS and by-name probes that run at once. `metrics`: whose samples
     `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a pod's containers) or `off`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import resource
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -81,7 +82,8 @@ class ProbeManager:
         self._runtime = runtime
         self._jitter = jitter
         self._began = clock()
-        self._native = ProbeLoop(max_connections=section.max_connections)
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._native = ProbeLoop(max_connections=max(1, min(section.max_connections, descriptors // 2)))
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pods: dict[str, PodProbes] = {}
