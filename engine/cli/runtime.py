@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import click
 
@@ -60,6 +60,13 @@ _state = click.option(
     show_default=True,
     help="How cgroups are named.",
 )
+@click.option(
+    "--cpu-weight",
+    type=click.Choice(["linear", "logarithmic"]),
+    default="linear",
+    show_default=True,
+    help="Formula of cgroup v2 weights (runc before 1.3.2, or later).",
+)
 @click.option("--clean-up-on-exit", is_flag=True, help="At the end remove every pod, image and file.")
 @click.option("--hollow", is_flag=True, help="Keep states only: no processes, no root needed.")
 @click.option("--pod-ip", default="127.0.0.1", show_default=True, help="Every pod's address (hollow only).")
@@ -77,6 +84,7 @@ def command(
     images_dir: Path | None,
     pod_cidr: str | None,
     cgroup_driver: str,
+    cpu_weight: Literal["linear", "logarithmic"],
     clean_up_on_exit: bool,
     hollow: bool,
     pod_ip: str,
@@ -104,6 +112,7 @@ def command(
             cgroup_driver=cgroup_driver,
             archives=images_dir,
             pod_cidr=pod_cidr,
+            cpu_weight=cpu_weight,
         )
 
     asyncio.run(_serve(make, stats_file, clean_up_on_exit))

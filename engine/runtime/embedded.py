@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.runtime import cdi
+from engine.runtime.hierarchy import WeightFormula
 from engine.runtime.hollow import HollowBackend
 from engine.runtime.processes import ProcessBackend
 from engine.runtime.server import CriServer
@@ -29,8 +30,9 @@ class EmbeddedRuntime:
 
     `root` holds images and writable layers, `state` (best below /run) what is running. With `hollow` there
     are no processes and neither directory is used. `archives` is a directory of image archives that
-    PullImage looks in; `pod_cidr` the pods' subnet (chosen freely by default). Raises Refused where the
-    user isn't root (unless hollow) or another runtime has the state directory or the socket.
+    PullImage looks in; `pod_cidr` the pods' subnet (chosen freely by default); `cpu_weight` the formula of
+    cgroup v2 weights, which should be the one that the pods' cgroups are written with. Raises Refused
+    where the user isn't root (unless hollow) or another runtime has the state directory or the socket.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class EmbeddedRuntime:
         cgroup_mount: Path = Path("/sys/fs/cgroup"),
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
+        cpu_weight: WeightFormula = "linear",
     ) -> None:
         self._processes: ProcessBackend | None = None
         if not hollow:
@@ -58,6 +61,7 @@ class EmbeddedRuntime:
                 archives=archives,
                 overlay=overlay,
                 cdi_directories=cdi_directories,
+                cpu_weight=cpu_weight,
             )
         self.service = RuntimeService(self._processes or HollowBackend(), cgroup_driver=cgroup_driver)
         self._server = CriServer(Path(socket), self.service)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 from engine.api.errors import InvalidInput, Refused
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
+
+WeightFormula = Literal["linear", "logarithmic"]
 
 V1_ORDER = ("memory", "cpu", "cpuacct", "cpuset", "pids", "devices", "freezer", "blkio", "hugetlb", "net_cls",
             "net_prio", "perf_event", "rdma", "misc", "name=systemd")  # fmt: skip
@@ -29,8 +33,9 @@ DEFAULT_DEVICES = (
 class Hierarchy:
     """The cgroup file systems below `mount`. Raises Refused where there is none."""
 
-    def __init__(self, mount: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, mount: Path = Path("/sys/fs/cgroup"), *, weights: WeightFormula = "linear") -> None:
         self.mount = mount
+        self._weights = weights
         self.v2 = (mount / "cgroup.controllers").exists()
         self.trees = {"": mount} if self.v2 else _v1_trees(mount)
         if not self.trees:
@@ -121,7 +126,7 @@ class Hierarchy:
     def _v2_values(self, path: str, wanted: cri.LinuxContainerResources) -> Iterable[tuple[str, str, str]]:
         directory = f"{self.mount}/{path.strip('/')}"
         if wanted.cpu_shares:
-            yield directory, "cpu.weight", str(cpu_weight(wanted.cpu_shares))
+            yield directory, "cpu.weight", str(cpu_weight(wanted.cpu_shares, self._weights))
         if wanted.cpu_quota or wanted.cpu_period:
             quota = "max" if wanted.cpu_quota <= 0 else str(wanted.cpu_quota)
             yield directory, "cpu.max", f"{quota} {wanted.cpu_period or 100_000}"
@@ -161,9 +166,16 @@ def container_path(parent: str, identifier: str, driver: str) -> str:
     return "/" + "/".join([*slices, f"kubengine-{identifier}.scope"])
 
 
-def cpu_weight(shares: int) -> int:
-    """cpu.shares [2, 262144] as cpu.weight [1, 10000]: the linear rule of runc before 1.3.2."""
-    return 1 + (min(max(shares, 2), 262_144) - 2) * 9_999 // 262_142
+def cpu_weight(shares: int, formula: WeightFormula = "linear") -> int:
+    """cpu.shares [2, 262144] as cpu.weight [1, 10000].
+
+    `linear` is the rule of runc before 1.3.2 and of kubelets up to 1.34, `logarithmic` of later ones.
+    """
+    shares = min(max(shares, 2), 262_144)
+    if formula == "linear":
+        return 1 + (shares - 2) * 9_999 // 262_142
+    exponent = math.log2(shares)
+    return math.ceil(10 ** ((exponent * exponent + 125 * exponent) / 612 - 7 / 34))
 
 
 def _or_max(value: int) -> str:

@@ -52,6 +52,7 @@ class ProcessBackend:
         archives: Path | None = None,
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
+        cpu_weight: hierarchy.WeightFormula = "linear",
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
@@ -62,7 +63,7 @@ class ProcessBackend:
         self.state = StateDirectory(state.absolute())
         self.images = ImageStore(self.root, archives=archives, layers_in_use=self._layers_in_use)
         self.network = PodNetwork(self.state.path, pod_cidr)
-        self._hierarchy = hierarchy.Hierarchy(cgroup_mount)
+        self._hierarchy = hierarchy.Hierarchy(cgroup_mount, weights=cpu_weight)
         self._driver = cgroup_driver
         self._overlay = overlay
         self._cdi_directories = cdi_directories

@@ -23,6 +23,13 @@ def test_shares_become_weights_by_the_linear_rule(shares: int, weight: int) -> N
     assert cpu_weight(shares) == weight
 
 
+@pytest.mark.parametrize(
+    ("shares", "weight"), [(0, 1), (2, 1), (102, 17), (1024, 100), (2000, 170), (262_144, 10_000)]
+)
+def test_shares_become_weights_by_the_logarithmic_rule(shares: int, weight: int) -> None:
+    assert cpu_weight(shares, "logarithmic") == weight
+
+
 def test_cgroup_paths_of_both_drivers() -> None:
     assert container_path("/kubepods/podx", "id", "cgroupfs") == "/kubepods/podx/id"
     assert container_path("", "id", "cgroupfs") == "/kubengine/id"
