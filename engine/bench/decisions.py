@@ -29,8 +29,7 @@ class Lacking(Unavailable):
 
 def devices(session: Session) -> Figures:
     """A sample plugin with a device per pod; pods that ask for one each, from manifests to Ready."""
-    session.take(list(session.names))
-    _eventually(session, lambda: not session.running.pods(), "pods do not go")
+    session.clear()
     plugin = Part(
         "device plugin",
         kubengine(
@@ -73,8 +72,7 @@ def _asks(name: str) -> dict[str, Any]:
 
 def preemption(session: Session) -> Figures:
     """Critical pods on a node whose CPU a lesser pod holds: manifest written → pod running, victim gone."""
-    session.take(list(session.names))
-    _eventually(session, lambda: not session.running.pods(), "pods do not go")
+    session.clear()
     amount = f"{(os.cpu_count() or 1) * 600}m"
     walls = []
     watch = Watch.begin(session)
@@ -89,8 +87,7 @@ def preemption(session: Session) -> Figures:
         walls.append(time.monotonic() - written)
         if _is_ready(session, victim):
             raise Lacking("a critical pod ran beside its victim", subject=session.kind.label)
-        session.take([victim, critical])
-        _eventually(session, lambda: not session.running.pods(), "pods do not go")
+        session.clear()
     return {**watch.figures(), **percentiles("preempt", walls)}
 
 

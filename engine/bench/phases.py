@@ -51,7 +51,7 @@ class Session:
         return self.agent
 
     def start_agent(self) -> Agent:
-        self.agent = Agent(self.kind, self.workspace, self.endpoint, max_pods=self.pods + 10)
+        self.agent = Agent(self.kind, self.workspace, self.endpoint, max_pods=2 * self.pods + 20)
         return self.agent
 
     def put(self, pods: Sequence[dict[str, Any]]) -> None:
@@ -72,14 +72,23 @@ class Session:
             good = {_stem(pod) for pod in pods if ready(pod)}
             if wanted <= good and len(pods) == len(self.names):
                 return
-            failed = next((pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"), None)
-            if failed is not None:
-                status, name = failed["status"], failed["metadata"]["name"]
-                why = f"{status.get('reason', '')}: {status.get('message', '')}"
-                raise Unavailable(f"pod {name} failed: {why}", subject=self.kind.label)
+            for pod in pods:
+                status = pod.get("status", {})
+                if status.get("phase") == "Failed" and _stem(pod) in wanted:
+                    why = f"{status.get('reason', '')}: {status.get('message', '')}"
+                    raise Unavailable(f"pod {pod['metadata']['name']} failed: {why}", subject=self.kind.label)
             if time.monotonic() > deadline:
                 state = f"{len(good & wanted)} of {len(wanted)} ready, {len(pods)} of {len(self.names)} known"
                 raise Unavailable(f"pods: {state} after {limit:g} s", subject=self.kind.label)
+            time.sleep(LOOK_SECONDS)
+
+    def clear(self) -> None:
+        """Takes every manifest; returns when no pod is known any more. Raises `Unavailable` after `limit`."""
+        self.take(list(self.names))
+        deadline = time.monotonic() + self.limit
+        while left := self.running.pods():
+            if time.monotonic() > deadline:
+                raise Unavailable(f"{len(left)} pods do not go", subject=self.kind.label)
             time.sleep(LOOK_SECONDS)
 
     def watch(self, seconds: float) -> None:
@@ -184,7 +193,7 @@ def idle(session: Session) -> Figures:
 
 def probing(session: Session) -> Figures:
     """Other pods: an HTTP liveness (every tenth: exec) and a TCP readiness probe a second on each."""
-    session.take(list(session.names))
+    session.clear()
     ports = session.target.ports
     made = []
     for index in range(session.pods):
