@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Raw
 from numpy.typing import NDArray
 
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
@@ -61,6 +62,8 @@ class PodRows:
             if found is None:
                 raise Amounts(f"{status.qos_class[:40]!r} is not a QoS class", subject="status.qosClass")
             qos = found
+        created, labels = _created(meta.creation_timestamp), _text(meta.labels)
+        owner = _controller(meta.owner_references) if meta.owner_references else ""
         template = self._templates.number(spec)
         node_name = spec.node_name
         node = -1
@@ -76,15 +79,9 @@ class PodRows:
         self._name.append(meta.name)
         self._uid.append(meta.uid)
         self._phase.append(status.phase or "")
-        created = meta.creation_timestamp
-        self._created.append(
-            0.0
-            if created is None
-            else (created if created.tzinfo else created.replace(tzinfo=UTC)).timestamp()
-        )
-        owners = meta.owner_references
-        self._owner.append(_controller(owners) if owners else "")
-        self._labels.append(bytes(meta.labels).decode())
+        self._created.append(created)
+        self._owner.append(owner)
+        self._labels.append(labels)
         if len(self._name) >= _CHUNK:
             self._flush()
 
@@ -141,6 +138,20 @@ class PodRows:
                 repeated.append(row)
             seen.add(key)
         return repeated
+
+
+def _created(moment: datetime | None) -> float:
+    """Unix seconds; without a zone it is UTC."""
+    if moment is None:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _text(raw: Raw) -> str:
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise Amounts("is not UTF-8", subject="metadata.labels") from None
 
 
 def _flags(priority: int | None, annotations: Annotations) -> int:

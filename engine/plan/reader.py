@@ -85,6 +85,7 @@ class SnapshotReader:
                 self._readers[kind](piece.tobytes())
             elif kind == "Pod":
                 _pod.decode(piece)
+                self.faults.add(self._origin, _named(piece, number), "", "cannot be read")
             else:
                 self._ignored += 1
         except Amounts as fault:

@@ -89,11 +89,13 @@ class Templates:
             name: value for name, value in (("overhead", spec.overhead), ("resources", spec.resources))
             if bytes(value)
         }  # fmt: skip
-        text = msgspec.json.format(_encoder.encode(plain), indent=-1)
         try:
+            text = msgspec.json.format(_encoder.encode(plain), indent=-1)
             pod = _decoder.decode(b'{"spec":' + text + b"}")
         except msgspec.ValidationError as error:
             raise _located(msgspec.json.decode(text), str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Amounts(str(error), subject="spec") from None
         return self.add_pod(pod, text.decode())
 
     def add_pod(self, pod: Pod, text: str) -> int:

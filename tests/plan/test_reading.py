@@ -475,3 +475,36 @@ print(count, stream.position, int(peak) // 1024)
     assert count > 300_000
     assert read > 0.99 * 2**30
     assert peak < 300, peak
+
+
+@pytest.mark.parametrize("where", ["labels", "image"])
+def test_bytes_that_are_no_text_leave_whole_rows(tmp_path, where):
+    data = listed(node(), pod("a"), pod("bad"), pod("b"))
+    first, name, rest = data.partition(b'"name": "bad"')
+    if where == "image":
+        rest = rest.replace(b'"image": "web"', b'"image": "\xff"', 1)
+    else:
+        name += b', "labels": {"a": "\xff"}'
+    snapshot, faults = load(tmp_path, first + name + rest)
+    assert snapshot.pod_labels(np.arange(snapshot.placed)).to_pylist() == ["shop/a", "shop/b"]
+    assert faults.total == 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_snapshots_are_faults_or_one_error(tmp_path, cluster, data):
+    """A few bytes changed or cut out anywhere: never anything but a fault or `InvalidInput`."""
+    stream = io.BytesIO()
+    write_list(cluster.shard(0, 1), stream, pretty=False)
+    damaged = bytearray(stream.getvalue()[:40_000])
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(damaged) - 1))
+        if data.draw(st.booleans()):
+            damaged[at] = data.draw(st.integers(0, 255))
+        else:
+            del damaged[at : at + data.draw(st.integers(1, 200))]
+    try:
+        snapshot, _ = load(tmp_path, bytes(damaged))
+    except InvalidInput:
+        return
+    assert snapshot.placed <= snapshot.pods.num_rows
