@@ -48,7 +48,7 @@ lint: build
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint engine/_fast
 
 bench: build
-	$(PYTEST) bench -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
+	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \
