@@ -89,9 +89,7 @@ def split_items(
     return count, at, MORE
 
 
-def open_document(
-    buffer: memoryview | bytes, start: int, max_depth: int
-) -> tuple[int, int, int]:
+def open_document(buffer: memoryview | bytes, start: int, max_depth: int) -> tuple[int, int, int]:
     """What the next value is, the index where it begins, and the index as said for each status."""
     data = memoryview(buffer)
     at = begin = _skip(data, start, _SPACE + b",")
