@@ -108,6 +108,14 @@ def test_third_party_imports_are_declared() -> None:
     assert not undeclared
 
 
+def test_no_dependency_is_idle() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
+    names = {re.split(r"[\[<>=~! ]", item)[0].lower() for item in project["dependencies"]}
+    used = {name.split(".")[0] for path in modules() for name in imports(path)}
+    assert {provides.get(name, name) for name in names} - used == set()
+
+
 def test_each_kernel_has_its_twin_selector_and_types() -> None:
     kernels = sorted(path for path in (ENGINE / "_fast").glob("_*_c.pyx") if path.stem not in LOOPS)
     assert kernels
