@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from engine._fast import _probe_state_c, _probe_state_py
 from engine._fast._probe_state_py import Observation
 
