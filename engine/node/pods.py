@@ -41,6 +41,7 @@ class NodePods:
         self._admit = admit
         self._accepted = accepted
         self._workers: dict[str, PodWorker] = {}
+        self._names: dict[str, PodWorker] = {}
         self._pending: dict[str, Pod] = {}
         self._admitting = asyncio.Lock()
         self._sources_ready = False
@@ -56,7 +57,7 @@ class NodePods:
     async def remove_all(self) -> None:
         """Ends every pod and waits until nothing is left of any."""
         self.set_desired([])
-        await asyncio.gather(*(worker.gone.wait() for worker in list(self._workers.values())))
+        await asyncio.gather(*(worker.wait_gone() for worker in list(self._workers.values())))
 
     def set_desired(self, pods: Sequence[Pod]) -> None:
         """The whole list of pods that should be here."""
@@ -99,7 +100,7 @@ class NodePods:
 
     def all(self) -> list[Pod]:
         """Every pod that was asked for, with status, rejected and finished ones included."""
-        return [w.pod for w in self._workers.values() if w.pod.spec.containers and not w.gone.is_set()]
+        return [w.pod for w in self._workers.values() if w.pod.spec.containers and not w.gone]
 
     def active(self) -> list[Pod]:
         """Pods that hold, or will hold, resources of the node."""
@@ -113,12 +114,12 @@ class NodePods:
         worker = self._workers.get(uid)
         if worker is None:
             return uid not in self._pending
-        return worker.removing and worker.stopped.is_set()
+        return worker.removing and worker.stopped
 
     def is_over(self, uid: str) -> bool:
         """The pod has ended, for whatever reason."""
         worker = self._workers.get(uid)
-        return self.is_gone(uid) or (worker is not None and (worker.finished or worker.stopped.is_set()))
+        return self.is_gone(uid) or (worker is not None and (worker.finished or worker.stopped))
 
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """`engine.api.lifecycle.KillPod`."""
@@ -130,7 +131,7 @@ class NodePods:
         """From desired to admitted: waits for an earlier pod of that uid to be gone, and for its turn."""
         previous = self._workers.get(uid)
         if previous is not None:
-            await previous.gone.wait()
+            await previous.wait_gone()
         if uid in self._pending:
             await self._ready(self._pending[uid])
         async with self._admitting:
@@ -156,31 +157,32 @@ class NodePods:
         return None
 
     def _take(self, pod: Pod, rejected: PodEnd | None) -> None:
-        namesake = next(
-            (w for w in self._workers.values() if w.pod.full_name == pod.full_name and not w.gone.is_set()),
-            None,
-        )
-        worker = self._workers[pod.uid] = PodWorker(pod, self._services, after=namesake)
+        worker = self._employ(pod)
         if rejected is not None:
             self._services.recorder.pod(pod, WARNING, rejected.reason, rejected.message)
             worker.end(rejected)
         else:
             self._accepted(pod)
-        self._spawn(self._until_gone(worker))
+
+    def _employ(self, pod: Pod) -> PodWorker:
+        """A worker for the pod; it begins when an earlier pod of the same name is gone."""
+        namesake = self._names.get(pod.full_name)
+        after = namesake if namesake is not None and not namesake.gone else None
+        worker = PodWorker(pod, self._services, moved_on=self._moved_on, after=after)
+        self._workers[pod.uid] = self._names[pod.full_name] = worker
+        return worker
 
     def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _until_gone(self, worker: PodWorker) -> None:
-        stopped = worker.stopped
-        await stopped.wait()
-        self._services.released(worker.pod)
+    def _moved_on(self, worker: PodWorker) -> None:
         self.room_was_made()
-        await worker.gone.wait()
-        if self._workers.get(worker.pod.uid) is worker:
-            del self._workers[worker.pod.uid]
+        if worker.gone:
+            for known, key in ((self._workers, worker.pod.uid), (self._names, worker.pod.full_name)):
+                if known.get(key) is worker:
+                    del known[key]
 
     def _end_strangers(self) -> None:
         for uid, record in list(self._services.watch.pods.items()):
@@ -197,9 +199,7 @@ class NodePods:
             return
         log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
         meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
-        worker = self._workers[uid] = PodWorker(Pod(metadata=meta, spec=PodSpec()), self._services)
-        worker.remove()
-        self._spawn(self._until_gone(worker))
+        self._employ(Pod(metadata=meta, spec=PodSpec())).remove()
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services

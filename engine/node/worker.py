@@ -8,9 +8,8 @@ whatever is going on; the containers stop with their grace, and a removed pod le
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, KubengineError, Refused
@@ -30,6 +29,7 @@ from engine.node.starting import sandbox_config, start_container, start_sandbox
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
 from engine.node.stopping import grace_seconds, remove_dead_containers, remove_pod, stop_container, stop_pod
 from engine.node.termination_message import termination_message
+from engine.node.wake import Wake
 from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.pods")
@@ -39,19 +39,32 @@ LAST_RETRY_SECONDS = 10.0
 
 
 class PodWorker:
-    """`pod.status` is kept current; `stopped` is set when nothing of the pod runs any more."""
+    """`pod.status` is kept current. `after` is an earlier pod of the same name, to be gone first.
 
-    def __init__(self, pod: Pod, services: Services, *, after: PodWorker | None = None) -> None:
+    `moved_on(worker)` is called when nothing of the pod runs any more (`stopped`), and again when nothing
+    of it is left (`gone`).
+    """
+
+    def __init__(
+        self,
+        pod: Pod,
+        services: Services,
+        *,
+        moved_on: Callable[[PodWorker], None],
+        after: PodWorker | None = None,
+    ) -> None:
         self.pod = pod
         self.ended: PodEnd | None = None
         self.finished = False
-        self.stopped = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.removing = False
         self._services = services
+        self._moved_on = moved_on
         self._after = after
-        self._wake = asyncio.Event()
-        self._ending = asyncio.Event()
-        self._removed = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._wake = Wake()
+        self._working = self._ending = self._abandoned = False
         self._refusals: list[asyncio.Future[None]] = []
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
@@ -64,13 +77,13 @@ class PodWorker:
         self._final = False
         self._failures = 0
         self._last_failure = ""
-        self._task = asyncio.create_task(self._run(), name=f"pod {pod.full_name}")
+        self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
 
     # What the node tells a worker
 
     def notify(self) -> None:
         """Something about the pod may have changed."""
-        self._wake.set()
+        self._wake.ring()
 
     def update(self, pod: Pod) -> None:
         """A new spec under the same uid: a resize where only amounts differ."""
@@ -78,7 +91,7 @@ class PodWorker:
         self._resize = Resize(pod) if can_resize(self.pod, pod) else None
         if self._resize is None:
             self.pod = pod
-        self._wake.set()
+        self._wake.ring()
 
     @property
     def wanted(self) -> Pod:
@@ -100,7 +113,7 @@ class PodWorker:
         refusal = asyncio.get_running_loop().create_future()
         self._refusals.append(refusal)
         self.end(end)
-        stopped = asyncio.create_task(self.stopped.wait())
+        stopped = asyncio.shield(self._stopped)
         try:
             await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
             if refusal.done():
@@ -112,26 +125,40 @@ class PodWorker:
 
     def remove(self) -> None:
         """The pod's manifest has gone: end it and leave nothing."""
-        self._removed.set()
+        self.removing = True
         self._begin_ending()
 
     def _begin_ending(self) -> None:
         self._services.ending(self.pod.uid)
-        self._ending.set()
+        self._ending = True
+        if self._working and asyncio.current_task() is not self._task:
+            self._working = False
+            self._task.cancel()
+        self._wake.ring()
 
     async def abandon(self) -> None:
         """Stop working without touching the pod: the agent goes, the pod stays."""
+        self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
     @property
-    def removing(self) -> bool:
-        return self._removed.is_set()
+    def stopped(self) -> bool:
+        """Nothing of the pod runs any more, and nothing will."""
+        return self._stopped.done()
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of the pod is left."""
+        return self._gone.done()
+
+    async def wait_gone(self) -> None:
+        await asyncio.shield(self._gone)
 
     @property
     def active(self) -> bool:
         """Whether the pod holds, or will hold, resources of the node."""
-        return not (self.finished or self.stopped.is_set() or (self.ended and not self._record_runs()))
+        return not (self.finished or self.stopped or (self.ended and not self._record_runs()))
 
     def _record_runs(self) -> bool:
         return bool(self._services.watch.pod(self.pod.uid).running)
@@ -139,35 +166,41 @@ class PodWorker:
     # Its life
 
     async def _run(self) -> None:
+        await self._until_ending()
+        await self._persist("stop", self._stop)
+        self._stopped.set_result(None)
+        self._publish()
+        self._services.released(self.pod)
+        self._moved_on(self)
+        while not self.removing:
+            self._wake.silence()
+            await self._wake.wait()
+        await self._persist("remove", self._take_away)
+        self._gone.set_result(None)
+        self._moved_on(self)
+
+    async def _until_ending(self) -> None:
+        """Works until `_begin_ending` interrupts it, wherever it is."""
+        if self._ending:
+            return
+        self._working = True
         try:
             if self._after is not None:
-                await self._after.gone.wait()
+                await self._after.wait_gone()
                 self._after = None
-            await self._until_ending(self._work())
-            await self._persist("stop", self._stop)
-            self.stopped.set()
-            self._publish()
-            await self._removed.wait()
-            await self._persist("remove", self._take_away)
+            await self._work()
+        except asyncio.CancelledError:
+            if not self._is_interrupted() or self._task.uncancel() > 0:
+                raise
         finally:
-            self.gone.set()
-        self._services.pod_changed(self.pod)
+            self._working = False
 
-    async def _until_ending(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        ending = asyncio.create_task(self._ending.wait())
-        try:
-            await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            task.cancel()
-            ending.cancel()
-            results = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            log.error("pod %s: worker failed", self.pod.full_name, exc_info=results[0])
+    def _is_interrupted(self) -> bool:
+        return self._ending and not self._abandoned
 
     async def _work(self) -> None:
-        while True:
-            self._wake.clear()
+        while not self._is_interrupted():
+            self._wake.silence()
             try:
                 delay = await self._step()
             except (KubengineError, OSError) as error:
@@ -178,8 +211,7 @@ class PodWorker:
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
             self._publish()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), delay)
+            await self._wake.wait(delay)
 
     def _failed(self, error: Exception) -> float:
         """Says what went wrong once, and when to try again."""
@@ -354,9 +386,9 @@ class PodWorker:
 
     def _publish(self) -> None:
         status = self.pod.status
-        if status.phase in (SUCCEEDED, FAILED) and (self.finished or self.stopped.is_set()) and self._final:
+        if status.phase in (SUCCEEDED, FAILED) and (self.finished or self.stopped) and self._final:
             return
-        self._final = self.finished or self.stopped.is_set()
+        self._final = self.finished or self.stopped
         services, end = self._services, self.ended
         record = services.watch.pod(self.pod.uid)
         services.observed(self.pod, record)
@@ -375,7 +407,7 @@ class PodWorker:
                 if end is not None and end.condition_reason
                 else None,
                 start_time=self._start_time,
-                terminated=self.stopped.is_set(),
+                terminated=self.stopped,
                 resources=self._resources,
                 extra_conditions=(self._resize.condition,)
                 if self._resize is not None and self._resize.condition is not None

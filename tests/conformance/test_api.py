@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
 from engine.api._base import decode_hook
 from engine.api.pod import Pod
-from engine.api.qos import compute_qos_class, is_critical, is_mirror, is_node_critical, is_preemptable, is_static
+from engine.api.qos import (
+    compute_qos_class,
+    is_critical,
+    is_mirror,
+    is_node_critical,
+    is_preemptable,
+    is_static,
+)
 from engine.api.quantity import Quantity, QuantityError
 from engine.api.resources import pod_limits, pod_requests, ranking_requests, scaled_list
 
