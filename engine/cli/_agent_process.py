@@ -53,7 +53,7 @@ class AgentProcess:
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
-        endpoint, config = options.runtime, options.config
+        endpoint, config, ours = options.runtime, options.config, options.kubengine_config
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
             hollow = endpoint == HOLLOW
@@ -61,9 +61,10 @@ class AgentProcess:
                 hollow, config = True, _without_root(config)
             endpoint = str(options.root_dir / "runtime.sock")
             self._runtime = _own_runtime(endpoint, options.root_dir, config.cgroup_driver, hollow=hollow)
+            ours = _with_its_weights(ours)
         self.node = Node(
             config=config,
-            kubengine_config=options.kubengine_config,
+            kubengine_config=ours,
             runtime_endpoint=endpoint,
             root=options.root_dir,
             name=options.node_name,
@@ -123,6 +124,14 @@ async def _as_coroutine(awaitable: Awaitable[None]) -> None:
 def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
     click.echo("not root: no cgroups and no namespaces, so pods are states without processes", err=True)
     return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
+
+
+def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
+    """Our own runtime writes linear weights, whatever runc there is on the machine."""
+    if config.cgroups.cpu_weight != "auto":
+        return config
+    cgroups = msgspec.structs.replace(config.cgroups, cpu_weight="linear")
+    return msgspec.structs.replace(config, cgroups=cgroups)
 
 
 def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:

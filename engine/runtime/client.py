@@ -308,7 +308,7 @@ class RuntimeClient:
             case grpc.StatusCode.UNAVAILABLE:
                 return Unavailable(f"the runtime does not answer ({details})", subject=subject)
             case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Unavailable("no answer before the deadline", subject=subject)
+                return Unavailable(f"no answer before the deadline ({details})", subject=subject)
             case _:
                 return Refused(details, subject=subject)
 
