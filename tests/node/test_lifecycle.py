@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -192,3 +196,31 @@ async def test_a_quiet_node_calls_nobody(bench: Bench, hollow: HollowRuntime):
     before = {name: count["calls"] for name, count in hollow.counts().items()}
     await asyncio.sleep(1.5)
     assert {name: count["calls"] for name, count in hollow.counts().items()} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True, timeout=10)
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=10)
+
+
+@pytest.mark.root
+async def test_a_full_disk_is_said_and_survived(small_disk: Path, bench: Bench):
+    """Pods that need room on the full root directory wait, others run on."""
+    bench.root = small_disk / "root"
+    await bench.start()
+    bench.write("before", {"containers": [container()]})
+    await eventually(lambda: bench.phase("before") == "Running")
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError):
+        ballast.write_bytes(b"x" * (128 << 10))
+    bench.write("during", {"containers": [container()]})
+    await eventually(lambda: any("No space left on device" in e.message for e in bench.node.recorder))
+    assert bench.phase("before") == "Running"
+    assert bench.phase("during") == "Pending"
+    ballast.unlink()
+    await eventually(lambda: bench.phase("during") == "Running", 30)
