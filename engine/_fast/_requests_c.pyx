@@ -177,6 +177,7 @@ cdef int measure(object spec, measured *m, dict ids, int resources) except -1:
     """All sums of a pod. Returns 0 if it is not an ordinary one."""
     cdef PyObject *field
     cdef Py_ssize_t i
+    cdef bint none
     memset(m, 0, sizeof(measured))
     m.every_cpu = m.every_memory = 1
     field = kb_slot_get(spec, &pod_resources_slot, RESOURCES)
@@ -188,12 +189,14 @@ cdef int measure(object spec, measured *m, dict ids, int resources) except -1:
     for i in range(PyList_GET_SIZE(<object>field)):
         if not add_container(<object>PyList_GET_ITEM(<object>field, i), m, ids, resources, False):
             return 0
-    if PyList_GET_SIZE(<object>field) == 0:
-        m.every_cpu = m.every_memory = 0
+    none = PyList_GET_SIZE(<object>field) == 0
     field = kb_slot_get(spec, &inits_slot, INIT_CONTAINERS)
     if field == NULL:
         return 0
-    if <object>field is not None:
+    if <object>field is None:
+        if none:
+            m.every_cpu = m.every_memory = 0
+    else:
         if not PyList_Check(<object>field) or PyList_GET_SIZE(<object>field) == 0:
             return 0
         for i in range(PyList_GET_SIZE(<object>field)):

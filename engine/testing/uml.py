@@ -2,9 +2,10 @@
 
     answer = run_in_uml('report(open(CGROUPS + "/cgroup.controllers").read().split())')
 
-The kernel has this machine's file system as its read-only root, a tmpfs on /tmp, and a cgroup2 mount
-at `CGROUPS` with cpu, io, memory and pids (no cpuset, no hugetlb). The body is Python source, run by
-this interpreter as the only program there, as root; what it passes to `report` comes back.
+The kernel has this machine's file system as its read-only root, a tmpfs on `SCRATCH` (which hides what
+is there), and a cgroup2 mount at `CGROUPS` with cpu, io, memory and pids (no cpuset, no hugetlb). The
+body is Python source, run by this interpreter as the only program there, as root; what it passes to
+`report` comes back.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from typing import Any
 from engine.api.errors import Refused, Unavailable
 
 KERNEL = "linux.uml"
-CGROUPS = "/tmp/cgroups"
+SCRATCH = "/mnt"
+CGROUPS = f"{SCRATCH}/cgroups"
 _MARK = "UML-REPORT "
 _ENDED = "UML-ENDED"
 
 _INIT = """#!/bin/sh
 mount -t proc proc /proc
-mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs {scratch}
 mount -t sysfs sysfs /sys 2>/dev/null
 mkdir {cgroups}
 mount -t cgroup2 none {cgroups}
-export HOME=/tmp TMPDIR=/tmp PATH={path} PYTHONPATH={python_path}
+export HOME={scratch} TMPDIR={scratch} PATH={path} PYTHONPATH={python_path}
 export PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1
 {python} {body} 2>&1
 echo {ended}
@@ -43,7 +45,7 @@ sleep 60
 
 _PRELUDE = f"""
 import json, os, sys
-CGROUPS = {CGROUPS!r}
+SCRATCH, CGROUPS = {SCRATCH!r}, {CGROUPS!r}
 def report(value):
     os.write(1, ("\\n{_MARK}" + json.dumps(value) + "\\n").encode())
 """
@@ -71,6 +73,7 @@ def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 120.0) -> An
         init.write_text(
             _INIT.format(
                 cgroups=CGROUPS,
+                scratch=SCRATCH,
                 path=os.environ.get("PATH", "/usr/bin:/bin"),
                 python_path=os.pathsep.join(entry for entry in sys.path if entry),
                 python=sys.executable,

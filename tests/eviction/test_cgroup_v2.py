@@ -17,7 +17,7 @@ def test_memory_pressure_on_v2_evicts_and_memory_events_wake_the_manager():
         import asyncio, pathlib
         sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from tests.eviction.scene_v2 import pressure_on_v2
-        report(asyncio.run(pressure_on_v2(pathlib.Path(str(CGROUPS)), pathlib.Path("/tmp"))))
+        report(asyncio.run(pressure_on_v2(pathlib.Path(str(CGROUPS)), pathlib.Path(SCRATCH))))
         """
     )
     assert 80 <= seen["used_mib"] < 110

@@ -89,6 +89,7 @@ def test_rows_are_what_pod_entry_says(pod):
     ("spec", "taken"),
     [
         ({"containers": []}, True),
+        ({"containers": [], "initContainers": [{"name": "i", "resources": {"limits": {"cpu": "1"}}}]}, True),
         ({"containers": [{"resources": {"requests": {"cpu": "1", "memory": "900Gi"}}}]}, True),
         ({"containers": [{"resources": {"requests": {"cpu": "-1"}}}]}, False),
         ({"containers": [{"resources": {"requests": {"memory": "1500m"}}}]}, False),

@@ -8,6 +8,7 @@ from engine.testing.uml import run_in_uml
 
 BODY = r"""
 import asyncio
+import tempfile
 from pathlib import Path
 from engine.runtime.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
@@ -21,7 +22,7 @@ LIMITS = cri.LinuxContainerResources(
 )
 
 async def main():
-    directory = Path("/tmp/runtime")
+    directory = Path(tempfile.gettempdir()) / "runtime"
     directory.mkdir()
     runtime = EmbeddedRuntime(
         socket=directory / "r.sock", root=directory / "root", state=directory / "state",
