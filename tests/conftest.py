@@ -6,7 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A shared machine is no reason to fail an example, and CI tries the same ones each time.
+hypothesis.settings.register_profile("here", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 pytest_plugins = ["engine.testing.pytest_plugin"]
 
