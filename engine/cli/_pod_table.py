@@ -27,6 +27,10 @@ def _row(pod: Mapping[str, Any], files: Mapping[str, Mapping[str, str | None]]) 
     status = pod.get("status", {})
     regular = status.get("containerStatuses") or []
     init = status.get("initContainerStatuses") or []
+    sidecars = {
+        c["name"] for c in pod["spec"].get("initContainers", ()) if c.get("restartPolicy") == "Always"
+    }
+    lasting = [*regular, *(container for container in init if container["name"] in sidecars)]
     actual = {name: text.get("actual") for name, text in files.items()}
     return {
         "namespace": pod["metadata"].get("namespace", ""),
@@ -34,8 +38,8 @@ def _row(pod: Mapping[str, Any], files: Mapping[str, Mapping[str, str | None]]) 
         "qosClass": status.get("qosClass", ""),
         "phase": status.get("phase", "Pending"),
         "reason": status.get("reason") or _waiting_reason([*init, *regular]),
-        "ready": sum(container.get("ready", False) for container in regular),
-        "containers": len(pod["spec"]["containers"]),
+        "ready": sum(container.get("ready", False) for container in lasting),
+        "containers": len(pod["spec"]["containers"]) + len(sidecars),
         "restarts": sum(container.get("restartCount", 0) for container in [*init, *regular]),
         "startTime": status.get("startTime"),
         "podIP": status.get("podIP", ""),
