@@ -96,7 +96,7 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.manager.stop()
 
 
-async def until(condition: Callable[[], object], seconds: float = 10) -> None:
+async def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait for something; fails after `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - many kinds of conditions

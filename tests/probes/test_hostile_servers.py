@@ -152,15 +152,18 @@ async def test_probes_wait_for_a_connection_when_all_are_taken():
 
     bench = Bench(ProbesSection(max_connections=2))
     await bench.manager.start()
-    async with serving(silent) as stuck, serving(replying(OK)) as good:
-        for n in range(4):
-            bench.run(pod_with(f"s{n}", readiness=http(stuck, ms={"timeoutMilliseconds": 200})))
-        for n in range(10):
-            bench.run(pod_with(f"g{n}", readiness=http(good)))
-        await until(lambda: all(bench.manager.is_ready(f"g{n}", "app") for n in range(10)))
-        loop = bench.manager.describe()["loop"]
-        probes = bench.manager.describe()["probes"]
-        assert loop["most_open_connections"] == 2
-        assert loop["late"] > 0
-        assert not any(p["outcomes"]["failure"] for p in probes if p["pod_uid"].startswith("g"))
+    patient = {"timeoutMilliseconds": 20_000}
+    try:
+        async with serving(silent) as stuck, serving(replying(OK)) as good:
+            for n in range(4):
+                bench.run(pod_with(f"s{n}", readiness=http(stuck, ms={"timeoutMilliseconds": 200})))
+            for n in range(10):
+                bench.run(pod_with(f"g{n}", readiness=http(good, ms=patient)))
+            await until(lambda: all(bench.manager.is_ready(f"g{n}", "app") for n in range(10)), 60)
+            loop = bench.manager.describe()["loop"]
+            probes = bench.manager.describe()["probes"]
+            assert loop["most_open_connections"] == 2
+            assert loop["late"] > 0
+            assert not any(p["outcomes"]["failure"] for p in probes if p["pod_uid"].startswith("g"))
+    finally:
         await bench.manager.stop()
