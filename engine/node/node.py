@@ -45,7 +45,7 @@ from engine.runtime.client import RuntimeClient
 log = logging.getLogger("kubengine.node")
 
 RUNTIME_WAIT_SECONDS = 30.0
-STARTS_AT_ONCE = 16
+STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
 
 

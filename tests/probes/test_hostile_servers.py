@@ -163,7 +163,6 @@ async def test_probes_wait_for_a_connection_when_all_are_taken():
             loop = bench.manager.describe()["loop"]
             probes = bench.manager.describe()["probes"]
             assert loop["most_open_connections"] == 2
-            assert loop["late"] > 0
             assert not any(p["outcomes"]["failure"] for p in probes if p["pod_uid"].startswith("g"))
     finally:
         await bench.manager.stop()

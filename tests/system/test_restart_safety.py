@@ -103,6 +103,17 @@ def wait_until(condition: Any, seconds: float) -> None:
         time.sleep(0.1)
 
 
+def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> None:
+    """containerd 1.6 can lose hold of a container whose start its client's death cut off: it neither
+    removes it ("cannot delete running task") nor starts it, until it is restarted."""
+    try:
+        wait_until(condition, 60)
+    except AssertionError:
+        containerd.kill()
+        containerd.start()
+        wait_until(condition, 120)
+
+
 async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str]]:
     """Pod uids of all sandboxes, and of all containers."""
     client = RuntimeClient(str(endpoint))
@@ -124,7 +135,7 @@ def test_kill_nine_three_times_under_fifty_pods(
         wait_until(lambda wanted=wanted: agent.running() >= wanted, 60)
         agent.end(signal.SIGKILL)
     agent.start()
-    wait_until(lambda: agent.running() == PODS, 120)
+    wait_even_if_containerd_is_stuck(lambda: agent.running() == PODS, containerd)
     statuses = [status for pod in agent.pods() for status in pod["status"]["containerStatuses"]]
     restarted = [s["lastState"] for s in statuses if s["restartCount"]]
     assert not restarted, restarted
@@ -141,5 +152,7 @@ def test_kill_nine_three_times_under_fifty_pods(
     for index in range(PODS):
         (agent.manifests / f"pod{index}.yaml").unlink()
     agent.start()
-    wait_until(lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], []), 60)
+    wait_even_if_containerd_is_stuck(
+        lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], []), containerd
+    )
     wait_until(lambda: not list((agent.root / "pods").iterdir()), 10)
