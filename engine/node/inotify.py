@@ -14,13 +14,11 @@ from pathlib import Path
 
 from engine.api.errors import Refused
 
-IN_MODIFY = 0x002
 IN_CLOSE_WRITE = 0x008
 IN_MOVED_FROM = 0x040
 IN_MOVED_TO = 0x080
 IN_CREATE = 0x100
 IN_DELETE = 0x200
-IN_DELETE_SELF = 0x400
 IN_Q_OVERFLOW = 0x4000
 IN_IGNORED = 0x8000
 

@@ -39,10 +39,20 @@ def existing_parent(path: Path) -> Path:
 
 
 def memory_total() -> int:
-    """Bytes of memory, from /proc/meminfo."""
+    """Bytes of memory."""
+    return _meminfo("MemTotal:")
+
+
+def memory_available() -> int:
+    """Bytes that the kernel thinks can be had without swapping."""
+    return _meminfo("MemAvailable:")
+
+
+def _meminfo(field: str) -> int:
+    """Bytes of one field of /proc/meminfo, 0 where the kernel has not got it."""
     with Path("/proc/meminfo").open() as lines:
         for line in lines:
-            if line.startswith("MemTotal:"):
+            if line.startswith(field):
                 return int(line.split()[1]) * 1024
     return 0
 

@@ -106,9 +106,6 @@ class NodePods:
         """Pods that hold, or will hold, resources of the node."""
         return [w.pod for w in self._workers.values() if w.active and w.pod.spec.containers]
 
-    def get(self, uid: str) -> PodWorker | None:
-        return self._workers.get(uid)
-
     def is_gone(self, uid: str) -> bool:
         """Nothing of the pod is wanted any more: its manifest has gone and its containers have stopped."""
         worker = self._workers.get(uid)

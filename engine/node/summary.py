@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from engine.node.machine import existing_parent, memory_total
+from engine.node.machine import existing_parent, memory_available, memory_total
 from engine.wire import cri_v1_pb2 as cri
 
 
 def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[str, Any]:
     """The node's own part: memory of the machine and the file system of the root directory."""
     total = memory_total()
-    available = _memory_available()
+    available = memory_available()
     disk = os.statvfs(existing_parent(root))
     time = _time(now)
     return {
@@ -81,14 +81,6 @@ def _memory(usage: cri.MemoryUsage) -> dict[str, Any]:
         "pageFaults": usage.page_faults.value,
         "majorPageFaults": usage.major_page_faults.value,
     }
-
-
-def _memory_available() -> int:
-    with Path("/proc/meminfo").open() as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 0
 
 
 def _time(seconds: float) -> str:
