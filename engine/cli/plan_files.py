@@ -10,8 +10,8 @@ import click
 
 from engine.api.errors import InvalidInput
 from engine.cli.plan import opened, source_options
+from engine.plan.atomic import atomically
 from engine.plan.mapping import load_mapped
-from engine.plan.output import atomically
 from engine.plan.place import place as place_pods
 from engine.plan.snapshot import Snapshot
 from engine.plan.snapshot_file import SUFFIX, write_snapshot, write_stream

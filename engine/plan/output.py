@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +19,7 @@ from rich.text import Text
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers import COLUMNS, Answer
+from engine.plan.atomic import atomically
 from engine.plan.reader import engine_version
 
 FORMATS = ("table", "json", "csv", "parquet", "html")
@@ -79,22 +78,6 @@ def write_answer(answer: Answer, source: Mapping[str, Any], format: str, path: s
     else:
         writer(sys.stdout.buffer)
         sys.stdout.buffer.flush()
-
-
-def atomically(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """A temporary file beside it, synced, then renamed. Raises `InvalidInput` with the path."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                write(file)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
 
 
 def _plain(table: pa.Table) -> pa.Table:

@@ -6,7 +6,6 @@ Parquet to any other tool. The format is described in `docs/snapshot-format.md`.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
+from engine.plan.atomic import atomically
 from engine.plan.snapshot import Snapshot
 from engine.plan.sources import Stream
 
@@ -35,18 +35,7 @@ _LOCAL_HEADER = 30
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
     """Atomically: a temporary file beside it, synced, then renamed. Raises `InvalidInput` with the path."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                write_stream(snapshot, file)
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
+    atomically(path, lambda file: write_stream(snapshot, file))
 
 
 def write_stream(snapshot: Snapshot, file: Any) -> None:

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from engine.plan.answers import COLUMNS, Answer
-from engine.plan.output import atomically, readable, summary
+from engine.plan.atomic import atomically
+from engine.plan.output import readable, summary
 from engine.plan.report.plots import plots
 
 MAX_ROWS = 1000
