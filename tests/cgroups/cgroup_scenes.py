@@ -21,7 +21,7 @@ from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.cgroups import CgroupManager, ContainerResources
-from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.names import CgroupName
 from engine.cgroups.plan import container_values
 
@@ -114,14 +114,28 @@ def spin() -> None:
         pass
 
 
-def hold(amount: int) -> Callable[[], None]:
+def hold(amount: int, held: Callable[[], object] = lambda: None) -> Callable[[], None]:
+    """A body that touches `amount` bytes, calls `held` once it has them, and stays."""
+
     def body() -> None:
         memory = bytearray(amount)
         for offset in range(0, amount, 4096):
             memory[offset] = 1
+        held()
         signal.pause()
 
     return body
+
+
+def spawn_holder(manager: CgroupManager, name: CgroupName, amount: int) -> int:
+    """A process in a group that holds `amount` bytes by the time this returns; its pid."""
+    held, holding = os.pipe()
+    pid = spawn(manager, name, hold(amount, lambda: os.write(holding, b"x")))
+    os.close(holding)
+    if not os.read(held, 1):
+        raise ChildProcessError(f"process {pid} died before it held {amount} bytes")
+    os.close(held)
+    return pid
 
 
 def end(*pids: int) -> None:
@@ -226,11 +240,7 @@ def reservation_follows(root: str) -> dict[str, Any]:
         user = burstable("b", "1", "32Mi")
         manager.create_pod(user)
         note()
-        pid = spawn(manager, make_container(manager, user), hold(100 * MI))
-        usage = 0
-        while usage < 100 * MI:
-            time.sleep(0.02)
-            usage = int(read(manager, levels["burstable"], MEMORY_USAGE) or 0)
+        pid = spawn_holder(manager, make_container(manager, user), 100 * MI)
         manager.create_pod(guaranteed("h", "1", "288Mi"))
         limit = int(read(manager, levels["burstable"], MEMORY_LIMIT) or 0)
         seen["at_usage"] = 100 * MI <= limit <= 140 * MI
@@ -362,7 +372,7 @@ def live_resize(root: str) -> dict[str, Any]:
     with managed(root) as manager:
         manager.create_pod(small)
         name = make_container(manager, small)
-        pid = spawn(manager, name, hold(32 * MI))
+        pid = spawn_holder(manager, name, 32 * MI)
         limit = MEMORY_LIMIT[manager.mounts.version]
 
         async def update(container: str, resources: ContainerResources) -> None:
@@ -374,8 +384,6 @@ def live_resize(root: str) -> dict[str, Any]:
         seen: dict[str, Any] = {"sizes": [sizes()]}
         asyncio.run(manager.resize_pod(small, large, update))
         seen["sizes"].append(sizes())
-        while int(read(manager, name, MEMORY_USAGE) or 0) < 32 * MI:
-            time.sleep(0.01)
         seen["container"] = attempt(
             lambda: asyncio.run(manager.resize_pod(large, tiny, update, {"c0": 32 * MI}))
         )
@@ -402,9 +410,7 @@ def shrunk_while_away(root: str) -> dict[str, Any]:
     first.start()
     first.create_pod(large)
     name = first._pod_name(large)
-    pid = spawn(first, make_container(first, large), hold(48 * MI))
-    while int(read(first, name, MEMORY_USAGE) or 0) < 48 * MI:
-        time.sleep(0.01)
+    pid = spawn_holder(first, make_container(first, large), 48 * MI)
     first.stop()
     with managed(root) as manager:
         manager.create_pod(small)

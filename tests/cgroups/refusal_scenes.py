@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,6 @@ from cgroup_scenes import (
     attempt,
     end,
     guaranteed,
-    hold,
     make_container,
     managed,
     new_manager,
@@ -24,11 +22,12 @@ from cgroup_scenes import (
     read,
     remove,
     spawn,
+    spawn_holder,
     start_and_stop,
 )
 
 from engine.cgroups import CgroupManager
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.files import MEMORY_LIMIT
 from engine.cgroups.names import CgroupName
 
 
@@ -88,9 +87,7 @@ def v1_refusals(root: str) -> dict[str, Any]:
         one = guaranteed("g", "500m", "64Mi")
         manager.create_pod(one)
         name = manager._pod_name(one)
-        pid = spawn(manager, make_container(manager, one), hold(16 * MI))
-        while int(read(manager, name, MEMORY_USAGE) or 0) < 16 * MI:
-            time.sleep(0.01)
+        pid = spawn_holder(manager, make_container(manager, one), 16 * MI)
         seen["below usage"] = attempt(
             lambda: manager.tree.write(name, {"memory.limit_in_bytes": str(4 * MI)})
         )
