@@ -19,7 +19,6 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node as NodeObject
-from engine.api.node import NodeAddress, NodeCondition, NodeSpec, NodeStatus
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups import CgroupManager, NoCgroups
@@ -27,6 +26,7 @@ from engine.eviction import NodeView
 from engine.metrics import Registry
 from engine.node import machine
 from engine.node.backoff import Backoff
+from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.image_pull import ImagePuller
 from engine.node.node_resources import NodeResources
@@ -82,7 +82,7 @@ class Node:
         self._lock: int | None = None
         self._services: Services | None = None
         self._watch: RuntimeWatch | None = None
-        self._resources: NodeResources | None = None
+        self._description: NodeDescription | None = None
         self._probing: Probing | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._pods: NodePods | None = None
@@ -105,7 +105,20 @@ class Node:
             runtime, on_change=self._runtime_changed, clock=self._clock, registry=self.registry
         )
         self._rooms = rooms = self._make_rooms(runtime, cgroups, watch)
-        self._resources = NodeResources(capacity, cgroups, rooms.devices)
+        resources = NodeResources(capacity, cgroups, rooms.devices)
+        host_ip = machine.host_ip()
+        self._description = NodeDescription(
+            name=self.name,
+            config=self.config,
+            labels=self.kubengine_config.node_labels or {},
+            resources=resources,
+            host_ip=host_ip,
+            runtime_name=runtime_name,
+            clock=self._clock,
+            pressures=rooms.eviction.conditions,
+            unhealthy=watch.health,
+            images=rooms.images.images,
+        )
         volumes = PodVolumes(self.root)
         self._probing = probing = Probing(rooms.probes, volumes.pod_directory)
         self._gatekeeper = gatekeeper = Gatekeeper(
@@ -118,7 +131,7 @@ class Node:
         self._services = Services(
             config=self.config,
             node_name=self.name,
-            host_ip=machine.host_ip(),
+            host_ip=host_ip,
             root=self.root,
             clock=self._clock,
             runtime=runtime,
@@ -130,7 +143,7 @@ class Node:
             recorder=self.recorder,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
-            allocatable=self._resources.allocatable,
+            allocatable=resources.allocatable,
             active_pods=self.active_pods,
             health=probing.health,
             ready=probing.ready,
@@ -148,7 +161,7 @@ class Node:
             admit=gatekeeper.admit,
             accepted=probing.accepted,
         )
-        self.rooms.update(rooms.by_name(), cgroups=cgroups)
+        self.rooms.update(rooms.by_name(), cgroups=cgroups, node=self._description)
         await rooms.start_before_pods()
         await watch.start()
         await self._start_source()
@@ -317,35 +330,12 @@ class Node:
 
     def node_object(self) -> NodeObject:
         """The node with its capacity, allocatable and conditions of this moment."""
-        services = self._services
-        assert services is not None
-        assert self._resources is not None
-        return NodeObject(
-            metadata=ObjectMeta(
-                name=self.name,
-                labels={**machine.node_labels(self.name), **(self.kubengine_config.node_labels or {})},
-            ),
-            spec=NodeSpec(taints=self.config.register_with_taints),
-            status=NodeStatus(
-                capacity=self._resources.capacity(),
-                allocatable=self._resources.allocatable(),
-                addresses=[
-                    NodeAddress(type="InternalIP", address=services.host_ip),
-                    NodeAddress(type="Hostname", address=self.name),
-                ],
-                conditions=self.conditions(),
-                node_info=dict(machine.node_info(services.runtime_name)),
-            ),
-        )
+        assert self._description is not None
+        return self._description.current()
 
     def active_pods(self) -> list[Pod]:
         """Pods that hold, or will hold, resources of the node."""
         return self._pods.active() if self._pods is not None else []
-
-    def conditions(self) -> list[NodeCondition]:
-        """The node's pressures, and whether it is ready for pods."""
-        assert self._rooms is not None
-        return self._rooms.eviction.conditions()
 
     def pods(self) -> list[Pod]:
         return self._pods.all() if self._pods is not None else []
