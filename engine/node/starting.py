@@ -29,9 +29,10 @@ CONTAINER_LOGS = Path("/var/log/containers")
 MAX_HOSTNAME = 63
 
 
-def hostname(pod: Pod, node_name: str) -> str:
+def hostname(pod: Pod) -> str:
+    """Empty in the host's network: the node's own name shows there, and runc refuses to be given one."""
     if pod.spec.host_network:
-        return node_name
+        return ""
     return (pod.spec.hostname or pod.metadata.name)[:MAX_HOSTNAME].rstrip("-.")
 
 
@@ -43,7 +44,7 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
         config=services.config,
         cgroup_parent=cgroup_parent,
         dns=pod_dns(pod, services.config),
-        hostname=hostname(pod, services.node_name),
+        hostname=hostname(pod),
     )
 
 
@@ -206,7 +207,7 @@ def _mounts(
         )
     directory = services.volumes.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
-        file = hosts_file(directory, pod, ips, hostname(pod, services.node_name))
+        file = hosts_file(directory, pod, ips, hostname(pod))
         mounts.append(cri_config.mount("/etc/hosts", file))
     if container.termination_message_path:
         file = termination_message_file(directory, container, attempt)
