@@ -18,7 +18,6 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
-from engine.api.yaml_text import parse_yaml
 
 MAX_BYTES = 10 * 1024 * 1024
 
@@ -41,7 +40,7 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
     """All objects in a YAML or JSON text; `List` and `PodList` are opened."""
     try:
         text = data.decode()
-        documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else parse_yaml(text)
+        documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else _parse_yaml(text)
     except UnicodeDecodeError as error:
         raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
     except (msgspec.DecodeError, RecursionError) as error:
@@ -52,6 +51,12 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
     for document in documents:
         objects.extend(_open_list(document, subject))
     return objects
+
+
+def _parse_yaml(text: str) -> list[Any]:
+    from engine.api.yaml_text import parse_yaml
+
+    return parse_yaml(text)
 
 
 def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:

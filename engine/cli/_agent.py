@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +23,8 @@ import click
 import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.cli._places import READ_ONLY_URL, default_socket
 
-ROOT_DIR = Path("/var/lib/kubelet")
-SOCKET_NAME = "kubengine.sock"
-READ_ONLY_URL = "http://127.0.0.1:10255"
 DEADLINE = 10.0
 _FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
 
@@ -57,11 +54,11 @@ class Agent:
         self.timeout = timeout
         self._given = address is not None
         if address is None:
-            self._addresses = [str(ROOT_DIR / SOCKET_NAME), READ_ONLY_URL]
+            self._addresses = [str(default_socket()), READ_ONLY_URL]
         elif address.startswith("http://") or not Path(address).is_dir():
             self._addresses = [address]
         else:
-            self._addresses = [str(Path(address) / SOCKET_NAME)]
+            self._addresses = [str(default_socket(address))]
 
     def get(self, path: str, **query: str) -> bytes:
         """The body of a GET.
@@ -126,7 +123,7 @@ def agent_option(function: _F) -> _F:
         metavar="PATH|URL",
         envvar="KUBENGINE_AGENT",
         callback=lambda _context, _option, value: Agent(value),
-        help=f"The agent's socket, root directory or http URL.  [default: {ROOT_DIR / SOCKET_NAME}, "
+        help=f"The agent's socket, root directory or http URL.  [default: {default_socket()}, "
         f"then {READ_ONLY_URL}]",
     )(function)
 
@@ -139,8 +136,3 @@ def json_option(function: _F) -> _F:
 def print_json(value: Any) -> None:
     """JSON for people and for pipes."""
     click.echo(json.dumps(value, indent=2, sort_keys=False))
-
-
-def default_socket(root_dir: str | os.PathLike[str] = ROOT_DIR) -> Path:
-    """Where the agent of a root directory listens."""
-    return Path(root_dir) / SOCKET_NAME

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import hashlib
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
-from engine.cli._agent import default_socket
+from engine.cli._places import default_socket
 from engine.node import Node
 from engine.server import Server
 
@@ -135,6 +134,8 @@ def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
 
 
 def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:
+    import hashlib
+
     from engine.runtime.embedded import EmbeddedRuntime
 
     state = Path("/run/kubengine") / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from pathlib import Path
 
 import click
 
-from engine.cli._agent import ROOT_DIR
+from engine.cli import _start_up
+from engine.cli._places import ROOT_DIR
 
 LEVELS = ["debug", "info", "warning", "error"]
 
@@ -64,6 +64,9 @@ def command(
 
     SIGTERM stops the agent and leaves its pods running, to be adopted by the next one.
     """
+    _start_up.postpone_tls()
+    import asyncio
+
     import msgspec
 
     from engine.api.documents import load_config

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import ssl
 
 from engine.api.errors import Refused
 from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod
@@ -48,11 +46,15 @@ def port_number(port: int | str, container: Container) -> int:
 
 
 def _get(action: HTTPGetAction, container: Container, pod_ip: str, timeout: float) -> None:
+    import http.client  # a megabyte that few nodes' hooks need
+
     host = action.host or pod_ip
     port = port_number(action.port, container)
     seconds = timeout if timeout > 0 else HTTP_SECONDS
     connection: http.client.HTTPConnection
     if action.scheme.upper() == "HTTPS":
+        import ssl
+
         context = ssl.create_default_context()
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -9,7 +9,6 @@ resized in place.
 
 from __future__ import annotations
 
-import hashlib
 from copy import deepcopy
 from datetime import UTC, datetime
 
@@ -21,6 +20,11 @@ from engine.api.pod import Pod, Toleration
 from engine.api.qos import HASH_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, compute_qos_class
 from engine.api.resources import CPU, MEMORY
 from engine.api.validation import check_pod
+
+try:
+    from _blake2 import blake2b  # hashlib would load OpenSSL for it
+except ImportError:
+    from hashlib import blake2b
 
 SOURCE_FILE = "file"
 SOURCE_API = "api"
@@ -59,5 +63,4 @@ def _uid(pod: Pod, node_name: str, origin: str) -> str:
             for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
                 amounts.pop(name, None)
     parts = [node_name, origin, to_builtins(pod.metadata), content, compute_qos_class(pod)]
-    digest = hashlib.md5(msgspec.json.encode(parts, order="deterministic"), usedforsecurity=False)
-    return digest.hexdigest()
+    return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16).hexdigest()

@@ -12,7 +12,8 @@ from typing import ClassVar
 import pytest
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
-from engine.cli._agent import SOCKET_NAME, Agent
+from engine.cli._agent import Agent
+from engine.cli._places import SOCKET_NAME
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

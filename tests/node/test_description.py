@@ -10,7 +10,8 @@ import pytest
 from engine.api.documents import convert
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.node import Node, Taint
-from engine.cli._agent import SOCKET_NAME, Agent
+from engine.cli._agent import Agent
+from engine.cli._places import SOCKET_NAME
 from engine.node.description import node_images
 from engine.runtime.hollow import HollowRuntime
 from engine.server import Server

@@ -1,0 +1,76 @@
+"""What `kubengine run` leaves out at its start comes when it is asked for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+AGENT_WITHOUT_TLS = """
+import sys
+from engine.cli import _start_up
+_start_up.postpone_tls()
+import asyncio
+import engine.api.documents, engine.cli._agent_process, engine.cli.run
+
+async def plain():
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await reader.read() == b""
+    writer.close()
+    server.close()
+
+asyncio.run(plain())
+unneeded = {"_ssl", "_hashlib", "yaml", "http.client", "email", "rich", "jeepney", "engine.runtime.embedded"}
+print(sorted(unneeded & set(sys.modules)))
+"""
+
+TLS_AFTERWARDS = """
+from engine.cli import _start_up
+_start_up.postpone_tls()
+import asyncio, ssl, sys
+from engine.probes.library import _tls
+
+async def answer(reader, writer):
+    writer.write(b"hello " + (await reader.readline()))
+    writer.close()
+
+async def main():
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(sys.argv[1])
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=serving)
+    port = server.sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=_tls(), server_hostname="localhost")
+    assert isinstance(writer.get_extra_info("ssl_object"), ssl.SSLObject)
+    writer.write(b"world\\n")
+    print((await reader.read()).decode().strip())
+    writer.close()
+    server.close()
+
+asyncio.run(main())
+"""
+
+
+def _python(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", script, *arguments]
+    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+def test_an_agent_starts_without_what_it_may_never_need() -> None:
+    assert _python(AGENT_WITHOUT_TLS) == "[]"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_tls_works_in_full_once_it_is_asked_for(tmp_path: Path) -> None:
+    pair = tmp_path / "pair.pem"
+    make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost"
+    subprocess.run([*make.split(), "-keyout", pair, "-out", pair], check=True, capture_output=True)
+    assert _python(TLS_AFTERWARDS, str(pair)) == "hello world"
