@@ -66,16 +66,17 @@ def make_layer(entries: Iterable[Entry]) -> bytes:
     return out.getvalue()
 
 
-@lru_cache(maxsize=1)
-def busybox_layer() -> bytes:
-    """busybox with a link per applet, and the few files that a container expects.
+@lru_cache(maxsize=2)
+def busybox_layer(applets: tuple[str, ...] = ()) -> bytes:
+    """busybox with a link per applet (all, or a few where making links is slow), and the few files that
+    a container expects.
 
     Raises FileNotFoundError where no busybox is installed (Debian: busybox-static).
     """
     binary = next((p for p in ("/bin/busybox", "/usr/bin/busybox") if Path(p).exists()), None)
     if binary is None:
         raise FileNotFoundError("/bin/busybox: install busybox-static")
-    applets = subprocess.run([binary, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    listed = subprocess.run([binary, "--list"], check=True, capture_output=True, text=True).stdout.split()
     directories = [
         "bin", "dev", "etc", "home", "proc", "root", "run", "sys", "usr", "usr/bin", "var", "var/www", "www",
     ]  # fmt: skip
@@ -85,7 +86,11 @@ def busybox_layer() -> bytes:
             Entry("home/app", uid=1000, gid=1000),
             Entry("tmp", mode=0o1777),
             Entry("bin/busybox", data=Path(binary).read_bytes()),
-            *(Entry(f"bin/{name}", link="busybox", mode=0o777) for name in applets if name != "busybox"),
+            *(
+                Entry(f"bin/{name}", link="busybox", mode=0o777)
+                for name in applets or listed
+                if name != "busybox"
+            ),
             Entry("etc/passwd", data=PASSWD, mode=0o644),
             Entry("etc/group", data=GROUP, mode=0o644),
             Entry("www/index.html", data=b"ok\n", mode=0o644),

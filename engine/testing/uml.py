@@ -3,9 +3,9 @@
     answer = run_in_uml('report(open(CGROUPS + "/cgroup.controllers").read().split())')
 
 The kernel has this machine's file system as its read-only root, a tmpfs on `SCRATCH` (which hides what
-is there), and a cgroup2 mount at `CGROUPS` with cpu, io, memory and pids (no cpuset, no hugetlb). The
-body is Python source, run by this interpreter as the only program there, as root; what it passes to
-`report` comes back.
+is there), and cgroup2 at its usual place, `CGROUPS`, with cpu, io, memory and pids (no cpuset, no
+hugetlb). The body is Python source, run by this interpreter as the only program there, as root; what it
+passes to `report` comes back.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from engine.api.errors import Refused, Unavailable
 
 KERNEL = "linux.uml"
 SCRATCH = "/mnt"
-CGROUPS = f"{SCRATCH}/cgroups"
+CGROUPS = "/sys/fs/cgroup"
 _MARK = "UML-REPORT "
 _ENDED = "UML-ENDED"
 
 _INIT = """#!/bin/sh
 mount -t proc proc /proc
 mount -t tmpfs tmpfs {scratch}
-mount -t sysfs sysfs /sys 2>/dev/null
-mkdir {cgroups}
+mount -t sysfs sysfs /sys
 mount -t cgroup2 none {cgroups}
 export HOME={scratch} TMPDIR={scratch} PATH={path} PYTHONPATH={python_path}
 export PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1

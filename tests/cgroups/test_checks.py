@@ -169,8 +169,6 @@ def test_pods_follow_their_containers_formula_on_a_real_kernel(private_root):
     seen = run_in_uml(
         f"""
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import engine.cgroups.mounts as mounts
-        mounts.DEFAULT_ROOT = CGROUPS
         import test_checks
         report(test_checks.weight_fault({private_root!r}))
         """

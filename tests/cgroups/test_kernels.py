@@ -26,8 +26,6 @@ def in_uml(scene: str, root: str, scenes: ModuleType = cgroup_scenes, **argument
     return run_in_uml(
         f"""
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import engine.cgroups.mounts as mounts
-        mounts.DEFAULT_ROOT = CGROUPS
         import {scenes.__name__} as scenes
         report(scenes.{scene}({root!r}, **{arguments!r}))
         """

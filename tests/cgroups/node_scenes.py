@@ -1,0 +1,213 @@
+"""What must hold through the whole node, whatever its cgroup version and runtime. Each scene takes a
+running agent, ends the pods that it wrote, and returns what it saw in plain data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
+from engine.cgroups.mounts import find_mounts
+from engine.runtime.embedded import EmbeddedRuntime
+from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
+from tests.node.conftest import Bench, eventually
+
+WAIT = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
+MI = 1 << 20
+CPU_LIMIT = {1: "cpu.cfs_quota_us", 2: "cpu.max"}
+OOM_KILLS = {1: "memory.oom_control", 2: "memory.events"}
+ENOUGH_SECONDS = 60.0
+
+
+async def on_node(scene: str, directory: Path, endpoint: Path, cgroup_root: str) -> Any:
+    """One scene, or with "all" each of them by name, on an agent of its own."""
+    bench = Bench(
+        directory,
+        endpoint,
+        cgroups_per_qos=True,
+        enforce_node_allocatable=["pods"],
+        cgroup_root=cgroup_root,
+        qos_reserved={"memory": "100%"},
+    )
+    try:
+        await bench.start()
+        seen = {}
+        for name in SCENES if scene == "all" else [scene]:
+            seen[name] = await SCENES[name](bench)
+            await no_pods(bench)
+        return seen if scene == "all" else seen[scene]
+    finally:
+        await bench.close()
+
+
+async def all_on_embedded_runtime(directory: Path, cgroup_root: str) -> dict[str, Any]:
+    """Every scene, with the embedded runtime's real processes as the containers."""
+    runtime = EmbeddedRuntime(
+        socket=directory / "cri.sock", root=directory / "images", state=directory / "state"
+    )
+    await runtime.start()
+    try:
+        layers = [busybox_layer(("sh", "sleep", "dd"))]
+        await runtime.import_image(write_image(directory / "busybox.tar", [BUSYBOX_TAG], layers=layers))
+        (directory / "node").mkdir()
+        seen: dict[str, Any] = await on_node("all", directory / "node", runtime.socket, cgroup_root)
+    finally:
+        await runtime.purge()
+    return seen
+
+
+async def worked_example(bench: Bench) -> dict[str, Any]:
+    """A pod of each class; amounts are the classic ones made small enough for one CPU and 512 MiB."""
+    small, large = amounts("250m", "64Mi"), amounts("500m", "128Mi")
+    first = container("a", requests=small, limits=small)
+    second = container("b", requests=small, limits=large)
+    write(bench, "g", first)
+    write(bench, "b", first, second)
+    write(bench, "e", container("a"))
+    await eventually(lambda: all(bench.phase(name) == "Running" for name in "gbe"), ENOUGH_SECONDS)
+    levels = {"kubepods": (), "burstable": ("burstable",), "besteffort": ("besteffort",)}
+    parents = {"g": (), "b": ("burstable",), "e": ("besteffort",)}
+    pods = {name: (*parents[name], f"pod{bench.pod(name).uid}") for name in "gbe"}
+    containers = {
+        f"{name}/{status.name}": (*pods[name], identity(status))
+        for name in "gbe"
+        for status in bench.pod(name).status.container_statuses
+    }
+    groups = levels | pods | containers
+    manager: Any = bench.node.rooms["cgroups"]
+    seen = {
+        "version": version(),
+        "shares": {key: int(text(bench, CPU_SHARE, *path)) for key, path in groups.items()},
+        "quota": {key: text(bench, CPU_LIMIT, *path).split()[0] for key, path in groups.items()},
+        "memory": {key: memory_limit(bench, *path) for key, path in groups.items()},
+        "faults": sorted({finding.kind for finding in manager.check()}),
+    }
+    await no_pods(bench)
+    seen["left"] = {path.name for root in roots(bench) for path in root.rglob("*") if path.is_dir()}
+    return seen | {"left": sorted(seen["left"])}
+
+
+async def memory_hog(bench: Bench) -> dict[str, Any]:
+    """A container takes more than its limit, beside another pod of the same class."""
+    limits = amounts("500m", "24Mi")
+    write(bench, "calm", container("a", limits=limits))
+    await eventually(lambda: bench.phase("calm") == "Running", ENOUGH_SECONDS)
+    hog = "sleep 1; dd if=/dev/zero of=/dev/null bs=96M count=1"
+    write(bench, "hog", container("a", hog, limits=limits), restartPolicy="Never")
+    await eventually(lambda: bench.phase("hog") == "Failed", ENOUGH_SECONDS)
+    ended = bench.pod("hog").status.container_statuses[0].state.terminated
+    calm = bench.pod("calm").status.container_statuses[0]
+    group = (f"pod{bench.pod('calm').uid}", identity(calm))
+    events = text(bench, OOM_KILLS, *group).splitlines()
+    return {
+        "version": version(),
+        "reason": ended.reason,
+        "exit_code": ended.exit_code,
+        "calm": [bench.phase("calm"), calm.restart_count, *(e for e in events if e.startswith("oom_kill "))],
+        "dies_whole": version() == 2 and text(bench, {2: "memory.oom.group"}, *group) == "1",
+    }
+
+
+async def live_resize(bench: Bench) -> dict[str, Any]:
+    """Manifests that change only resources: a running container grows, shrinks, and asks for too much."""
+
+    def resize(cpu: str, memory: str) -> None:
+        write(bench, "g", container("a", limits=amounts(cpu, memory)))
+
+    def status() -> Any:
+        return bench.pod("g").status.container_statuses[0]
+
+    def sizes() -> list[list[Any]]:
+        """Quota and memory limit of the pod and of its container."""
+        pod = f"pod{bench.pod('g').uid}"
+        return [
+            [text(bench, CPU_LIMIT, *path).split()[0], memory_limit(bench, *path)]
+            for path in ((pod,), (pod, identity(status())))
+        ]
+
+    def told() -> dict[str, str]:
+        actual = status().resources
+        return {name: str(amount) for name, amount in ((actual and actual.limits) or {}).items()}
+
+    def pending() -> str:
+        conditions = bench.pod("g").status.conditions or []
+        return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
+
+    resize("250m", "64Mi")
+    await eventually(lambda: bench.phase("g") == "Running", ENOUGH_SECONDS)
+    before = (bench.pod("g").uid, status().container_id, status().restart_count)
+    seen: dict[str, Any] = {"sizes": [sizes()], "told": []}
+    for cpu, memory in (("1", "256Mi"), ("100m", "32Mi")):
+        resize(cpu, memory)
+        await eventually(lambda cpu=cpu: told().get("cpu") == cpu, ENOUGH_SECONDS)
+        seen["sizes"].append(sizes())
+        seen["told"].append(told())
+    seen["completed"] = bench.reasons().count("ResizeCompleted")
+    resize("1000", "32Mi")
+    await eventually(lambda: pending() == "Infeasible", ENOUGH_SECONDS)
+    seen["infeasible"] = sizes()
+    resize("100m", "32Mi")
+    await eventually(lambda: not pending(), ENOUGH_SECONDS)
+    seen["same"] = before == (bench.pod("g").uid, status().container_id, status().restart_count)
+    return seen
+
+
+SCENES: dict[str, Callable[[Bench], Awaitable[dict[str, Any]]]] = {
+    scene.__name__: scene for scene in (worked_example, memory_hog, live_resize)
+}
+
+
+def container(name: str, script: str = WAIT, **resources: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": BUSYBOX_TAG,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script],
+        "resources": resources,
+    }
+
+
+def amounts(cpu: str, memory: str) -> dict[str, str]:
+    return {"cpu": cpu, "memory": memory}
+
+
+def write(bench: Bench, name: str, *containers: dict[str, Any], **spec: Any) -> None:
+    """A manifest in the host's network, as a kernel of the test's own has no bridge."""
+    bench.write(name, {"hostNetwork": True, "containers": list(containers), **spec})
+
+
+async def no_pods(bench: Bench) -> None:
+    for manifest in bench.manifests.glob("*.yaml"):
+        await asyncio.to_thread(manifest.unlink)
+    await eventually(lambda: not bench.node.pods(), ENOUGH_SECONDS)
+
+
+def identity(status: Any) -> str:
+    """The container's id, which is its group's name too."""
+    return str(status.container_id.rpartition("/")[2])
+
+
+def version() -> int:
+    return find_mounts().version
+
+
+def roots(bench: Bench) -> list[Path]:
+    """The root of all pods in every hierarchy."""
+    below = f"{bench.config.cgroup_root}/kubepods"
+    return [Path(hierarchy.path + below) for hierarchy in find_mounts().hierarchies]
+
+
+def text(bench: Bench, kind: dict[int, str], *below: str) -> str:
+    """A file of a group below the root of all pods, read without the agent."""
+    file = kind[version()]
+    hierarchy = find_mounts().holding(file.partition(".")[0])
+    assert hierarchy is not None
+    return Path(hierarchy.path + bench.config.cgroup_root, "kubepods", *below, file).read_text().strip()
+
+
+def memory_limit(bench: Bench, *below: str) -> int | None:
+    """In MiB, None where there is none."""
+    limit = text(bench, MEMORY_LIMIT, *below)
+    return int(limit) // MI if limit.isdigit() and int(limit) < 1 << 60 else None
