@@ -117,7 +117,7 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     content_type: str = "application/vnd.kubernetes.protobuf"
     kube_api_qps: int = 50
     kube_api_burst: int = 100
-    serialize_image_pulls: bool = True
+    serialize_image_pulls: bool | None = None
     max_parallel_image_pulls: int | None = None
     eviction_hard: dict[str, str] | None = None
     eviction_soft: dict[str, str] | None = None
@@ -171,6 +171,10 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     image_service_endpoint: str = ""
     fail_cgroup_v1: bool = False
     user_namespaces: UserNamespaces | None = None
+
+    def __post_init__(self) -> None:
+        if self.serialize_image_pulls is None:
+            self.serialize_image_pulls = (self.max_parallel_image_pulls or 1) < 2
 
     def gate(self, name: str, default: bool) -> bool:
         """A feature gate's setting, `default` where the file doesn't name it."""

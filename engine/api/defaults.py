@@ -33,6 +33,9 @@ def apply_defaults(pod: Pod) -> None:
         spec.security_context = PodSecurityContext()
     if spec.enable_service_links is None:
         spec.enable_service_links = True
+    for volume in spec.volumes or []:
+        if volume.image is not None:
+            volume.image.pull_policy = volume.image.pull_policy or _pull_policy(volume.image.reference)
     for container in pod.all_containers:
         _default_container(container)
         if spec.host_network:
@@ -43,8 +46,7 @@ def apply_defaults(pod: Pod) -> None:
 
 
 def _default_container(container: Container) -> None:
-    if not container.image_pull_policy:
-        container.image_pull_policy = "Always" if _is_latest(container.image) else "IfNotPresent"
+    container.image_pull_policy = container.image_pull_policy or _pull_policy(container.image)
     container.termination_message_path = (
         container.termination_message_path or DEFAULT_TERMINATION_MESSAGE_PATH
     )
@@ -96,9 +98,7 @@ def _default_pod_resources(pod: Pod) -> None:
     resources.requests = requests
 
 
-def _is_latest(image: str) -> bool:
-    """Without a tag or digest, or tagged `latest`."""
-    if "@" in image:
-        return False
+def _pull_policy(image: str) -> str:
+    """Always without a tag or digest and for `latest`."""
     tag = image.rpartition("/")[2].partition(":")[2]
-    return tag in ("", "latest")
+    return "Always" if "@" not in image and tag in ("", "latest") else "IfNotPresent"

@@ -7,7 +7,7 @@ server that a node without one has to apply itself, plus: a pod that needs an AP
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.api._base import json_name
@@ -101,7 +101,7 @@ def _metadata(pod: Pod) -> Iterator[str]:
 def _containers(pod: Pod) -> Iterator[str]:
     seen: set[str] = set()
     host_ports: set[tuple[str, str, int]] = set()
-    volumes = {volume.name for volume in pod.spec.volumes or []}
+    volumes = {volume.name: volume for volume in pod.spec.volumes or []}
     for field, containers in (("initContainers", pod.init_containers), ("containers", pod.spec.containers)):
         for index, container in enumerate(containers):
             where = f"spec.{field}[{index}]"
@@ -118,16 +118,12 @@ def _containers(pod: Pod) -> Iterator[str]:
                 host_ports.add(key)
 
 
-def _container(container: Container, where: str, volumes: set[str]) -> Iterator[str]:
+def _container(container: Container, where: str, volumes: Mapping[str, Volume]) -> Iterator[str]:
     if len(container.name) > 63 or _LABEL.fullmatch(container.name) is None:
         yield f"{where}.name: expected a DNS label, got {container.name[:64]!r}"
     if not container.image.strip():
         yield f"{where}.image: expected an image reference"
-    if container.image_pull_policy not in ("", "Always", "IfNotPresent", "Never"):
-        yield (
-            f"{where}.imagePullPolicy: expected Always, IfNotPresent or Never, "
-            f"got {container.image_pull_policy!r}"
-        )
+    yield from _pull_policy(container.image_pull_policy, f"{where}.imagePullPolicy")
     for index, port in enumerate(container.ports or []):
         if not 0 < port.container_port < 65536 or not 0 <= port.host_port < 65536:
             yield f"{where}.ports[{index}]: expected ports between 1 and 65535"
@@ -152,6 +148,11 @@ def _container(container: Container, where: str, volumes: set[str]) -> Iterator[
                 yield from _one_of(
                     handler, ("exec", "http_get", "tcp_socket", "sleep"), f"{where}.lifecycle.{name}"
                 )
+
+
+def _pull_policy(policy: str, where: str) -> Iterator[str]:
+    if policy not in ("", "Always", "IfNotPresent", "Never"):
+        yield f"{where}: expected Always, IfNotPresent or Never, got {policy!r}"
 
 
 def _resources(resources: ResourceRequirements | None, where: str, *, pod_level: bool) -> Iterator[str]:
@@ -202,12 +203,14 @@ def _environment(container: Container, where: str) -> Iterator[str]:
             yield f"{field}.valueFrom: expected fieldRef or resourceFieldRef"
 
 
-def _mounts(container: Container, where: str, volumes: set[str]) -> Iterator[str]:
+def _mounts(container: Container, where: str, volumes: Mapping[str, Volume]) -> Iterator[str]:
     paths: set[str] = set()
     for index, mount in enumerate(container.volume_mounts or []):
         field = f"{where}.volumeMounts[{index}]"
         if mount.name not in volumes:
             yield f"{field}.name: there is no volume {mount.name!r}"
+        elif volumes[mount.name].image is not None and (mount.sub_path or mount.sub_path_expr):
+            yield f"{field}.subPath: not supported in an image volume, which is mounted whole"
         if mount.mount_path in paths:
             yield f"{field}.mountPath: {mount.mount_path!r} is mounted twice"
         paths.add(mount.mount_path)
@@ -262,9 +265,11 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
         return
     given = [name for name in _SUPPORTED_SOURCES if getattr(volume, name) is not None]
     if len(given) != 1:
-        yield f"{where}: expected exactly one source (hostPath, emptyDir, downwardAPI, projected)"
+        yield f"{where}: expected exactly one source (hostPath, emptyDir, downwardAPI, projected, image)"
     if volume.image is not None:
-        yield f"{where}.image: image volumes are not supported"
+        if not volume.image.reference.strip():
+            yield f"{where}.image.reference: expected an image reference"
+        yield from _pull_policy(volume.image.pull_policy, f"{where}.image.pullPolicy")
     if volume.host_path is not None and ".." in volume.host_path.path.split("/"):
         yield f"{where}.hostPath.path: expected a path without .., got {volume.host_path.path!r}"
     if volume.empty_dir is not None:

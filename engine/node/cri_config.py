@@ -281,3 +281,12 @@ def mount(
         readonly=read_only,
         propagation=_PROPAGATION[propagation],
     )
+
+
+def image_mount(container_path: str, reference: str, image: str) -> cri.Mount:
+    """An image volume: `reference` as the manifest names it, `image` as the runtime does."""
+    return cri.Mount(
+        container_path=container_path,
+        readonly=True,
+        image=cri.ImageSpec(image=image, user_specified_image=reference),
+    )

@@ -1,4 +1,4 @@
-"""Makes sure that a container's image is there, as its pull policy asks, with back-off after failures."""
+"""Makes sure that images are there, as their pull policies ask, with back-off after failures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import KubengineError, Refused
+from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.node.backoff import Backoff
 from engine.node.status import Waiting
 from engine.runtime.client import RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
+
+PULLS_AT_ONCE = 10
+PULL_DEADLINE_SECONDS = 600.0
 
 
 class StartRefused(KubengineError):
@@ -25,6 +28,21 @@ class StartRefused(KubengineError):
 
 
 @dataclass(frozen=True, slots=True)
+class WantedImage:
+    """An image that a container needs: its own, or that of a volume that it mounts."""
+
+    container: str
+    image: str
+    policy: str
+    volume: str = ""
+
+    @property
+    def named(self) -> str:
+        """For messages."""
+        return f'image "{self.image}"' + (f' of volume "{self.volume}"' if self.volume else "")
+
+
+@dataclass(frozen=True, slots=True)
 class PresentImage:
     """An image in the runtime's store and the user that it asks for."""
 
@@ -33,8 +51,32 @@ class PresentImage:
     username: str
 
 
+def wanted_images(pod: Pod, container: Container) -> list[WantedImage]:
+    """A container's own image, then those of the image volumes that it mounts."""
+    wanted = [WantedImage(container.name, container.image, container.image_pull_policy)]
+    mounted = {mount.name for mount in container.volume_mounts or []}
+    for volume in pod.spec.volumes or []:
+        if volume.image is not None and volume.name in mounted:
+            image = volume.image
+            wanted.append(WantedImage(container.name, image.reference, image.pull_policy, volume.name))
+    return wanted
+
+
+def pulls_at_once(config: KubeletConfiguration) -> int:
+    """Raises `InvalidInput` where `maxParallelImagePulls` contradicts `serializeImagePulls`."""
+    most = config.max_parallel_image_pulls
+    if most is not None and most < 1:
+        raise InvalidInput(f"expected at least 1, got {most}", subject="maxParallelImagePulls")
+    if not config.serialize_image_pulls:
+        return most or PULLS_AT_ONCE
+    if most is not None and most > 1:
+        text = f"{most} at once needs serializeImagePulls: false"
+        raise InvalidInput(text, subject="maxParallelImagePulls")
+    return 1
+
+
 class ImagePuller:
-    """One per node; pulls one at a time unless the configuration allows more."""
+    """One per node; pulls one image at a time unless the configuration allows more."""
 
     def __init__(
         self,
@@ -48,56 +90,57 @@ class ImagePuller:
         self._clock = clock
         self._backoff = Backoff()
         self._failed_at: dict[str, float] = {}
-        at_once = 1 if config.serialize_image_pulls else config.max_parallel_image_pulls or 10
-        self._slots = asyncio.Semaphore(at_once)
+        self._slots = asyncio.Semaphore(pulls_at_once(config))
 
-    async def ensure(self, pod: Pod, container: Container) -> PresentImage:
-        """Raises `StartRefused` (ErrImageNeverPull, ErrImagePull, ImagePullBackOff, ImageInspectError)."""
-        image = container.image
-        policy = container.image_pull_policy
-        try:
-            found = await self._runtime.image_status(image)
-        except Refused as error:
-            raise self._refuse(pod, container, "ImageInspectError", "Failed", str(error)) from error
-        if found is not None and policy != "Always":
-            return _present(found)
-        if policy == "Never":
-            text = f'Container image "{image}" is not present with pull policy of Never'
-            raise self._refuse(pod, container, "ErrImageNeverPull", "ErrImageNeverPull", text)
-        return await self._pull(pod, container)
+    async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+        """The image if it is there and need not be pulled again, None if it has to be pulled.
 
-    async def _pull(self, pod: Pod, container: Container) -> PresentImage:
-        image = container.image
-        key = f"{pod.uid}/{image}"
-        failed_at = self._failed_at.get(key)
-        if failed_at is not None and self._backoff.remaining(key, failed_at, self._clock()) > 0:
-            text = f'Back-off pulling image "{image}"'
-            raise self._refuse(pod, container, "ImagePullBackOff", "BackOff", text, NORMAL)
+        Raises `StartRefused` (ErrImageNeverPull, ImageInspectError).
+        """
+        if wanted.policy == "Always":
+            return None
+        found = await self._look(pod, wanted)
+        if found is None and wanted.policy == "Never":
+            text = f"Container {wanted.named} is not present with pull policy of Never"
+            raise self._refuse(pod, wanted, "ErrImageNeverPull", "ErrImageNeverPull", text)
+        return found
+
+    async def pull(
+        self, pod: Pod, wanted: WantedImage, sandbox: cri.PodSandboxConfig | None = None
+    ) -> PresentImage:
+        """Waits for its turn, then for the runtime; one that came meanwhile is not pulled again unless
+        the policy is Always. Raises `StartRefused` (ErrImagePull, ImagePullBackOff, ImageInspectError)."""
+        key = f"{pod.uid}/{wanted.image}"
+        if self._remaining(key) > 0:
+            text = f"Back-off pulling {wanted.named}"
+            raise self._refuse(pod, wanted, "ImagePullBackOff", "BackOff", text, NORMAL)
         async with self._slots:
-            self._recorder.pod(pod, NORMAL, "Pulling", f'Pulling image "{image}"', container=container.name)
+            found = await self._look(pod, wanted) if wanted.policy != "Always" else None
+            if found is not None:
+                return found
+            self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
             began = self._clock()
             try:
-                await self._runtime.pull_image(image)
-                found = await self._runtime.image_status(image)
+                await self._runtime.pull_image(wanted.image, sandbox, timeout=PULL_DEADLINE_SECONDS)
             except Refused as error:
                 now = self._clock()
                 self._failed_at[key] = now
                 self._backoff.attempt(key, now, now)
-                text = f'failed to pull image "{image}": {error.message}'
-                raise self._refuse(pod, container, "ErrImagePull", "Failed", text) from error
+                text = f"failed to pull {wanted.named}: {error.message}"
+                raise self._refuse(pod, wanted, "ErrImagePull", "Failed", text) from error
+            seconds = self._clock() - began
+            found = await self._look(pod, wanted)
         if found is None:
-            text = f'image "{image}" was pulled but the runtime does not have it'
-            raise self._refuse(pod, container, "ImageInspectError", "Failed", text)
+            text = f"{wanted.named} was pulled but the runtime does not have it"
+            raise self._refuse(pod, wanted, "ImageInspectError", "Failed", text)
         self._failed_at.pop(key, None)
-        text = f'Successfully pulled image "{image}" in {self._clock() - began:.3f}s'
-        self._recorder.pod(pod, NORMAL, "Pulled", text, container=container.name)
-        return _present(found)
+        text = f"Successfully pulled {wanted.named} in {seconds:.3f}s"
+        self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+        return found
 
     def retry_in(self, pod: Pod, container: Container) -> float:
-        """Seconds until a pull may be tried again."""
-        key = f"{pod.uid}/{container.image}"
-        failed_at = self._failed_at.get(key)
-        return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
+        """Seconds until the pulls that a container needs may be tried again."""
+        return max(self._remaining(f"{pod.uid}/{wanted.image}") for wanted in wanted_images(pod, container))
 
     def forget(self, uid: str) -> None:
         """A pod has gone."""
@@ -105,10 +148,21 @@ class ImagePuller:
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key]
 
+    async def _look(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+        try:
+            found = await self._runtime.image_status(wanted.image)
+        except Refused as error:
+            raise self._refuse(pod, wanted, "ImageInspectError", "Failed", str(error)) from error
+        return _present(found) if found is not None else None
+
+    def _remaining(self, key: str) -> float:
+        failed_at = self._failed_at.get(key)
+        return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
+
     def _refuse(
-        self, pod: Pod, container: Container, reason: str, event: str, text: str, kind: str = WARNING
+        self, pod: Pod, wanted: WantedImage, reason: str, event: str, text: str, kind: str = WARNING
     ) -> StartRefused:
-        self._recorder.pod(pod, kind, event, text, container=container.name)
+        self._recorder.pod(pod, kind, event, text, container=wanted.container)
         return StartRefused(Waiting(reason, text))
 
 

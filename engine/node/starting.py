@@ -17,9 +17,10 @@ from engine.node import cri_config
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
-from engine.node.image_pull import PresentImage, StartRefused
+from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
 from engine.node.runtime_state import CREATED, ContainerRecord, PodRecord
 from engine.node.services import Services
+from engine.node.slots import StartSlot
 from engine.node.status import Waiting
 from engine.node.volumes import hosts_file, mount_path, termination_message_file
 from engine.runtime.client import NotFound
@@ -66,25 +67,34 @@ async def start_container(
     services: Services,
     volumes: Mapping[str, Path],
     sandbox: cri.PodSandboxConfig,
+    slot: StartSlot,
 ) -> None:
-    """Creates and starts one container and runs its postStart hook.
+    """Creates and starts one container and runs its postStart hook, in `slot` but for pulls and the hook.
 
     Raises `StartRefused` with what the status should say.
     """
+    await slot.take()
     record = services.watch.pod(pod.uid)
     attempt = await _next_attempt(pod, container, services, record)
     assert record.sandbox is not None
-    async with services.lease(container.image):
-        image = await services.images.ensure(pod, container)
+    async with contextlib.AsyncExitStack() as leases:
+        images = {
+            wanted.volume: await _present(pod, wanted, services, sandbox, slot, leases)
+            for wanted in wanted_images(pod, container)
+        }
+        await slot.take()
         try:
             grant = await services.devices(pod, container.name)
-            config = _config(pod, container, services, volumes, record, attempt, image, grant)
+            config = _config(pod, container, services, volumes, record, attempt, images, grant)
         except (InvalidInput, Refused, OSError) as error:
             raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
         try:
             container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
         except Refused as error:
-            raise _refuse(pod, container, services, "CreateContainerError", error.message) from error
+            text = error.message
+            if len(images) > 1:
+                text += f" (it mounts image volumes, which {services.runtime_name} may be too old for)"
+            raise _refuse(pod, container, services, "CreateContainerError", text) from error
     services.recorder.pod(
         pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
     )
@@ -98,7 +108,25 @@ async def start_container(
     )
     _link_log(pod, container, container_id, config, sandbox)
     await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+    slot.give_back()
     await _post_start(pod, container, services, container_id, record)
+
+
+async def _present(
+    pod: Pod,
+    wanted: WantedImage,
+    services: Services,
+    sandbox: cri.PodSandboxConfig,
+    slot: StartSlot,
+    leases: contextlib.AsyncExitStack,
+) -> PresentImage:
+    """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
+    await leases.enter_async_context(services.lease(wanted.image))
+    image = await services.images.find(pod, wanted)
+    if image is None:
+        slot.give_back()
+        image = await services.images.pull(pod, wanted, sandbox)
+    return image
 
 
 async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int:
@@ -131,9 +159,11 @@ def _config(
     volumes: Mapping[str, Path],
     record: PodRecord,
     attempt: int,
-    image: PresentImage,
+    images: Mapping[str, PresentImage],
     grant: DeviceRunOptions,
 ) -> cri.ContainerConfig:
+    """`images` by the name of the volume that they are, the container's own by ''."""
+    image = images[""]
     _check_non_root(pod, container, image)
     assert record.sandbox is not None
     ips = record.sandbox.ips or ((services.host_ip,) if pod.spec.host_network else ())
@@ -148,7 +178,8 @@ def _config(
         image_username=image.username,
         environment=environment,
         mounts=[
-            *_mounts(pod, container, services, volumes, environment, ips, attempt),
+            *_volume_mounts(pod, container, volumes, images, environment),
+            *_own_mounts(pod, container, services, ips, attempt),
             *grant.mounts,
         ],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
@@ -183,28 +214,33 @@ def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None
         raise InvalidInput(text, subject=container.name)
 
 
-def _mounts(
+def _volume_mounts(
     pod: Pod,
     container: Container,
-    services: Services,
     volumes: Mapping[str, Path],
+    images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
-    ips: tuple[str, ...],
-    attempt: int,
 ) -> list[cri.Mount]:
-    mounts = []
-    paths = set()
-    for volume_mount in container.volume_mounts or []:
-        host_path = mount_path(volume_mount, volumes[volume_mount.name], environment, pod.uid)
-        paths.add(os.path.normpath(volume_mount.mount_path))
-        mounts.append(
-            cri_config.mount(
-                volume_mount.mount_path,
-                host_path,
-                read_only=volume_mount.read_only,
-                propagation=volume_mount.mount_propagation,
-            )
+    references = {v.name: v.image.reference for v in pod.spec.volumes or [] if v.image is not None}
+    return [
+        cri_config.image_mount(mount.mount_path, references[mount.name], images[mount.name].reference)
+        if mount.name in references
+        else cri_config.mount(
+            mount.mount_path,
+            mount_path(mount, volumes[mount.name], environment, pod.uid),
+            read_only=mount.read_only,
+            propagation=mount.mount_propagation,
         )
+        for mount in container.volume_mounts or []
+    ]
+
+
+def _own_mounts(
+    pod: Pod, container: Container, services: Services, ips: tuple[str, ...], attempt: int
+) -> list[cri.Mount]:
+    """What every container gets: /etc/hosts where no volume is there, and the file of its last words."""
+    mounts = []
+    paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
     directory = services.volumes.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
         file = hosts_file(directory, pod, ips, hostname(pod))

@@ -126,8 +126,8 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
     await asyncio.to_thread(shutil.rmtree, pod_log_directory(services.config, pod), ignore_errors=True)
 
 
-async def remove_dead_containers(record: PodRecord, services: Services, keep: int = 1) -> None:
-    """Of each container's dead copies, keeps the newest few."""
+async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
+    """Of each container's dead copies keeps the newest few; of older dead sandboxes those that hold one."""
     seen: dict[str, int] = {}
     for container in list(record.containers):
         if container in record.running:
@@ -138,3 +138,8 @@ async def remove_dead_containers(record: PodRecord, services: Services, keep: in
                 await services.runtime.remove_container(container.id)
                 remove_log_links(record.name, record.namespace, container)
                 services.watch.forget(record.uid, [container.id])
+    for sandbox in record.sandboxes[1:]:
+        if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
+            with contextlib.suppress(Refused):
+                await services.runtime.remove_pod_sandbox(sandbox.id)
+                services.watch.forget(record.uid, [sandbox.id])

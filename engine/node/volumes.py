@@ -37,7 +37,7 @@ class PodVolumes:
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
     def set_up(self, pod: Pod, *, host_ip: str, allocatable: Mapping[str, Quantity]) -> dict[str, Path]:
-        """Makes every volume, again where it exists; volume name → host path.
+        """Makes every volume but images, which are the runtime's, again where it exists; name → host path.
 
         Raises `InvalidInput` or `Refused` naming the volume.
         """
@@ -45,6 +45,8 @@ class PodVolumes:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         paths = {}
         for volume in pod.spec.volumes or []:
+            if volume.image is not None:
+                continue
             try:
                 paths[volume.name] = self._set_up(pod, volume, host_ip, allocatable)
             except OSError as error:

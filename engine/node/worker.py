@@ -25,9 +25,10 @@ from engine.node.image_pull import StartRefused
 from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.runtime_state import EXITED, ContainerRecord
 from engine.node.services import Services
+from engine.node.slots import StartSlot
 from engine.node.starting import sandbox_config, start_container, start_sandbox
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
-from engine.node.stopping import grace_seconds, remove_dead_containers, remove_pod, stop_container, stop_pod
+from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
 from engine.node.termination_message import termination_message
 from engine.node.wake import Wake
 from engine.wire import cri_v1_pb2 as cri
@@ -199,6 +200,7 @@ class PodWorker:
         return self._ending and not self._abandoned
 
     async def _work(self) -> None:
+        self._publish()
         while not self._is_interrupted():
             self._wake.silence()
             try:
@@ -250,7 +252,7 @@ class PodWorker:
         if actions.nothing:
             self._waiting.clear()
         self._failures, self._last_failure = 0, ""
-        await remove_dead_containers(services.watch.pod(self.pod.uid), services)
+        await remove_dead(services.watch.pod(self.pod.uid), services)
         return min((d for d in (delay, deadline) if d is not None), default=None)
 
     async def _try_resize(self, resize: Resize) -> None:
@@ -284,17 +286,18 @@ class PodWorker:
             grace = grace_seconds(self.pod, kill.container, kill.liveness)
             message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
             await stop_container(self.pod, kill.container, services, grace, message)
-        async with services.starting:
+        async with StartSlot(services.starting) as slot:
             if actions.create_sandbox:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
                 await start_sandbox(self.pod, services, self._sandbox)
+                self._publish()
             elif self._sandbox is None:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
-            delays = [await self._start(container) for container in actions.start]
+            delays = [await self._start(container, slot) for container in actions.start]
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
 
-    async def _start(self, container: Container) -> float | None:
+    async def _start(self, container: Container, slot: StartSlot) -> float | None:
         """Starts one container; None when it did, else the seconds to wait before another try."""
         services, name = self._services, container.name
         key = f"{self.pod.uid}/{name}"
@@ -312,7 +315,7 @@ class PodWorker:
         assert self._volumes is not None
         assert self._sandbox is not None
         try:
-            await start_container(self.pod, container, services, self._volumes, self._sandbox)
+            await start_container(self.pod, container, services, self._volumes, self._sandbox, slot)
         except StartRefused as refused:
             self._waiting[name] = refused.waiting
             times = self._refused.get(name, (0, 0.0))[0] + 1

@@ -1,0 +1,80 @@
+"""Volumes that are images: real files in real containers, and a runtime that is too old for them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.runtime.embedded import EmbeddedRuntime
+from engine.testing.containerd import Containerd
+from engine.testing.images import Entry, make_layer, write_image
+from tests.node.conftest import Bench, eventually
+from tests.system.conftest import WAIT, container
+
+pytestmark = [pytest.mark.root]
+
+VOLUMES = {
+    "volumes": [
+        {"name": "model", "image": {"reference": "model:1", "pullPolicy": "IfNotPresent"}},
+        {"name": "out", "emptyDir": {}},
+    ]
+}
+MOUNTS = {"volumeMounts": [{"name": "model", "mountPath": "/model"}, {"name": "out", "mountPath": "/out"}]}
+READ = "cat /model/sub/weights > /out/read; touch /model/x || echo denied >> /out/read; "
+
+
+async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
+    tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
+):
+    archives = tmp_path / "archives"
+    archives.mkdir()
+    shutil.copy(busybox_archive, archives)
+    files = make_layer([Entry("sub"), Entry("sub/weights", data=b"42\n", mode=0o644)])
+    write_image(archives / "model.tar", ["model:1"], layers=[files])
+    with tempfile.TemporaryDirectory(prefix="ke-") as short:
+        runtime = EmbeddedRuntime(
+            socket=Path(short) / "cri.sock",
+            root=tmp_path / "runtime",
+            state=Path(short) / "state",
+            archives=archives,
+        )
+        await runtime.start()
+        bench = Bench(
+            tmp_path,
+            runtime.socket,
+            cgroups_per_qos=True,
+            enforce_node_allocatable=["pods"],
+            cgroup_root=private_cgroup_root,
+        )
+        try:
+            await bench.start()
+            main: dict[str, Any] = container("c", READ + WAIT, **MOUNTS) | {"imagePullPolicy": "IfNotPresent"}
+            bench.write("model", {**VOLUMES, "containers": [main]})
+            await eventually(lambda: bench.phase("model") == "Running", 60)
+            out = bench.root / "pods" / bench.pod("model").uid / "volumes/kubernetes.io~empty-dir/out/read"
+            await eventually(lambda: out.exists() and out.read_text() == "42\ndenied\n")
+        finally:
+            await bench.close()
+            await runtime.purge()
+
+
+@pytest.mark.containerd
+async def test_a_containerd_that_cannot_mount_images_is_said_and_other_pods_run(
+    bench: Bench, containerd: Containerd, tmp_path: Path
+):
+    archive = write_image(tmp_path / "model.tar", ["docker.io/library/model:1"], layers=[make_layer([])])
+    containerd.ctr("-n", "k8s.io", "images", "import", str(archive))
+    await bench.start()
+    bench.write("model", {**VOLUMES, "containers": [container("c", **MOUNTS)]})
+    bench.write("other", {"containers": [container()]})
+    await eventually(lambda: bench.phase("other") == "Running")
+
+    def said() -> list[str]:
+        return [e.message for e in bench.node.recorder if e.reason == "Failed"]
+
+    await eventually(said)
+    assert "it mounts image volumes, which containerd may be too old for" in said()[0]
