@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli._places import default_socket
+from engine.cli._start_up import settle
 from engine.node import Node
 from engine.server import Server
 
@@ -93,8 +93,7 @@ class AgentProcess:
         try:
             await self.node.start()
             await self._server.start()
-            gc.freeze()  # what start-up made stays; a node's objects live long, and looking at them all
-            gc.set_threshold(20_000, 50, 100)  # makes the loop wait, at thousands of pods for 0.1 s and more
+            settle()
             log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
             if show is not None:
                 view = asyncio.ensure_future(_as_coroutine(show(self.node)))

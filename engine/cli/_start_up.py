@@ -1,16 +1,28 @@
-"""What keeps the agent's process small and its start short; each measure with its effect (docs/density.md).
+"""What keeps the agent's process small and its start short. Nothing here changes what the agent does.
 
-Nothing here changes what the agent does. `run` calls `postpone_tls` before anything imports asyncio, and
-the agent's process calls `settle` once it is up.
+Measured at the end of start-up, on the way to `/healthz` (two cores, Python 3.11):
+
+- OpenSSL postponed until something speaks TLS: 4.5 MB resident, about 25 ms of CPU;
+- protobuf's pure Python messages postponed, which its C messages replace: 0.6 MB, 10 ms;
+- no thread of NumPy's linear algebra per core: a stack and its set-up each, about 20 ms on two cores;
+- no garbage collection meanwhile, and none later over what start-up made: 20 ms, and at thousands of pods
+  pauses of 0.1 s and more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
+import os
 import sys
 import threading
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+POSTPONED = ("ssl", "asyncio.sslproto", "google.protobuf.internal.python_message")
+THREADS = "OPENBLAS_NUM_THREADS"
 
 _loading = threading.RLock()
 
@@ -39,9 +51,32 @@ class _TlsSocket(metaclass=_TlsSocketType):
     """Stands for `ssl.SSLSocket`, which asyncio checks each socket against."""
 
 
-def postpone_tls() -> None:
-    """Leaves OpenSSL out until a TLS probe or hook asks for it: asyncio imports it for everyone."""
-    for name, attributes in (("ssl", {"SSLSocket": _TlsSocket}), ("asyncio.sslproto", {})):
+@contextlib.contextmanager
+def lean_imports() -> Iterator[None]:
+    """Around the imports of the agent, before anything else imports asyncio or NumPy."""
+    _postpone()
+    ours = THREADS not in os.environ
+    if ours:
+        os.environ[THREADS] = "1"
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if ours:
+            del os.environ[THREADS]
+
+
+def _postpone() -> None:
+    for name in POSTPONED:
         if name not in sys.modules:
             sys.modules[name] = module = _Postponed(name)
-            module.__dict__.update(attributes)
+            if name == "ssl":
+                module.__dict__["SSLSocket"] = _TlsSocket
+
+
+def settle() -> None:
+    """Once the agent is up: what start-up made stays, and a node's objects live long."""
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from engine.cli import _start_up
 from engine.cli._places import ROOT_DIR
+from engine.cli._start_up import lean_imports
 
 LEVELS = ["debug", "info", "warning", "error"]
 
@@ -64,13 +64,13 @@ def command(
 
     SIGTERM stops the agent and leaves its pods running, to be adopted by the next one.
     """
-    _start_up.postpone_tls()
-    import asyncio
+    with lean_imports():
+        import asyncio
 
-    import msgspec
+        import msgspec
 
-    from engine.api.documents import load_config
-    from engine.cli._agent_process import AgentOptions, AgentProcess
+        from engine.api.documents import load_config
+        from engine.cli._agent_process import AgentOptions, AgentProcess
 
     config, kubengine_config = load_config(list(configs))
     flags = {
