@@ -1,28 +1,24 @@
-"""The manager of a node without cgroups (`cgroupsPerQOS: false`, or a user who may not use them).
+"""A node without cgroups (`cgroupsPerQOS: false`, or a user who may not use them).
 
 Containers still get their values, which the runtime applies as far as it can; there are no pod groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
-from engine.api.kubengine_config import CgroupsSection
-from engine.api.pod import Container, Pod, ResourceList
+from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.allocatable import PID
-from engine.cgroups.checks import Finding
-from engine.cgroups.containers import ContainerResources, container_resources
-from engine.cgroups.manager import PodGroup
+from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer
+from engine.cgroups.pod_keeper import PodGroup
 from engine.cgroups.resize import ContainerStep, resize_steps
 from engine.cgroups.settings import CgroupSettings
 
 
-class NoCgroups:
-    """`CgroupManager`'s interface with nothing behind it. `reason` says why, for status pages."""
+class NoCgroups(NodeCgroups):
+    """`NodeCgroups` with nothing behind it. `reason` says why, for status pages."""
 
     enabled = False
 
@@ -30,14 +26,12 @@ class NoCgroups:
         self,
         *,
         config: KubeletConfiguration,
-        section: CgroupsSection | None = None,
         capacity: Mapping[str, Quantity | int],
         reason: str = "cgroupsPerQOS is false",
     ) -> None:
-        self.section = section or CgroupsSection()
+        super().__init__(CgroupSettings.resolve(config, capacity, cgroup_v2=False))
         self.reason = reason
         self._parent = config.cgroup_root if not config.cgroups_per_qos else ""
-        self.settings = CgroupSettings.resolve(config, capacity, cgroup_v2=False)
 
     def start(self) -> None:
         """Nothing to make."""
@@ -48,37 +42,28 @@ class NoCgroups:
     def create_pod(self, pod: Pod) -> str:
         return self._parent
 
-    def cgroup_parent(self, pod: Pod) -> str:
-        return self._parent
-
-    def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
-        return container_resources(pod, container, self.settings.containers)
-
-    def has_pod(self, uid: str) -> bool:
-        return False
-
-    def allocatable(self) -> ResourceList:
-        amounts = self.settings.node.allocatable()
-        amounts.pop(PID, None)
-        return amounts
-
     async def resize_pod(
-        self,
-        old: Pod,
-        new: Pod,
-        update_container: Callable[[str, ContainerResources], Awaitable[None]],
-        container_usage: Mapping[str, int] = MappingProxyType({}),
+        self, old: Pod, new: Pod, update: UpdateContainer, usage: Mapping[str, int] = NO_USAGE
     ) -> None:
-        """Containers only; `container_usage` protects nothing here, as the runtime limits nothing."""
+        """Containers only; `usage` protects nothing here, as the runtime limits nothing."""
         for step in resize_steps(old, new, self.settings.pods, self.settings.containers):
             if isinstance(step, ContainerStep):
-                await update_container(step.container, step.resources)
-
-    def finish_pod(self, uid: str) -> None:
-        """No level follows."""
+                await update(step.container, step.resources)
 
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
         """Nothing to remove."""
+
+    def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
+        """Nothing to remove."""
+
+    def kill_container(self, uid: str, group: str) -> int:
+        return 0
+
+    def reconcile(self) -> int:
+        return 0
+
+    def has_pod(self, uid: str) -> bool:
+        return False
 
     def existing_pods(self) -> dict[str, PodGroup]:
         return {}
@@ -86,29 +71,11 @@ class NoCgroups:
     def pod_path(self, uid: str) -> str | None:
         return None
 
-    def kill_container(self, uid: str, group: str) -> int:
-        return 0
-
     def root_path(self) -> str:
         return self._parent
 
-    def update_qos(self, active_pods: Sequence[Pod]) -> int:
-        return 0
-
-    def reconcile(self, pods: Iterable[Pod] = ()) -> int:
-        return 0
-
-    def remove_all(self, *, kill: bool = False, wait: float = 0.0) -> None:
-        """Nothing to remove."""
-
-    def snapshot(self, *, containers: bool = True) -> list[dict[str, Any]]:
-        return []
-
-    def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
-        return []
+    def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
+        return {"enabled": False, "reason": self.reason, "groups": []}
 
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
         return []
-
-    def describe(self, **_: str) -> dict[str, Any]:
-        return {"enabled": False, "reason": self.reason, "groups": []}

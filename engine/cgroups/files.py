@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from engine.cgroups.conversion import WeightFormula, huge_page_name, shares_to_weight
+from engine.cgroups.mounts import Mounts
 from engine.cgroups.values import GroupValues
 
 PAGE: Final = mmap.PAGESIZE
@@ -19,6 +20,7 @@ V1_UNLIMITED: Final = (2**63 - 1) // PAGE * PAGE
 UNLIMITED: Final = {1: "-1", 2: "max"}
 MEMORY_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
 MEMORY_USAGE: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
+WRITTEN_CONTROLLERS: Final = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
 CPU_SHARE: Final = {1: "cpu.shares", 2: "cpu.weight"}
 _PAGED = frozenset(
     ["memory.limit_in_bytes", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max"]
@@ -55,6 +57,12 @@ class FileRules:
     formula: WeightFormula = "linear"
     huge_page_sizes: Sequence[int] = ()
     controllers: frozenset[str] = frozenset()
+
+    @classmethod
+    def on(cls, mounts: Mounts, formula: WeightFormula, huge_page_sizes: Sequence[int]) -> FileRules:
+        """The rules of a machine with these hierarchies."""
+        sizes = huge_page_sizes if "hugetlb" in mounts.controllers else ()
+        return cls(mounts.version, formula, sizes, mounts.controllers & WRITTEN_CONTROLLERS)
 
     def fresh(self) -> dict[str, str]:
         """What the kernel puts into a new group's files."""

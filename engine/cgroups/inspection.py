@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.api.errors import Refused
 from engine.api.pod import Pod
+from engine.api.qos import GUARANTEED
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU
 from engine.cgroups import checks
 from engine.cgroups.checks import Finding, PodObservation, RootObservation
 from engine.cgroups.files import CPU_SHARE
-from engine.cgroups.levels import LEVELS
-from engine.cgroups.names import CgroupName, level_name, to_path
+from engine.cgroups.names import CgroupName, to_path
 
 if TYPE_CHECKING:
     from engine.cgroups.manager import CgroupManager
@@ -27,10 +27,9 @@ _CONTAINER_FILES = {
 
 def snapshot(manager: CgroupManager, *, containers: bool = True) -> list[dict[str, Any]]:
     """Every group with each file's wanted and actual text: the root, the levels, then pods."""
-    root = manager.settings.root
-    rows = [_row(manager, level_name(root, level), level) for level in LEVELS]
-    for uid, (pod, name) in manager.pods.items():
-        row = _row(manager, name, LEVELS[0], uid)
+    rows = [_row(manager, name, level) for level, name in manager.levels.names.items()]
+    for uid, (pod, name) in manager.pods.known.items():
+        row = _row(manager, name, GUARANTEED, uid)
         contribution = manager.levels.sums.pods.get(uid)
         row["qosClass"] = contribution.qos_class if contribution else ""
         row["pod"] = pod.full_name
@@ -68,7 +67,10 @@ def check(manager: CgroupManager, pods: Sequence[Pod], *, fix: bool = False) -> 
     """
     root = manager.settings.root
     findings: list[Finding] = []
-    for name in [*(level_name(root, level) for level in LEVELS), *(n for _, n in manager.pods.values())]:
+    for name in [
+        *manager.levels.names.values(),
+        *(n for _, n in manager.pods.known.values()),
+    ]:
         group = manager.tree.groups.get(name)
         if group is not None:
             findings += checks.changed_files(group.path, manager.tree.verify(name))
@@ -101,7 +103,7 @@ def _fix(manager: CgroupManager, finding: Finding) -> bool:
 
 def _observe_pods(manager: CgroupManager) -> list[PodObservation]:
     observed = []
-    for pod, name in manager.pods.values():
+    for pod, name in manager.pods.known.values():
         weights = [
             int(text)
             for files in container_files(manager, name).values()
@@ -157,13 +159,13 @@ def describe(manager: CgroupManager, uid: str = "") -> dict[str, Any]:
         "driver": manager.settings.driver,
         "root": to_path(manager.settings.root, manager.settings.driver),
         "hierarchies": [hierarchy.path for hierarchy in manager.mounts.hierarchies],
-        "lacking": list(manager.lacking),
+        "lacking": manager.mounts.lacking,
         "cpuWeightFormula": manager.formula,
         "cpuWeightReason": manager.formula_reason,
         "allocatable": {name: str(amount) for name, amount in node.allocatable().items()},
         "reservation": {name: str(amount) for name, amount in node.reservation().items()},
         "writes": manager.tree.writes,
         "remade": manager.tree.remade,
-        "refusals": dict(manager.refusals),
+        "refusals": dict(manager.pods.refusals),
         "groups": [row for row in snapshot(manager) if not uid or row["uid"] == uid],
     }

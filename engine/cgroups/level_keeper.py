@@ -10,7 +10,7 @@ from engine.api.errors import Refused
 from engine.api.qos import GUARANTEED
 from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
 from engine.cgroups.levels import LEVELS, LevelSums, raised_to_usage
-from engine.cgroups.names import CgroupName, level_name
+from engine.cgroups.names import CgroupName, level_name, to_path
 from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.tree import CgroupTree
 from engine.cgroups.values import GroupValues
@@ -30,10 +30,18 @@ class LevelKeeper:
         self._written: dict[str, GroupValues] = {}
         self._raised: set[str] = set()
 
-    def use_cpuset(self, cpuset: str | None) -> None:
-        """The CPUs that all levels are given from now on."""
+    def make(self) -> None:
+        """Make the three groups, or adopt them; all CPUs of the groups' parent are theirs."""
+        cpuset = self._inherited_cpuset()
         self._rules = replace(self._rules, cpuset=cpuset)
         self._root_values = replace(self._root_values, cpuset=cpuset)
+        for name in self.names.values():
+            self._tree.group(name).delegates = True
+            self._tree.make(name)
+
+    def verify(self) -> int:
+        """Read every file again; how many were changed behind our back."""
+        return sum(len(self._tree.verify(name)) for name in self.names.values())
 
     def values(self) -> dict[str, GroupValues]:
         """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
@@ -74,6 +82,17 @@ class LevelKeeper:
             self._put(raised_to_usage(levels, self._usage(LEVELS)))
         self._written = levels
         return self._tree.writes - before
+
+    def _inherited_cpuset(self) -> str | None:
+        """v1 wants the CPUs named, under v2 an empty text means all of them."""
+        if "cpuset" not in self._tree.mounts.controllers:
+            return None
+        if self._version == 2:
+            return ""
+        parent = self.names[GUARANTEED][:-1]
+        self._tree.make(parent)
+        path = to_path(parent, self._tree.driver)
+        return self._tree.read_path(path.rstrip("/"), "cpuset.cpus") or None
 
     def _put(self, levels: Mapping[str, GroupValues]) -> None:
         for level, values in levels.items():

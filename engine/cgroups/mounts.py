@@ -5,14 +5,17 @@ A hybrid machine counts as v1, since its controllers are there.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.api.errors import Unavailable
+from engine.api.errors import Refused, Unavailable
 from engine.cgroups.refusals import read_refused
 
+REQUIRED = ("cpu", "memory")
+WANTED = ("pids", "cpuset")
 DEFAULT_ROOT = "/sys/fs/cgroup"
 MOUNTINFO = "/proc/self/mountinfo"
 V1_CONTROLLERS = frozenset(
@@ -43,6 +46,29 @@ class Mounts:
     @property
     def controllers(self) -> frozenset[str]:
         return frozenset().union(*(h.controllers for h in self.hierarchies))
+
+    @property
+    def lacking(self) -> list[str]:
+        """Controllers without which some values are not enforced."""
+        return [controller for controller in WANTED if controller not in self.controllers]
+
+    def check_usable(self) -> None:
+        """Raises `Refused` for a read-only mount or a missing controller without which pods cannot run."""
+        for hierarchy in self.hierarchies:
+            if hierarchy.read_only:
+                raise Refused(
+                    "the cgroup file system is mounted read-only; remount it read-write",
+                    subject=hierarchy.path,
+                    errno=errno.EROFS,
+                )
+        missing = [controller for controller in REQUIRED if controller not in self.controllers]
+        if missing:
+            raise Refused(
+                f"the {' and '.join(missing)} controller is missing; enable it on the kernel command "
+                "line, or run without cgroups (cgroupsPerQOS: false)",
+                subject=self.hierarchies[0].path if self.version == 2 else "/proc/cgroups",
+                errno=errno.ENOENT,
+            )
 
     def holding(self, controller: str) -> Hierarchy | None:
         return next((h for h in self.hierarchies if controller in h.controllers), None)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from typing import Literal
 
+from engine.api.kubengine_config import CgroupsSection
 from engine.cgroups.conversion import WeightFormula
 
 _SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
@@ -24,6 +26,15 @@ def formula_of(version_text: str) -> WeightFormula | None:
         return None
     version = (int(match[2]), int(match[3]), int(match[4] or 0))
     return "logarithmic" if version >= _SINCE[match[1]] else "linear"
+
+
+def choose_formula(version: Literal[1, 2], section: CgroupsSection) -> tuple[WeightFormula, str]:
+    """The formula to use on a node, and why: the configured one, or by `auto` that of its runtime."""
+    if version == 1:
+        return "linear", "cgroup v1 has shares, not weights"
+    if section.cpu_weight == "auto":
+        return detect_formula(section.oci_runtime)
+    return section.cpu_weight, "configured"
 
 
 def detect_formula(oci_runtime: str = "") -> tuple[WeightFormula, str]:

@@ -91,6 +91,7 @@ def _observed_node(
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
     from engine.cgroups import CgroupManager
+    from engine.cgroups.mounts import find_mounts
     from engine.node.machine import capacity, max_pids
 
     config, kubengine = load_config(list(configs))
@@ -100,7 +101,9 @@ def _observed_node(
         if not pod.uid:
             raise InvalidInput(f"{pod.full_name}: metadata.uid: expected a uid", subject=str(pod_file))
     amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config.max_pods), "pid": max_pids()}
-    manager = CgroupManager(config=config, section=kubengine.cgroups, capacity=amounts, root=root)
+    manager = CgroupManager(
+        config=config, section=kubengine.cgroups, capacity=amounts, mounts=find_mounts(root)
+    )
     manager.adopt(pods)
     return manager, pods
 

@@ -21,7 +21,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import Node as NodeObject
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
-from engine.cgroups import CgroupManager, NoCgroups
+from engine.cgroups import CgroupManager, NoCgroups, NodeCgroups
 from engine.eviction import NodeView
 from engine.metrics import Registry
 from engine.node import machine
@@ -168,9 +168,7 @@ class Node:
         await rooms.start_beside_pods()
         self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
 
-    def _make_rooms(
-        self, runtime: RuntimeClient, cgroups: CgroupManager | NoCgroups, watch: RuntimeWatch
-    ) -> Rooms:
+    def _make_rooms(self, runtime: RuntimeClient, cgroups: NodeCgroups, watch: RuntimeWatch) -> Rooms:
         def runs(uid: str, container: str) -> bool:
             newest = watch.pod(uid).container(container)
             return newest is not None and newest.running
@@ -258,10 +256,10 @@ class Node:
                 said = True
                 await asyncio.sleep(0.2)
 
-    def _make_cgroups(self, capacity: Mapping[str, Quantity]) -> CgroupManager | NoCgroups:
+    def _make_cgroups(self, capacity: Mapping[str, Quantity]) -> NodeCgroups:
         section = self.kubengine_config.cgroups
         if not self.config.cgroups_per_qos:
-            return NoCgroups(config=self.config, section=section, capacity=capacity)
+            return NoCgroups(config=self.config, capacity=capacity)
         amounts: dict[str, Quantity | int] = {**capacity, machine.PIDS: machine.max_pids()}
         return CgroupManager(config=self.config, section=section, capacity=amounts, registry=self.registry)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.api.quantity import Quantity
-from engine.cgroups import CgroupManager, NoCgroups
+from engine.cgroups import NodeCgroups
 from engine.devices.manager import DeviceManager
-from engine.node.machine import PIDS
 
 
 class NodeResources:
@@ -16,12 +15,11 @@ class NodeResources:
     def __init__(
         self,
         machine: Mapping[str, Quantity],
-        cgroups: CgroupManager | NoCgroups,
+        cgroups: NodeCgroups,
         devices: DeviceManager,
     ) -> None:
         self._machine = dict(machine)
-        allocatable = cgroups.settings.node.allocatable()
-        self._allocatable = {name: amount for name, amount in allocatable.items() if name != PIDS}
+        self._allocatable = cgroups.allocatable()
         self._devices = devices
 
     def capacity(self) -> dict[str, Quantity]:

@@ -16,7 +16,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import KillPod
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.cgroups import CgroupManager, NoCgroups
+from engine.cgroups import NodeCgroups
 from engine.containers import ContainerGC
 from engine.devices.manager import DeviceManager
 from engine.eviction import EvictionManager, NodeView
@@ -49,7 +49,7 @@ class Rooms:
         config: KubeletConfiguration,
         kubengine_config: KubengineConfiguration,
         runtime: RuntimeClient,
-        cgroups: CgroupManager | NoCgroups,
+        cgroups: NodeCgroups,
         recorder: EventRecorder,
         registry: Registry,
         root: Path,
@@ -121,7 +121,7 @@ class Rooms:
             registry=registry,
             clock=clock,
             on_result=probed,
-            runtime=runtime,
+            runtime_socket=runtime.socket,
         )
         self.admission = Admission(
             node=Node(),

@@ -12,7 +12,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups import CgroupManager, NoCgroups
+from engine.cgroups import NodeCgroups
 from engine.devices.run_options import DeviceRunOptions
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
@@ -36,7 +36,7 @@ class Services:
     runtime_name: str
     watch: RuntimeWatch
     volumes: PodVolumes
-    cgroups: CgroupManager | NoCgroups
+    cgroups: NodeCgroups
     images: ImagePuller
     recorder: EventRecorder
     backoff: Backoff

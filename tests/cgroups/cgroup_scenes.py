@@ -82,7 +82,7 @@ def make_container(manager: CgroupManager, owner: Pod, index: int = 0) -> Cgroup
     """A container's group with the values that a runtime would give it."""
     container = owner.spec.containers[index]
     wanted = container_values(manager.container_resources(owner, container))
-    name = (*manager._pod_name(owner), container.name)
+    name = (*manager.pods.name(owner), container.name)
     manager.tree.write(name, manager.tree.rules.files(wanted))
     return name
 
@@ -390,7 +390,7 @@ def live_resize(root: str) -> dict[str, Any]:
         seen["sizes"].append(sizes())
         asyncio.run(manager.resize_pod(large, small, update, {"c0": 32 * MI}))
         seen["sizes"].append(sizes())
-        wanted = manager.pod_files(small)
+        wanted = manager.pods.files(small)
         seen["as_made"] = {file: manager.tree.read(name[:-1], file) for file in wanted} == wanted
 
         async def leave(container: str, resources: ContainerResources) -> None:
@@ -409,19 +409,19 @@ def shrunk_while_away(root: str) -> dict[str, Any]:
     first = new_manager(root)
     first.start()
     first.create_pod(large)
-    name = first._pod_name(large)
+    name = first.pods.name(large)
     pid = spawn_holder(first, make_container(first, large), 48 * MI)
     first.stop()
     with managed(root) as manager:
         manager.create_pod(small)
-        seen = {"refusals": dict(manager.refusals), "limit": read(manager, name, MEMORY_LIMIT)}
+        seen = {"refusals": dict(manager.pods.refusals), "limit": read(manager, name, MEMORY_LIMIT)}
         manager.reconcile()
-        seen["still"] = list(manager.refusals)
+        seen["still"] = list(manager.pods.refusals)
         seen["alive"] = os.waitpid(pid, os.WNOHANG) == (0, 0)
         end(pid)
         manager.tree.remove((*name, "c0"))
         manager.reconcile()
-        seen["left"] = dict(manager.refusals)
+        seen["left"] = dict(manager.pods.refusals)
         seen["after"] = read(manager, name, MEMORY_LIMIT)
     return seen
 
@@ -437,7 +437,7 @@ def many_pods(root: str, count: int) -> dict[str, Any]:
         level = dict(manager.tree.group((*manager.settings.root, "burstable")).wanted)
         for one in pods:
             manager.create_pod(one)
-            files = manager.pod_files(one)
+            files = manager.pods.files(one)
             expected += sum(fresh[file] != text for file, text in files.items())
             now = manager.tree.group((*manager.settings.root, "burstable")).wanted
             expected += sum(level.get(file) != text for file, text in now.items())
@@ -492,7 +492,7 @@ def memory_qos(root: str) -> dict[str, Any]:
     manager = new_manager(root, feature_gates={"MemoryQoS": True})
     manager.start()
     manager.create_pod(one)
-    groups = [manager.settings.root, (*manager.settings.root, "burstable"), manager._pod_name(one)]
+    groups = [manager.settings.root, (*manager.settings.root, "burstable"), manager.pods.name(one)]
     seen["on"] = [manager.tree.read(name, "memory.min") for name in groups]
     seen["container"] = dict(manager.container_resources(one, one.spec.containers[0]).unified)
     manager.stop()

@@ -54,7 +54,7 @@ def refused_then_repaired(root: str) -> dict[str, Any]:
         one = guaranteed("g", "500m", "64Mi")
         seen["no permission"] = as_nobody(lambda: manager.create_pod(one))
         manager.create_pod(one)
-        name = manager._pod_name(one)
+        name = manager.pods.name(one)
         limit = MEMORY_LIMIT[manager.mounts.version]
 
         child = (*name, "child")
@@ -66,7 +66,7 @@ def refused_then_repaired(root: str) -> dict[str, Any]:
 
         seen["bad value"] = attempt(lambda: manager.tree.write(name, {limit: "nonsense"}))
         seen["no such file"] = attempt(lambda: manager.tree.write(name, {"memory.no_such_file": "1"}))
-        manager.tree.group(name).wanted = manager.pod_files(one)
+        manager.tree.group(name).wanted = manager.pods.files(one)
         manager.create_pod(one)
         seen["after"] = attempt(manager.write_all)
         seen["value"] = read(manager, name, MEMORY_LIMIT)
@@ -86,7 +86,7 @@ def v1_refusals(root: str) -> dict[str, Any]:
     with managed(root) as manager:
         one = guaranteed("g", "500m", "64Mi")
         manager.create_pod(one)
-        name = manager._pod_name(one)
+        name = manager.pods.name(one)
         pid = spawn_holder(manager, make_container(manager, one), 16 * MI)
         seen["below usage"] = attempt(
             lambda: manager.tree.write(name, {"memory.limit_in_bytes": str(4 * MI)})
@@ -96,7 +96,7 @@ def v1_refusals(root: str) -> dict[str, Any]:
         manager.tree.write(top, {"cpu.cfs_quota_us": "60000"})
         seen["above parent"] = attempt(lambda: manager.tree.write(name, {"cpu.cfs_quota_us": "90000"}))
         manager.tree.write(top, {"cpu.cfs_quota_us": "-1"})
-        seen["after"] = attempt(lambda: manager.tree.write(name, manager.pod_files(one)))
+        seen["after"] = attempt(lambda: manager.tree.write(name, manager.pods.files(one)))
     return seen
 
 
