@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := .run
 PYTEST := $(BIN)/pytest
-KERNELS := $(wildcard engine/_fast/*.pyx engine/_fast/*.h)
+KERNELS := $(wildcard engine/_fast/*.pyx engine/_fast/*.pxd engine/_fast/*.h)
 
 # A Python that is new enough, or nothing; `make PYTHON=/path/to/python3.12 test` overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -19,7 +19,7 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench protos system-packages build clean
+.PHONY: help run test test-fast lint bench fuzz protos system-packages build clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -27,6 +27,7 @@ help:
 	@echo 'make test-fast        the same without packages, lint and slow tests'
 	@echo 'make lint             ruff, mypy, cython-lint'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
+	@echo 'make fuzz             the readers of what probed servers send, under sanitizers; FUZZ_SECONDS=60 in all'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -49,6 +50,10 @@ lint: build
 
 bench: build
 	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
+
+FUZZ_SECONDS ?= 60
+fuzz:
+	python3 fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

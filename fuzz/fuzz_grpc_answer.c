@@ -1,11 +1,12 @@
-/* The first byte says how long the pieces are; the rest is what the server sends. */
+/* The first byte says how long the pieces are and, with its highest bit, that the call is an exec; the rest is
+ * what the server sends. */
 #include <stdlib.h>
 
 #include "probe_grpc.h"
 
-static void read_all(grpc_answer *g, const uint8_t *data, size_t n, size_t piece) {
+static void read_all(grpc_answer *g, uint8_t call, char *output, const uint8_t *data, size_t n, size_t piece) {
     size_t at;
-    grpc_reset(g);
+    grpc_reset(g, call, output);
     for (at = 0; at < n; at += piece) {
         if (grpc_feed(g, data + at, n - at < piece ? n - at : piece) > GRPC_CLOSED) abort();
         if (g->reply_len > GRPC_REPLY_SIZE) abort();
@@ -15,10 +16,20 @@ static void read_all(grpc_answer *g, const uint8_t *data, size_t n, size_t piece
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static grpc_answer whole, cut;
-    if (n < 1) return 0;
-    read_all(&whole, data + 1, n - 1, n);
-    read_all(&cut, data + 1, n - 1, 1 + data[0] % 16);
+    char *outputs[] = {malloc(EXEC_OUTPUT_LIMIT), malloc(EXEC_OUTPUT_LIMIT)};
+    uint8_t call = n && data[0] & 0x80 ? GRPC_EXEC : GRPC_HEALTH;
+    uint32_t len, cut_len;
+    const char *text, *cut_text;
+    if (n < 1) goto end;
+    read_all(&whole, call, outputs[0], data + 1, n - 1, n);
+    read_all(&cut, call, outputs[1], data + 1, n - 1, 1 + data[0] % 16);
+    text = grpc_text(&whole, &len);
+    cut_text = grpc_text(&cut, &cut_len);
+    if (len != cut_len || len > EXEC_OUTPUT_LIMIT || (len && memcmp(text, cut_text, len) != 0)) abort();
     if (whole.verdict == GRPC_MORE || whole.verdict != cut.verdict || whole.detail != cut.detail) abort();
     if (whole.headers.table_size > HPACK_TABLE_SIZE || whole.headers.entries > HPACK_ENTRIES) abort();
+end:
+    free(outputs[0]);
+    free(outputs[1]);
     return 0;
 }

@@ -45,6 +45,14 @@ SEEDS = {
         + frame(7, 0, bytes(8), 0)
         + frame(3, 0, bytes(4))
         + b"HTTP/1.1 400\r\n\r\n",
+        b"\x85"
+        + frame(4, 0, b"", 0)
+        + frame(1, 4, b"\x88")
+        + frame(0, 8, b"\1\0\0\0\0\x12\x0a\3out\x12\4error\x25abcd\x18\7z")
+        + frame(1, 5, b"\x40\x0bgrpc-status\x010"),
+        b"\x81"
+        + frame(4, 0, b"", 0)
+        + frame(1, 5, b"\x88\x40\x0bgrpc-status\x012\x40\x0cgrpc-message\x03a%2"),
     ],
 }
 

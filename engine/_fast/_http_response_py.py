@@ -1,6 +1,6 @@
 """How a probe reads an HTTP/1.x response (Go's net/http as the kubelet uses it), for reading.
 
-Works on a whole response; the compiled form takes it in pieces and must come to the same verdict.
+`parse` works on a whole response; the compiled form takes it in pieces and must come to the same verdict.
 Failing before the headers end is a failed probe. Breaking off inside the body is an error, which the
 prober retries and then drops. 10 KiB of body are enough.
 """
@@ -45,10 +45,55 @@ def parse(data: bytes, *, reset: bool = False) -> Response:
         length, chunked = _framing(status, headers)
     except _Refused:
         return Response(MALFORMED)
-    location = next((value for name, value in headers if name == b"location" and value), b"")
     verdict, body = _chunked(rest) if chunked else _counted(rest, length, reset)
     excerpt = body[:EXCERPT]
-    return Response(verdict, status, location, excerpt) if verdict == DONE else Response(verdict)
+    return Response(verdict, status, _location(headers), excerpt) if verdict == DONE else Response(verdict)
+
+
+class HttpResponse:
+    """Reads one response piece by piece: what came is kept, and read again from its beginning.
+
+    `feed` and `eof` return the verdict so far. A head that is not HTTP is told by `eof` only; the compiled
+    form says so at the byte that cannot be.
+    """
+
+    def __init__(self) -> None:
+        self._data = b""
+        self._result = Response(MORE)
+        self.status = 0
+        self.location = b""
+        self.in_body = False
+
+    def feed(self, data: bytes) -> int:
+        if self._result.verdict != MORE:
+            return self._result.verdict
+        self._data += bytes(data)
+        try:
+            self.status, headers, _ = _headers(self._data)
+        except _Refused:
+            return MORE
+        self.in_body = True
+        self.location = _location(headers)
+        unfinished = parse(self._data, reset=True)
+        if unfinished.verdict != BROKEN:
+            self._result = unfinished
+        return self._result.verdict
+
+    def eof(self, *, reset: bool = False) -> int:
+        if self._result.verdict == MORE:
+            self._result = parse(self._data, reset=reset)
+        return self._result.verdict
+
+    def result(self) -> Response:
+        return self._result
+
+    @property
+    def excerpt(self) -> bytes:
+        return self._result.excerpt
+
+
+def _location(headers: list[tuple[bytes, bytes]]) -> bytes:
+    return next((value for name, value in headers if name == b"location" and value), b"")
 
 
 def _headers(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

@@ -1,25 +1,31 @@
-"""The compiled reader of gRPC health answers; `_probe_grpc_py` states its rule."""
+"""The compiled reader of gRPC answers, to a health check or an exec; `_probe_grpc_py` states its rule."""
 
-from libc.stdint cimport int32_t, uint8_t, uint16_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 
 cdef extern from "probe_grpc.h" nogil:
+    enum:
+        GRPC_EXEC
     ctypedef struct grpc_answer:
         int32_t detail
         uint16_t reply_len
         uint8_t verdict
         uint8_t reply[256]
-    void grpc_reset(grpc_answer *)
+    void grpc_reset(grpc_answer *, uint8_t, char *)
     uint8_t grpc_feed(grpc_answer *, const uint8_t *, size_t)
     uint8_t grpc_eof(grpc_answer *)
+    const char *grpc_text(const grpc_answer *, uint32_t *)
 
 
 cdef class GrpcAnswer:
     """Reads one answer piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef grpc_answer _answer
+    cdef char _output[10240]  # EXEC_OUTPUT_LIMIT
 
-    def __cinit__(self):
-        grpc_reset(&self._answer)
+    def __cinit__(self, int call=0):
+        if not 0 <= call <= GRPC_EXEC:
+            raise ValueError(f"call {call} is not 0 (health) or 1 (exec)")
+        grpc_reset(&self._answer, <uint8_t>call, self._output)
 
     def feed(self, const uint8_t[::1] data not None):
         if data.shape[0] == 0:
@@ -30,7 +36,10 @@ cdef class GrpcAnswer:
         return grpc_eof(&self._answer)
 
     def result(self):
-        return self._answer.verdict, self._answer.detail
+        """Verdict, detail, text."""
+        cdef uint32_t size = 0
+        cdef const char *text = grpc_text(&self._answer, &size)
+        return self._answer.verdict, self._answer.detail, text[:size]
 
     def reply(self):
         """What the server waits for; asked once."""
@@ -39,9 +48,9 @@ cdef class GrpcAnswer:
         return waiting
 
 
-def parse(bytes data):
+def parse(bytes data, int call=0):
     """Read everything that a server sent, as the twin does."""
-    reader = GrpcAnswer()
+    reader = GrpcAnswer(call)
     reader.feed(data)
     reader.eof()
     return reader.result()

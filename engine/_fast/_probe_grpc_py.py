@@ -1,17 +1,23 @@
-"""How a probe reads the answer to a grpc.health.v1 Check over cleartext HTTP/2, for reading.
+"""How a probe reads the answer to a grpc.health.v1 Check or a CRI ExecSync over cleartext HTTP/2.
 
 Works on everything that the server sent before it closed; the compiled form takes it in pieces, stops at
-the first verdict and must come to the same one. Only what a health answer needs of RFC 9113 and
+the first verdict and must come to the same one. Only what such an answer needs of RFC 9113 and
 RFC 7541 is understood; anything out of order is a protocol error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 MORE, ANSWERED, STATUS, HTTP, PROTOCOL, CLOSED = range(6)
-INTERNAL = 13
+HEALTH, EXEC = range(2)
+RESOURCE_EXHAUSTED, INTERNAL = 8, 13
 FRAME_LIMIT = 16384
 FRAMES_LIMIT = 4096
 MESSAGE_LIMIT = 256
+EXEC_MESSAGE_LIMIT = 16 * 1024 * 1024
+OUTPUT_LIMIT = 10 * 1024
+TEXT_LIMIT = 512
 TABLE_SIZE = 4096
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
 ACK, END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
@@ -60,42 +66,50 @@ class _Refused(Exception):
 
 
 class _Verdict(Exception):
-    def __init__(self, verdict: int, detail: int = 0) -> None:
-        self.answer = verdict, detail
+    def __init__(self, verdict: int, detail: int = 0, text: bytes = b"") -> None:
+        self.answer = verdict, detail, text
 
 
 class Answer:
     """What is known of the call so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: int) -> None:
+        self.call = call
         self.status = -1
         self.grpc_status = -1
+        self.text = b""
         self.message = b""
         self.table: list[tuple[bytes, bytes]] = []
         self.table_max = TABLE_SIZE
 
 
-def parse(data: bytes) -> tuple[int, int]:
-    """The verdict and its detail: serving status, gRPC status, HTTP status or HTTP/2 error code."""
+def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
+    """The verdict, its detail and its text.
+
+    ANSWERED: the serving status, or a command's exit code and the beginning of its output. STATUS: the gRPC
+    status and its message as sent. HTTP: the status. CLOSED: the HTTP/2 error code.
+    """
     try:
-        _frames(Answer(), data)
+        _frames(Answer(call), data)
     except _Verdict as verdict:
         return verdict.answer
     except _Refused:
-        return PROTOCOL, 0
-    return CLOSED, 0
+        return PROTOCOL, 0, b""
+    return CLOSED, 0, b""
 
 
 def _frames(answer: Answer, data: bytes) -> None:
     block: bytearray | None = None
     ends = False
-    at = count = 0
+    at = idle = 0
     while len(data) - at >= 9:
         length = int.from_bytes(data[at : at + 3], "big")
         type, flags = data[at + 3], data[at + 4]
         stream = int.from_bytes(data[at + 5 : at + 9], "big") & 0x7FFFFFFF
-        count += 1
-        _check(answer, type, flags, stream, length, count, block is not None)
+        idle += type != DATA or length == 0
+        _check(answer, type, flags, stream, length, idle, block is not None)
+        if at == 0 and (type != SETTINGS or flags & ACK):
+            raise _Refused
         payload = data[at + 9 : at + 9 + length]
         whole = len(payload) == length
         at += 9 + length
@@ -124,7 +138,7 @@ def _frames(answer: Answer, data: bytes) -> None:
 
 
 def _check(
-    answer: Answer, type: int, flags: int, stream: int, length: int, count: int, in_block: bool
+    answer: Answer, type: int, flags: int, stream: int, length: int, idle: int, in_block: bool
 ) -> None:
     right = {
         HEADERS: stream == 1,
@@ -134,11 +148,9 @@ def _check(
         GOAWAY: length >= 8 and stream == 0,
         SETTINGS: length % 6 == 0 and stream == 0 and not (flags & ACK and length),
     }.get(type, True)
-    if not right or length > FRAME_LIMIT or count > FRAMES_LIMIT:
+    if not right or length > FRAME_LIMIT or idle > FRAMES_LIMIT:
         raise _Refused
     if in_block != (type == CONTINUATION) or (in_block and stream != 1):
-        raise _Refused
-    if count == 1 and (type != SETTINGS or flags & ACK):
         raise _Refused
 
 
@@ -194,6 +206,8 @@ def _fields(answer: Answer, block: bytes) -> None:
             answer.status = max(number, 0)
         elif name == b"grpc-status":
             answer.grpc_status = number if number >= 0 else 2
+        elif name == b"grpc-message":
+            answer.text = b"" if first & 0x80 else value[:TEXT_LIMIT]
 
 
 def _entry(answer: Answer, index: int) -> tuple[bytes, bytes]:
@@ -257,43 +271,48 @@ def _message(answer: Answer, data: bytes) -> None:
     answer.message += data
     size = int.from_bytes(answer.message[1:5], "big")
     if len(answer.message) >= 5:
-        if size > MESSAGE_LIMIT:
+        if answer.call == HEALTH and size > MESSAGE_LIMIT:
             raise _Refused
+        if size > EXEC_MESSAGE_LIMIT:
+            raise _Verdict(STATUS, RESOURCE_EXHAUSTED)
         if len(answer.message) > size + 5:
             raise _Verdict(STATUS, INTERNAL)
 
 
 def _conclude(answer: Answer) -> None:
     if answer.grpc_status > 0:
-        raise _Verdict(STATUS, answer.grpc_status)
+        raise _Verdict(STATUS, answer.grpc_status, answer.text)
     if answer.status != 200:
         raise _Verdict(HTTP, max(answer.status, 0))
     message = answer.message
     whole = len(message) >= 5 and len(message) == 5 + int.from_bytes(message[1:5], "big")
-    serving = _serving(message[5:]) if whole and message[0] == 0 else None
-    if answer.grpc_status < 0 or serving is None:
+    if answer.grpc_status < 0 or not whole or message[0]:  # a compressed one was not asked for
         raise _Verdict(STATUS, INTERNAL)
-    raise _Verdict(ANSWERED, serving)
-
-
-def _serving(message: bytes) -> int | None:
-    """Field 1 of a HealthCheckResponse, or None where the bytes are no message."""
-    serving = at = 0
     try:
-        while at < len(message):
-            key, at = _varint(message, at)
-            value = 0
-            if key & 7 in (0, 2):
-                value, at = _varint(message, at)
-            skipped = {0: 0, 1: 8, 2: value, 5: 4}.get(key & 7)
-            if key >> 3 == 0 or skipped is None or skipped > len(message) - at:
-                return None
-            at += skipped
-            if key & 7 == 0 and key >> 3 == 1:
-                serving = value & 0x7FFFFFFF
+        fields = list(_fields_of(message[5:]))
     except IndexError:
-        return None
-    return serving
+        raise _Verdict(STATUS, INTERNAL) from None
+    if answer.call == EXEC:
+        output = b"".join(value for field, value in fields if field in (1, 2) and isinstance(value, bytes))
+        code = next((v for field, v in reversed(fields) if field == 3 and isinstance(v, int)), 0) & 0xFFFFFFFF
+        raise _Verdict(ANSWERED, code - (code >> 31 << 32), output[:OUTPUT_LIMIT])
+    serving = next((v for field, v in reversed(fields) if field == 1 and isinstance(v, int)), 0)
+    raise _Verdict(ANSWERED, serving & 0x7FFFFFFF)
+
+
+def _fields_of(message: bytes) -> Iterator[tuple[int, int | bytes | None]]:
+    """Numbers of a protobuf message's fields, and what is in varints and strings; IndexError: no message."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        wire, value = key & 7, 0
+        if wire in (0, 2):
+            value, at = _varint(message, at)
+        size = {0: 0, 1: 8, 2: value, 5: 4}.get(wire)
+        if key >> 3 == 0 or size is None or size > len(message) - at:
+            raise IndexError
+        yield key >> 3, value if wire == 0 else message[at : at + size] if wire == 2 else None
+        at += size
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ class ProbeInfo(TypedDict):
     duration: float
     lateness: float
     late: int
+    elapsed: float
     next: float
     outcomes: tuple[int, int, int, int, int]
     outcome: int
@@ -42,13 +43,15 @@ class LoopStats(TypedDict):
     open_connections: int
     most_open_connections: int
     max_connections: int
+    open_execs: int
+    stored_texts: int
     allocated_connections: int
     notifications: int
     wakeups: int
     kept_waiting: float
 
 class ProbeLoop:
-    def __init__(self, *, max_connections: int = 1024) -> None: ...
+    def __init__(self, *, max_connections: int = 1024, max_execs: int = 32) -> None: ...
     def run(self) -> None: ...
     def stop(self) -> None: ...
     def close(self) -> None: ...
@@ -66,17 +69,20 @@ class ProbeLoop:
         never_restarts: bool,
         first_in: float,
     ) -> int: ...
+    def runtime(self, path: bytes) -> None: ...
     def target(
         self,
         key: int,
         address: str,
         port: int,
-        path: bytes = b"",
-        host: bytes = b"",
-        rest: bytes = b"",
+        head: bytes = b"",
+        name: bytes = b"",
+        tail: bytes = b"",
         *,
-        raw: bytes = b"",
+        url_host: bytes = b"",
     ) -> None: ...
+    def target_container(self, key: int, container_id: bytes, head: bytes, tail: bytes) -> None: ...
+    def request(self, key: int) -> bytes: ...
     def untarget(self, key: int) -> None: ...
     def observe(self, key: int, seen: Observation, *, initial: int = 0) -> None: ...
     def trigger(self, key: int) -> None: ...

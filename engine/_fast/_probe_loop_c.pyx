@@ -7,58 +7,50 @@ other threads and takes the loop's lock for a moment. What Python should know wa
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset, strdup
 
 import os
 import socket
 
+from engine._fast._probe_state cimport (
+    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_observation, probe_state,
+)
+
 cdef extern from "probe_run.h" nogil:
     enum:
+        CONTAINER_ID_LIMIT
+        KIND_EXEC
         KIND_LIBRARY
-        NEWS_DUE
+        KIND_TCP
         NEWS_OUTCOME
-        OUTCOME_ERROR
         PROBE_BUCKETS
     const uint64_t DURATION_BOUNDS[11]
     const uint64_t LATENESS_BOUNDS[11]
-    const uint8_t PROBE_INITIAL[3]
-    ctypedef struct probe_observation:
-        uint64_t container
-        int64_t started_at_ms
-        uint8_t pod_known
-        uint8_t phase_terminal
-        uint8_t state
-        uint8_t started
-        uint8_t deleted
-    ctypedef struct probe_state:
-        uint64_t container
-        int64_t initial_delay_ms
-        int32_t failure_threshold
-        int32_t success_threshold
-        int32_t run
-        uint8_t type
-        uint8_t last
-        uint8_t published
-        uint8_t on_hold
-        uint8_t never_restarts
+    ctypedef struct text_part:
+        const char *at
+        uint32_t len
+    ctypedef struct probe_text:
+        pass
+    ctypedef struct probe_texts:
+        uint32_t stored
+    ctypedef struct probe_target:
+        char *container
     ctypedef struct probe:
-        char *request
+        probe_text *text
         char *excerpt
+        probe_target target
         probe_state state
-        probe_observation seen
         uint64_t period_ns
         uint64_t timeout_ns
         uint64_t due_ns
-        uint64_t duration_ns
-        uint64_t lateness_ns
-        uint64_t counts[5]
-        uint64_t late
-        uint64_t duration_sum_ns
+        uint64_t began_ns
+        uint64_t duration_sum_us
+        uint64_t successes
+        uint32_t others[4]
         uint32_t durations[12]
-        uint32_t request_len
-        uint32_t path_len
-        uint32_t host_len
-        uint32_t url_host_len
+        uint32_t duration_us
+        uint32_t lateness_us
+        uint32_t late
         uint32_t key
         uint32_t generation
         int32_t detail
@@ -72,16 +64,25 @@ cdef extern from "probe_run.h" nogil:
         uint8_t reason
         uint8_t has_target
     ctypedef struct connection:
-        pass
+        char *request
+        uint32_t request_len
+    ctypedef struct probe_queue:
+        uint32_t length
+    ctypedef struct sockaddr_un:
+        uint16_t sun_family
+        char sun_path[108]
     ctypedef struct probe_loop:
-        probe **probes
+        probe_texts texts
+        probe_queue waiting
+        probe_queue waiting_for_runtime
+        sockaddr_un runtime
         uint32_t capacity
         uint32_t registered
         uint32_t allocated
         uint32_t open
         uint32_t most_open
         uint32_t limit
-        uint32_t queue_length
+        uint32_t execs
         int news_fd
         uint8_t notified
         uint8_t running
@@ -95,7 +96,7 @@ cdef extern from "probe_run.h" nogil:
         uint64_t wakeups
         uint64_t lateness[12]
         uint64_t lateness_sum_ns
-    int loop_open(probe_loop *, uint32_t)
+    int loop_open(probe_loop *, uint32_t, uint32_t)
     void loop_close(probe_loop *)
     void loop_hang_up(probe_loop *)
     void loop_run(probe_loop *)
@@ -103,6 +104,7 @@ cdef extern from "probe_run.h" nogil:
     void loop_lock(probe_loop *)
     void loop_unlock(probe_loop *)
     probe *loop_add(probe_loop *)
+    probe *loop_probe(const probe_loop *, uint32_t)
     void loop_remove(probe_loop *, probe *)
     void loop_observe(probe_loop *, probe *, const probe_observation *)
     void loop_trigger(probe_loop *, probe *)
@@ -110,7 +112,11 @@ cdef extern from "probe_run.h" nogil:
     void loop_notify(probe_loop *)
     void eventfd_clear(int)
     void probe_schedule(probe_loop *, probe *, uint64_t)
-    void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint16_t)
+    void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint32_t)
+    void probe_forget_excerpt(probe *)
+    void probe_forget_target(probe_loop *, probe *)
+    probe_text *text_take(probe_texts *, const text_part *)
+    int request_compose(connection *, const probe *)
     void probe_abandon(probe_loop *, probe *)
     void probe_set_address(probe *, int, const char *, uint16_t)
     void loop_poke(probe_loop *)
@@ -122,22 +128,28 @@ PROBE_BYTES = sizeof(probe)
 CONNECTION_BYTES = sizeof(connection)
 
 cdef uint64_t _ns(double seconds):
-    return <uint64_t>(seconds * 1e9)
+    return <uint64_t>(seconds * 1e9 + 0.5)
+
+
+cdef text_part _part(bytes text):
+    return text_part(<char *>text, <uint32_t>len(text))
 
 
 cdef class ProbeLoop:
-    """Probes by key. `max_connections` bounds the sockets in flight; what is due beyond it waits."""
+    """Probes by key. `max_connections` bounds the sockets in flight, `max_execs` those of them that have the
+    runtime run a command; what is due beyond it waits.
+    """
 
     cdef probe_loop *_loop
     cdef object __weakref__
 
-    def __cinit__(self, *, int max_connections=1024):
-        if max_connections < 1:
-            raise ValueError("max_connections must be at least 1")
+    def __cinit__(self, *, int max_connections=1024, int max_execs=32):
+        if max_connections < 1 or max_execs < 1:
+            raise ValueError("max_connections and max_execs must be at least 1")
         self._loop = <probe_loop *>malloc(sizeof(probe_loop))
         if self._loop == NULL:
             raise MemoryError
-        cdef int error = loop_open(self._loop, <uint32_t>max_connections)
+        cdef int error = loop_open(self._loop, <uint32_t>max_connections, <uint32_t>max_execs)
         if error:
             raise OSError(error, os.strerror(error))
 
@@ -188,55 +200,90 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
         return key
 
-    def target(self, uint32_t key, str address, int port, bytes path=b"", bytes host=b"", bytes rest=b"", *,
-               bytes raw=b""):
-        """Where and what to send: `path`, `host` and `rest` for HTTP, `raw` for gRPC, nothing for TCP."""
+    def runtime(self, bytes path):
+        """The unix socket on which the container runtime listens for exec probes."""
+        if not 0 < len(path) < 108:
+            raise ValueError(f"{path!r} is not the path of a unix socket")
+        self._lock()
+        self._loop.runtime.sun_family = socket.AF_UNIX
+        memcpy(self._loop.runtime.sun_path, <char *>path, <size_t>len(path) + 1)
+        loop_unlock(self._loop)
+
+    def target(self, uint32_t key, str address, int port, bytes head=b"", bytes name=b"", bytes tail=b"", *,
+               bytes url_host=b""):
+        """Where and what to send: nothing for TCP; for HTTP the path, the Host header (empty: the address)
+        and the other headers; for gRPC what stands before and after the :authority. `url_host` is how the
+        URL writes the address, where that is another way than usual.
+        """
         cdef int family = socket.AF_INET6 if ":" in address else socket.AF_INET
         cdef bytes packed = socket.inet_pton(family, address.partition("%")[0])
         if not 0 < port < 65536:
             raise ValueError(f"port {port} is not one of 1 to 65535")
-        cdef bytes request = raw or (b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\n" + rest)
-        cdef bytes url_host = address.encode()
-        cdef char *copy = <char *>malloc(len(request) + len(url_host))
+        cdef probe *p = self._retarget(key, head, name, tail, url_host)
+        if p.kind < KIND_EXEC:
+            probe_set_address(p, family, packed, <uint16_t>port)
+        loop_unlock(self._loop)
+
+    def target_container(self, uint32_t key, bytes container_id, bytes head, bytes tail):
+        """In which container to run a command: what stands before and after its id in the ExecSync call."""
+        if not 0 < len(container_id) <= CONTAINER_ID_LIMIT or b"\0" in container_id:
+            raise ValueError(f"{container_id!r} is not a container's id")
+        cdef char *copy = strdup(container_id)
         if copy == NULL:
             raise MemoryError
-        memcpy(copy, <char *>request, len(request))
-        memcpy(copy + len(request), <char *>url_host, len(url_host))
-        self._lock()
-        cdef probe *p = self._find(key)
-        if p == NULL:
-            loop_unlock(self._loop)
+        cdef probe *p
+        try:
+            p = self._retarget(key, head, b"", tail, b"")
+        except BaseException:
             free(copy)
-            raise KeyError(key)
+            raise
+        if p.kind == KIND_EXEC and self._loop.runtime.sun_path[0]:
+            p.target.container = copy
+            p.has_target = 1
+        else:
+            free(copy)
+        loop_unlock(self._loop)
+
+    cdef probe *_retarget(self, uint32_t key, bytes head, bytes name, bytes tail, bytes url_host) except NULL:
+        """The probe with another text and no target, with the lock held."""
+        cdef text_part[4] parts
+        parts[0], parts[1], parts[2], parts[3] = _part(head), _part(name), _part(tail), _part(url_host)
+        cdef probe *p = self._take(key)
+        cdef probe_text *text = NULL
+        if p.kind != KIND_TCP:
+            text = text_take(&self._loop.texts, parts)
+            if text == NULL:
+                loop_unlock(self._loop)
+                raise MemoryError
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
-        free(p.request)
-        p.request = copy
-        p.request_len = <uint32_t>len(request)
-        p.path_len = <uint32_t>len(path)
-        p.host_len = <uint32_t>len(host)
-        p.url_host_len = <uint32_t>len(url_host)
-        probe_set_address(p, family, packed, <uint16_t>port)
+        probe_forget_target(self._loop, p)
+        p.text = text
+        return p
+
+    def request(self, uint32_t key):
+        """The bytes that the probe sends first; empty without a target."""
+        cdef connection c
+        memset(&c, 0, sizeof(c))
+        cdef probe *p = self._take(key)
+        cdef bint composed = bool(p.has_target) and request_compose(&c, p)
         loop_unlock(self._loop)
+        try:
+            return c.request[:c.request_len] if composed else b""
+        finally:
+            free(c.request)
 
     def untarget(self, uint32_t key):
         """Forget where: probes error until there is a target."""
         cdef probe *p = self._take(key)
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
-        p.has_target = 0
+        probe_forget_target(self._loop, p)
         loop_unlock(self._loop)
 
     def observe(self, uint32_t key, seen, *, int initial=0):
         """Tell what is known (`_probe_state_py.Observation`); `initial` is a new container's first result."""
-        cdef probe_observation known
-        known.pod_known = <bint>seen.pod_known
-        known.phase_terminal = <bint>seen.phase_terminal
-        known.container = seen.container
-        known.state = seen.state
-        known.started = <bint>seen.started
-        known.started_at_ms = seen.started_at_ms
-        known.deleted = <bint>seen.deleted
+        cdef probe_observation known = observation(seen)
         cdef probe *p = self._take(key)
         p.initial = <uint8_t>(initial or PROBE_INITIAL[p.state.type])
         loop_observe(self._loop, p, &known)
@@ -253,7 +300,7 @@ cdef class ProbeLoop:
         if not 0 <= outcome <= OUTCOME_ERROR:
             raise ValueError(f"outcome {outcome} is not one of 0 to {OUTCOME_ERROR}")
         self._lock()
-        cdef probe *p = self._find(key)
+        cdef probe *p = loop_probe(self._loop, key)
         cdef bint current = p != NULL and p.generation == generation and p.running
         if current:
             probe_outcome(self._loop, p, <uint8_t>outcome, <uint8_t>reason, detail, NULL, 0)
@@ -286,6 +333,7 @@ cdef class ProbeLoop:
                 p.excerpt[:p.excerpt_len] if p.news & NEWS_OUTCOME and p.excerpt_len else b"",
             ))
             p.news = 0
+            probe_forget_excerpt(p)
         loop_notify(self._loop)
         loop_unlock(self._loop)
         return news
@@ -302,11 +350,12 @@ cdef class ProbeLoop:
             "on_hold": bool(p.state.on_hold),
             "running": bool(p.running),
             "ended": bool(p.ended),
-            "duration": p.duration_ns / 1e9,
-            "lateness": p.lateness_ns / 1e9,
+            "duration": p.duration_us / 1e6,
+            "lateness": p.lateness_us / 1e6,
             "late": p.late,
+            "elapsed": (now - p.began_ns) / 1e9 if p.running and p.began_ns else 0.0,
             "next": max(0.0, (<int64_t>p.due_ns - <int64_t>now) / 1e9),
-            "outcomes": tuple([p.counts[i] for i in range(5)]),
+            "outcomes": (p.successes, p.others[0], p.others[1], p.others[2], p.others[3]),
             "outcome": p.outcome,
             "reason": p.reason,
             "detail": p.detail,
@@ -321,13 +370,13 @@ cdef class ProbeLoop:
         cdef list found = []
         self._lock()
         for i in range(self._loop.capacity):
-            p = self._loop.probes[i]
+            p = loop_probe(self._loop, i)
             if p != NULL:
                 found.append((
                     i,
-                    (p.counts[0], p.counts[1], p.counts[2], p.counts[3], p.counts[4]),
+                    (p.successes, p.others[0], p.others[1], p.others[2], p.others[3]),
                     [p.durations[j] for j in range(PROBE_BUCKETS)],
-                    p.duration_sum_ns / 1e9,
+                    p.duration_sum_us / 1e6,
                 ))
         loop_unlock(self._loop)
         return found
@@ -345,10 +394,12 @@ cdef class ProbeLoop:
             "lateness_sum": loop.lateness_sum_ns / 1e9,
             "redirects": loop.redirects,
             "handed_over": loop.handed_over,
-            "queued": loop.queue_length,
+            "queued": loop.waiting.length + loop.waiting_for_runtime.length,
             "open_connections": loop.open,
             "most_open_connections": loop.most_open,
             "max_connections": loop.limit,
+            "open_execs": loop.execs,
+            "stored_texts": loop.texts.stored,
             "allocated_connections": loop.allocated,
             "notifications": loop.notifications,
             "wakeups": loop.wakeups,
@@ -362,13 +413,10 @@ cdef class ProbeLoop:
         with nogil:
             loop_lock(self._loop)
 
-    cdef probe *_find(self, uint32_t key) noexcept:
-        return self._loop.probes[key] if key < self._loop.capacity else NULL
-
     cdef probe *_take(self, uint32_t key) except NULL:
         """The probe, with the lock held."""
         self._lock()
-        cdef probe *p = self._find(key)
+        cdef probe *p = loop_probe(self._loop, key)
         if p == NULL:
             loop_unlock(self._loop)
             raise KeyError(key)

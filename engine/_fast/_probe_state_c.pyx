@@ -1,33 +1,10 @@
 """The compiled form of a probe worker's rule; `_probe_state_py` states it."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t
 
-cdef extern from "probe_state.h" nogil:
-    enum:
-        OUTCOME_ERROR
-    ctypedef struct probe_state:
-        uint64_t container
-        int64_t initial_delay_ms
-        int32_t failure_threshold
-        int32_t success_threshold
-        int32_t run
-        uint8_t type
-        uint8_t last
-        uint8_t published
-        uint8_t on_hold
-        uint8_t never_restarts
-        uint8_t attempt
-    ctypedef struct probe_observation:
-        uint64_t container
-        int64_t started_at_ms
-        uint8_t pod_known
-        uint8_t phase_terminal
-        uint8_t state
-        uint8_t started
-        uint8_t deleted
-    const uint8_t PROBE_INITIAL[3]
-    uint8_t probe_tick(probe_state *, const probe_observation *, int64_t, uint8_t, uint8_t *, int *)
-    uint8_t probe_finish(probe_state *, uint8_t, uint8_t *, int *)
+from engine._fast._probe_state cimport (
+    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_observation, probe_state, probe_tick,
+)
 
 
 cdef class ProbeState:
@@ -46,16 +23,9 @@ cdef class ProbeState:
         self._state.never_restarts = never_restarts
 
     def tick(self, seen, int64_t now_ms, int initial=0):
-        cdef probe_observation known
+        cdef probe_observation known = observation(seen)
         cdef uint8_t updates[2]
         cdef int count = 0
-        known.pod_known = <bint>seen.pod_known
-        known.phase_terminal = <bint>seen.phase_terminal
-        known.container = seen.container
-        known.state = seen.state
-        known.started = <bint>seen.started
-        known.started_at_ms = seen.started_at_ms
-        known.deleted = <bint>seen.deleted
         cdef uint8_t first = <uint8_t>(initial or PROBE_INITIAL[self._state.type])
         cdef int action = probe_tick(&self._state, &known, now_ms, first, updates, &count)
         return action, [updates[i] for i in range(count)]

@@ -5,26 +5,14 @@
 #ifndef KUBENGINE_PROBE_CONNECT_H
 #define KUBENGINE_PROBE_CONNECT_H
 
-#include <arpa/inet.h>
-#include <stdio.h>
 #include <sys/epoll.h>
 
-#include "probe_table.h"
+#include "probe_request.h"
 
-static const char REQUEST_GET[] = "GET ";
-static const char REQUEST_HOST[] = " HTTP/1.1\r\nHost: ";
+#define EXEC_GRACE_NS 5000000000u  /* what the runtime may take to tell of its time-out */
 
 static inline socklen_t address_size(const probe_address *a) {
     return a->any.sa_family == AF_INET6 ? sizeof a->v6 : sizeof a->v4;
-}
-
-static inline void address_set_port(probe_address *a, uint16_t port) {
-    if (a->any.sa_family == AF_INET6) a->v6.sin6_port = htons(port);
-    else a->v4.sin_port = htons(port);
-}
-
-static inline uint16_t address_port(const probe_address *a) {
-    return ntohs(a->any.sa_family == AF_INET6 ? a->v6.sin6_port : a->v4.sin_port);
 }
 
 /* Free up a connection; its probe goes on without it. */
@@ -33,8 +21,7 @@ static inline void connection_drop(probe_loop *l, connection *c) {
     timer_cancel(&l->wheel, &c->deadline);
     if (c->fd >= 0) close(c->fd);
     c->fd = -1;
-    free(c->redirected);
-    c->redirected = 0;
+    if (c->owner->kind == KIND_EXEC) l->execs--;
     c->owner->connected = 0;
     c->owner = 0;
     c->phase = CONNECTION_FREE;
@@ -46,12 +33,14 @@ static inline void connection_drop(probe_loop *l, connection *c) {
 static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome, uint8_t reason, int32_t detail) {
     probe *p = c->owner;
     const char *excerpt = 0;
-    uint16_t excerpt_len = 0;
+    uint32_t excerpt_len = 0;
     if (outcome == OUTCOME_WARNING) {
         excerpt = c->answer.http.excerpt;
         excerpt_len = c->answer.http.excerpt_len;
+    } else if (reason == REASON_GRPC_STATUS || reason == REASON_EXEC_EXIT) {
+        excerpt = grpc_text(&c->answer.grpc, &excerpt_len);
     }
-    connection_drop(l, c);
+    connection_drop(l, c);  /* what was answered stays until the next begin */
     probe_outcome(l, p, outcome, reason, detail, excerpt, excerpt_len);
 }
 
@@ -61,7 +50,8 @@ static inline int errno_is_local(int error) {
 }
 
 static inline void connection_refused(probe_loop *l, connection *c, int error) {
-    if (errno_is_local(error)) connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, error);
+    if (c->owner->kind == KIND_EXEC) connection_end(l, c, OUTCOME_ERROR, REASON_CONNECT, error);
+    else if (errno_is_local(error)) connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, error);
     else connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, error);
 }
 
@@ -73,10 +63,10 @@ static inline int connection_watch(probe_loop *l, connection *c, uint32_t events
 }
 
 /* A connect to a port nobody listens on may meet itself where the port is an ephemeral one. */
-static inline int connection_met_itself(const connection *c) {
+static inline int connection_met_itself(const probe_loop *l, const connection *c) {
     probe_address own;
     socklen_t size = sizeof own;
-    if (address_port(&c->target) < 16384 || getsockname(c->fd, &own.any, &size) < 0) return 0;
+    if (address_port(&c->target) < l->first_ephemeral_port || getsockname(c->fd, &own.any, &size) < 0) return 0;
     if (own.any.sa_family != c->target.any.sa_family || address_port(&own) != address_port(&c->target)) return 0;
     if (own.any.sa_family == AF_INET) return own.v4.sin_addr.s_addr == c->target.v4.sin_addr.s_addr;
     return memcmp(&own.v6.sin6_addr, &c->target.v6.sin6_addr, sizeof own.v6.sin6_addr) == 0;
@@ -86,28 +76,30 @@ static inline void connection_progress(probe_loop *l, connection *c);
 
 /* Open the socket and go as far as it goes without waiting. */
 static inline void connection_open(probe_loop *l, connection *c) {
+    uint8_t kind = c->owner->kind;
+    const struct sockaddr *to = kind == KIND_EXEC ? (const struct sockaddr *)&l->runtime : &c->target.any;
+    socklen_t size = kind == KIND_EXEC ? sizeof l->runtime : address_size(&c->target);
     c->phase = CONNECTION_CONNECTING;
     c->sent = 0;
     c->watched = 0;
-    c->fd = socket(c->target.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    c->fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (c->fd < 0) { connection_refused(l, c, errno); return; }
-    if (connect(c->fd, &c->target.any, address_size(&c->target)) < 0 && errno != EINPROGRESS) {
+    if (connect(c->fd, to, size) < 0 && errno != EINPROGRESS) {
         connection_refused(l, c, errno);
         return;
     }
-    if (c->owner->kind == KIND_HTTP) http_reset(&c->answer.http);
-    else if (c->owner->kind == KIND_GRPC) grpc_reset(&c->answer.grpc);
+    if (kind == KIND_HTTP) http_reset(&c->answer.http);
+    else if (kind == KIND_GRPC) grpc_reset(&c->answer.grpc, GRPC_HEALTH, 0);
+    else if (kind == KIND_EXEC) grpc_reset(&c->answer.grpc, GRPC_EXEC, c->output);
     connection_progress(l, c);
 }
 
 static inline int connection_redirect(probe_loop *l, connection *c) {
     http_response *r = &c->answer.http;
     probe *p = c->owner;
-    const char *host = p->request + p->request_len, *header_host = p->request + sizeof REQUEST_GET - 1 + p->path_len
-        + sizeof REQUEST_HOST - 1, *rest = header_host + p->host_len;
-    char path[HTTP_VALUE_SIZE * 2], name[128], *request;
-    const char *new_host = header_host;
-    size_t new_host_len = p->host_len, rest_len = p->request_len - (size_t)(rest - p->request), size;
+    text_part header = text_get(p->text, TEXT_NAME), url_host = text_get(p->text, TEXT_URL_HOST), to;
+    char path[HTTP_VALUE_SIZE * 2], here[AUTHORITY_SIZE], address[AUTHORITY_SIZE];
+    text_part where = {here, authority_write(&c->target, here)};
     http_location found;
     uint8_t verdict;
     if (!r->has_location) return 0;
@@ -115,7 +107,11 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     case 301: case 302: case 303: case 307: case 308: break;
     default: return 0;
     }
-    verdict = location_resolve(r->location, r->location_len, host, p->url_host_len,
+    if (url_host.len == 0) {
+        url_host.at = address;
+        url_host.len = (uint32_t)(address_write(&p->target.address, address) - address);
+    }
+    verdict = location_resolve(r->location, r->location_len, url_host.at, url_host.len,
                                c->request + sizeof REQUEST_GET - 1, c->path_len, path, sizeof path, &found);
     if (verdict == LOCATION_FOREIGN) return 0;
     if (verdict == LOCATION_BAD) { connection_end(l, c, OUTCOME_FAILURE, REASON_LOCATION, r->status); return 1; }
@@ -130,33 +126,20 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
         return 1;
     }
     l->redirects++;
-    if (found.absolute) {
-        new_host = found.authority;
-        new_host_len = found.authority_len;
-    } else if (found.authority) {
-        /* Relative to the scheme only: a Host header of the user's own is kept. */
-        int n = snprintf(name, sizeof name, "%.*s:%u", (int)p->url_host_len, host, address_port(&p->target));
-        if (n > 0 && (size_t)n == p->host_len && memcmp(name, header_host, p->host_len) == 0) {
-            new_host = found.authority;
-            new_host_len = found.authority_len;
-        }
+    /* Relative to the scheme only: a Host header of the user's own is kept. */
+    if (found.absolute || (found.authority && header.len == 0)) {
+        header.at = found.authority;
+        header.len = (uint32_t)found.authority_len;
+    } else if (header.len == 0) {
+        header = where;
     }
-    size = sizeof REQUEST_GET - 1 + found.path_len + sizeof REQUEST_HOST - 1 + new_host_len + rest_len;
-    request = malloc(size);
-    if (!request) { connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, ENOMEM); return 1; }
-    c->request_len = 0;
-#define APPEND(text, length) do { memcpy(request + c->request_len, text, length); \
-        c->request_len += (uint32_t)(length); } while (0)
-    APPEND(REQUEST_GET, sizeof REQUEST_GET - 1);
-    APPEND(path, found.path_len);
-    APPEND(REQUEST_HOST, sizeof REQUEST_HOST - 1);
-    APPEND(new_host, new_host_len);
-    APPEND(rest, rest_len);
-#undef APPEND
+    to.at = path;
+    to.len = (uint32_t)found.path_len;
+    if (!request_http(c, to, header, text_get(p->text, TEXT_TAIL))) {
+        connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, ENOMEM);
+        return 1;
+    }
     if (found.authority) address_set_port(&c->target, found.port);
-    free(c->redirected);
-    c->request = c->redirected = request;
-    c->path_len = (uint32_t)found.path_len;
     close(c->fd);
     c->fd = -1;
     connection_open(l, c);
@@ -173,19 +156,35 @@ static inline void http_conclude(probe_loop *l, connection *c, uint8_t verdict, 
     else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, status);
 }
 
-static inline void grpc_finish(probe_loop *l, connection *c) {
+static inline uint8_t grpc_reason(const grpc_answer *g) {
     static const uint8_t reasons[] = {REASON_NONE, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
                                       REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED};
+    return reasons[g->verdict];
+}
+
+/* An answer after the time-out, or DEADLINE_EXCEEDED, is the command's failure; what else the runtime could not
+ * do says nothing about the container. */
+static inline void exec_finish(probe_loop *l, connection *c) {
+    const grpc_answer *g = &c->answer.grpc;
+    if (g->verdict == GRPC_ANSWERED && g->detail == 0) connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
+    else if (g->verdict == GRPC_ANSWERED) connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_EXIT, g->detail);
+    else if ((g->verdict == GRPC_STATUS && g->detail == 4) || monotonic_ns() - c->began_ns >= c->owner->timeout_ns)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_TIMEOUT, 0);
+    else connection_end(l, c, OUTCOME_ERROR, grpc_reason(g), g->detail);
+}
+
+static inline void grpc_finish(probe_loop *l, connection *c) {
     const grpc_answer *g = &c->answer.grpc;
     uint8_t good = g->verdict == GRPC_ANSWERED && g->detail == 1;
-    connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, reasons[g->verdict], g->detail);
+    if (c->owner->kind == KIND_EXEC) { exec_finish(l, c); return; }
+    connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, grpc_reason(g), g->detail);
 }
 
 /* Bytes arrived.  1 = the connection has ended or was replaced. */
 static inline int connection_take(probe_loop *l, connection *c, size_t n) {
     size_t at = 0, used;
     uint8_t verdict;
-    if (c->owner->kind == KIND_GRPC) {
+    if (c->owner->kind != KIND_HTTP) {
         grpc_answer *g = &c->answer.grpc;
         if (grpc_feed(g, l->buffer, n) != GRPC_MORE) { grpc_finish(l, c); return 1; }
         if (g->reply_len) {
@@ -217,7 +216,7 @@ static inline void connection_read(probe_loop *l, connection *c) {
         }
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
-        if (c->owner->kind == KIND_GRPC) {
+        if (c->owner->kind != KIND_HTTP) {
             grpc_eof(&c->answer.grpc);
             grpc_finish(l, c);
         } else {
@@ -234,7 +233,7 @@ static inline void connection_read(probe_loop *l, connection *c) {
 static inline void connection_progress(probe_loop *l, connection *c) {
     if (c->phase == CONNECTION_CONNECTING && c->owner->kind == KIND_TCP) {
         if (connect(c->fd, &c->target.any, address_size(&c->target)) == 0 || errno == EISCONN) {
-            if (connection_met_itself(c)) connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);
+            if (connection_met_itself(l, c)) connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);
             else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
         } else if (errno != EALREADY && errno != EINPROGRESS) {
             connection_refused(l, c, errno);
@@ -251,7 +250,7 @@ static inline void connection_progress(probe_loop *l, connection *c) {
             return;
         }
         if (n < 0) {
-            if (c->phase == CONNECTION_CONNECTING) connection_refused(l, c, errno);
+            if (c->phase == CONNECTION_CONNECTING || c->owner->kind == KIND_EXEC) connection_refused(l, c, errno);
             else connection_end(l, c, OUTCOME_FAILURE, REASON_IO, errno);
             return;
         }
@@ -265,10 +264,24 @@ static inline void connection_progress(probe_loop *l, connection *c) {
     connection_read(l, c);
 }
 
+/* When to look what the command has started, shortly before it may be cut off. */
+static inline uint64_t exec_slow(const probe *p) { return p->timeout_ns / 5 * 4; }
+
+/* The runtime counts whole seconds and tells of its time-out; what is not whole is cut off from here. */
+static inline uint64_t exec_patience(const probe *p) {
+    return p->timeout_ns % 1000000000u ? p->timeout_ns : p->timeout_ns + EXEC_GRACE_NS;
+}
+
 /* The deadline passed.  Time that this thread was kept from running is given back, once. */
 static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t now) {
     uint64_t lag = l->lag_ns - c->lag_ns;
     probe *p = c->owner;
+    if (p->kind == KIND_EXEC && !c->slow) {
+        c->slow = 1;
+        probe_tell(l, p, NEWS_SLOW);
+        timer_arm(&l->wheel, &c->deadline, tick_of(c->began_ns + exec_patience(p)));
+        return;
+    }
     if (lag > 0 && !c->extended) {
         c->extended = 1;
         p->late++;
@@ -276,34 +289,45 @@ static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t n
         timer_arm(&l->wheel, &c->deadline, tick_of(now + (lag < p->timeout_ns ? lag : p->timeout_ns)));
         return;
     }
-    if (c->phase == CONNECTION_CONNECTING) connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_CONNECT, 0);
+    if (p->kind == KIND_EXEC) connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_TIMEOUT, 0);
+    else if (c->phase == CONNECTION_CONNECTING) connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_CONNECT, 0);
     else if (p->kind == KIND_HTTP && c->phase == CONNECTION_READING && c->answer.http.phase >= AT_LENGTH)
         connection_end(l, c, OUTCOME_ERROR, REASON_TIMEOUT_BODY, 0);
     else connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_RESPONSE, 0);
 }
 
-/* Give the probe a connection and begin.  0 = none is free. */
-static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
+/* A connection that nobody uses, or NULL. */
+static inline connection *connection_find(probe_loop *l) {
     connection *c = l->free_connections;
-    if (!c) {
-        if (l->allocated == l->limit || !(c = calloc(1, sizeof *c))) return 0;
-        l->connections[l->allocated++] = c;
-        c->deadline.kind = 1;
-    } else {
+    if (c) {
         l->free_connections = c->next_free;
+        return c;
+    }
+    if (l->allocated == l->limit || !(c = calloc(1, sizeof *c))) return 0;
+    l->connections[l->allocated++] = c;
+    c->deadline.kind = 1;
+    return c;
+}
+
+/* Give the probe a connection and begin.  0 = there is no memory for it. */
+static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
+    connection *c = connection_find(l);
+    if (!c) return 0;
+    if ((p->kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) || !request_compose(c, p)) {
+        c->next_free = l->free_connections;
+        l->free_connections = c;
+        return 0;
     }
     if (++l->open > l->most_open) l->most_open = l->open;
+    if (p->kind == KIND_EXEC) l->execs++;
+    else c->target = p->target.address;
     c->owner = p;
     c->fd = -1;
-    c->phase = CONNECTION_CONNECTING;
-    c->redirects = c->extended = 0;
-    c->request = p->request;
-    c->request_len = p->request_len;
-    c->path_len = p->path_len;
-    c->target = p->target;
+    c->redirects = c->extended = c->slow = 0;
     c->lag_ns = l->lag_ns;
+    c->began_ns = now;
     p->connected = c;
-    timer_arm(&l->wheel, &c->deadline, tick_of(now + p->timeout_ns));
+    timer_arm(&l->wheel, &c->deadline, tick_of(now + (p->kind == KIND_EXEC ? exec_slow(p) : p->timeout_ns)));
     connection_open(l, c);
     return 1;
 }

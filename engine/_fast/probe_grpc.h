@@ -1,20 +1,23 @@
-/* The answer to one grpc.health.v1 Check over cleartext HTTP/2: bytes in, verdict out; no socket, no
- * allocation, bounded memory whatever the server sends.  The request is one constant string that the
- * caller sends; what must be answered while waiting (SETTINGS, PING) is collected in `reply`. */
+/* The answer to one unary gRPC call over cleartext HTTP/2, a grpc.health.v1 Check or a CRI ExecSync: bytes in,
+ * verdict out; no socket, no allocation, bounded memory whatever the server sends.  The request is one string
+ * that the caller sends; what must be answered while waiting (SETTINGS, PING) is collected in `reply`. */
 #ifndef KUBENGINE_PROBE_GRPC_H
 #define KUBENGINE_PROBE_GRPC_H
 
 #include <stddef.h>
+#include "probe_exec.h"
 #include "probe_hpack.h"
 
 #define GRPC_FRAME_LIMIT 16384
-#define GRPC_MESSAGE_LIMIT 256
+#define GRPC_MESSAGE_LIMIT 256                    /* of a health answer */
+#define GRPC_EXEC_LIMIT (16u * 1024 * 1024)       /* of an exec's, as the kubelet's client has it */
 #define GRPC_REPLY_SIZE 256
-#define GRPC_FRAMES_LIMIT 4096
+#define GRPC_FRAMES_LIMIT 4096                    /* that bring no data */
 
+enum grpc_call { GRPC_HEALTH = 0, GRPC_EXEC = 1 };
 enum grpc_verdict {
     GRPC_MORE = 0,
-    GRPC_ANSWERED = 1,   /* status OK and a message; detail = its serving status */
+    GRPC_ANSWERED = 1,   /* status OK and a message; detail = its serving status or exit code */
     GRPC_STATUS = 2,     /* the call failed; detail = gRPC status code */
     GRPC_HTTP = 3,       /* not a gRPC answer; detail = HTTP status */
     GRPC_PROTOCOL = 4,   /* not HTTP/2, or broken */
@@ -28,23 +31,28 @@ enum { FLAG_ACK = 1, FLAG_END_STREAM = 1, FLAG_END_HEADERS = 4, FLAG_PADDED = 8,
 typedef struct {
     uint32_t length;        /* of the frame's payload that is left */
     uint32_t at;            /* read of its payload */
-    uint32_t frames;
+    uint32_t frames;        /* that brought no data */
     uint32_t message_len;   /* announced */
     uint32_t message_read;  /* prefix included */
     int32_t detail;
     uint16_t reply_len;
     uint8_t verdict;
+    uint8_t call;
     uint8_t head_len;
     uint8_t type, flags, ours, padding, skip, in_block, ends, compressed, settled;
     uint8_t head[9];
     uint8_t small[8];       /* first bytes of RST_STREAM, PING and GOAWAY */
     uint8_t reply[GRPC_REPLY_SIZE];
     uint8_t message[GRPC_MESSAGE_LIMIT];
+    exec_reader exec;
     hpack headers;
 } grpc_answer;
 
-static inline void grpc_reset(grpc_answer *g) {
+/* `output`: of GRPC_EXEC, room for EXEC_OUTPUT_LIMIT bytes. */
+static inline void grpc_reset(grpc_answer *g, uint8_t call, char *output) {
     memset(g, 0, offsetof(grpc_answer, message));
+    g->call = call;
+    exec_reset(&g->exec, output);
     hpack_reset(&g->headers);
 }
 
@@ -97,18 +105,36 @@ static inline uint8_t grpc_conclude(grpc_answer *g) {
     if (h->grpc_status < 0) return grpc_end(g, GRPC_STATUS, 13);  /* no trailers: INTERNAL */
     if (g->message_read < 5 || g->message_read != g->message_len + 5 || g->compressed)
         return grpc_end(g, GRPC_STATUS, 13);
+    if (g->call == GRPC_EXEC)
+        return exec_whole(&g->exec) ? grpc_end(g, GRPC_ANSWERED, g->exec.exit_code) : grpc_end(g, GRPC_STATUS, 13);
     serving = grpc_serving(g->message, g->message_len);
     return serving < 0 ? grpc_end(g, GRPC_STATUS, 13) : grpc_end(g, GRPC_ANSWERED, serving);
 }
 
-static inline uint8_t grpc_message_byte(grpc_answer *g, uint8_t c) {
-    uint32_t at = g->message_read++;
-    if (at == 0) g->compressed = c;
-    else if (at < 5) {
-        g->message_len = g->message_len << 8 | c;
-        if (at == 4 && g->message_len > GRPC_MESSAGE_LIMIT) return grpc_end(g, GRPC_PROTOCOL, 0);
-    } else if (at - 5 < g->message_len) g->message[at - 5] = c;
-    else return grpc_end(g, GRPC_STATUS, 13);
+/* What the call's failure is explained with, or what the command wrote. */
+static inline const char *grpc_text(const grpc_answer *g, uint32_t *len) {
+    *len = 0;
+    if (g->verdict == GRPC_STATUS && g->headers.grpc_status > 0) {
+        *len = g->headers.text_len;
+        return g->headers.text;
+    }
+    if (g->verdict == GRPC_ANSWERED) *len = g->exec.output_len;
+    return g->exec.output;
+}
+
+static inline uint8_t grpc_message(grpc_answer *g, const uint8_t *data, size_t n) {
+    uint32_t limit = g->call == GRPC_EXEC ? GRPC_EXEC_LIMIT : GRPC_MESSAGE_LIMIT;
+    for (; n > 0 && g->message_read < 5; g->message_read++, data++, n--) {
+        if (g->message_read == 0) g->compressed = *data;
+        else g->message_len = g->message_len << 8 | *data;
+    }
+    if (g->message_read < 5) return GRPC_MORE;
+    if (g->message_len > limit)
+        return g->call == GRPC_EXEC ? grpc_end(g, GRPC_STATUS, 8) : grpc_end(g, GRPC_PROTOCOL, 0);
+    if (n > g->message_len - (g->message_read - 5)) return grpc_end(g, GRPC_STATUS, 13);
+    if (g->call == GRPC_EXEC) exec_feed(&g->exec, data, n);
+    else memcpy(g->message + (g->message_read - 5), data, n);
+    g->message_read += (uint32_t)n;
     return GRPC_MORE;
 }
 
@@ -130,7 +156,8 @@ static inline uint8_t grpc_begin_frame(grpc_answer *g) {
     g->at = 0;
     g->padding = 0;
     g->skip = 0;
-    if (g->length > GRPC_FRAME_LIMIT || ++g->frames > GRPC_FRAMES_LIMIT) return grpc_end(g, GRPC_PROTOCOL, 0);
+    if (g->type != FRAME_DATA || g->length == 0) g->frames++;
+    if (g->length > GRPC_FRAME_LIMIT || g->frames > GRPC_FRAMES_LIMIT) return grpc_end(g, GRPC_PROTOCOL, 0);
     if (!g->settled && (g->type != FRAME_SETTINGS || (g->flags & FLAG_ACK))) return grpc_end(g, GRPC_PROTOCOL, 0);
     g->settled = 1;
     if (g->in_block != (g->type == FRAME_CONTINUATION) || (g->in_block && !g->ours))
@@ -178,8 +205,6 @@ static inline uint8_t grpc_payload_byte(grpc_answer *g, uint8_t c) {
     case FRAME_HEADERS:
     case FRAME_CONTINUATION:
         return hpack_byte(&g->headers, c) ? GRPC_MORE : grpc_end(g, GRPC_PROTOCOL, 0);
-    case FRAME_DATA:
-        return grpc_message_byte(g, c);
     case FRAME_RST:
     case FRAME_PING:
     case FRAME_GOAWAY:
@@ -220,16 +245,31 @@ static inline uint8_t grpc_end_frame(grpc_answer *g) {
     }
 }
 
+/* Payload, as much of it as there is.  Returns how many bytes were taken. */
+static inline size_t grpc_payload(grpc_answer *g, const uint8_t *data, size_t n) {
+    size_t take;
+    if (g->type != FRAME_DATA || g->at < g->skip || g->length <= g->padding) {
+        grpc_payload_byte(g, *data);
+        return 1;
+    }
+    take = g->length - g->padding;
+    if (take > n) take = n;
+    g->at += (uint32_t)take;
+    g->length -= (uint32_t)take;
+    grpc_message(g, data, take);
+    return take;
+}
+
 static inline uint8_t grpc_feed(grpc_answer *g, const uint8_t *data, size_t n) {
     size_t i = 0;
     while (i < n && g->verdict == GRPC_MORE) {
         if (g->head_len < 9) {
             g->head[g->head_len++] = data[i++];
-            if (g->head_len == 9 && grpc_begin_frame(g) == GRPC_MORE && g->length == 0) {
-                g->head_len = 0;
-                grpc_end_frame(g);
-            }
-        } else if (grpc_payload_byte(g, data[i++]) == GRPC_MORE && g->length == 0) {
+            if (g->head_len < 9 || grpc_begin_frame(g) != GRPC_MORE) continue;
+        } else {
+            i += grpc_payload(g, data + i, n - i);
+        }
+        if (g->length == 0 && g->verdict == GRPC_MORE) {
             g->head_len = 0;
             grpc_end_frame(g);
         }

@@ -1,9 +1,11 @@
-/* HPACK (RFC 7541) as far as a health probe needs it: header blocks in pieces of any size, of which only
- * :status and grpc-status are understood and nothing else is stored.  The dynamic table keeps the size of
- * each entry and, for those two, the number; so a table of 4096 bytes is 128 small entries. */
+/* HPACK (RFC 7541) as far as a probe needs it: header blocks in pieces of any size, of which only :status,
+ * grpc-status and the beginning of grpc-message are understood and nothing else is stored.  The dynamic table
+ * keeps the size of each entry and, for the first two, the number; so a table of 4096 bytes is 128 small
+ * entries.  A message that is repeated from the table is not told again. */
 #ifndef KUBENGINE_PROBE_HPACK_H
 #define KUBENGINE_PROBE_HPACK_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -34,9 +36,10 @@ static const uint8_t HPACK_STATIC_NAMES[62] = {
 
 #define HPACK_TABLE_SIZE 4096
 #define HPACK_ENTRIES 128
+#define HPACK_TEXT_LIMIT 512
 #define HPACK_INTEGER_LIMIT (1u << 24)
 
-enum hpack_kind { HPACK_OTHER = 0, HPACK_STATUS = 1, HPACK_GRPC_STATUS = 2 };
+enum hpack_kind { HPACK_OTHER = 0, HPACK_STATUS = 1, HPACK_GRPC_STATUS = 2, HPACK_GRPC_MESSAGE = 3 };
 enum hpack_at { HPACK_OPCODE, HPACK_INTEGER, HPACK_LENGTH, HPACK_STRING };
 enum hpack_want { WANT_INDEX, WANT_NAME_INDEX, WANT_RESIZE, WANT_NAME_LENGTH, WANT_VALUE_LENGTH };
 
@@ -55,16 +58,17 @@ typedef struct {
     int32_t number;
     uint32_t table_size, table_max;
     uint32_t name_len;
-    uint16_t entries, newest;
+    uint16_t entries, newest, text_len;
     int32_t status;         /* last :status seen, -1 if none */
     int32_t grpc_status;    /* last grpc-status seen, -1 if none */
     uint8_t at, want, kind, adds, huffman, code_len, in_value, resizable;
     char name[12];
+    char text[HPACK_TEXT_LIMIT];   /* the last grpc-message, percent-encoded */
     hpack_entry table[HPACK_ENTRIES];
 } hpack;
 
 static inline void hpack_reset(hpack *h) {
-    memset(h, 0, sizeof *h);
+    memset(h, 0, offsetof(hpack, text));
     h->table_max = HPACK_TABLE_SIZE;
     h->status = h->grpc_status = -1;
     h->resizable = 1;
@@ -92,6 +96,7 @@ static inline int hpack_indexed(hpack *h, uint32_t index) {
     static const int16_t statuses[] = {200, 204, 206, 304, 400, 404, 500};
     hpack_entry *entry = hpack_dynamic(h, index);
     if (index == 0 || (index > 61 && !entry)) return 0;
+    if (entry && entry->kind == HPACK_GRPC_MESSAGE) h->text_len = 0;
     if (entry) hpack_emit(h, entry->kind, entry->number);
     else if (index >= 8 && index <= 14) hpack_emit(h, HPACK_STATUS, statuses[index - 8]);
     return 1;
@@ -105,6 +110,8 @@ static inline void hpack_begin_string(hpack *h, uint8_t in_value) {
 
 static inline void hpack_end_field(hpack *h) {
     hpack_emit(h, h->kind, h->number);
+    if (h->kind == HPACK_GRPC_MESSAGE)
+        h->text_len = (uint16_t)(h->length < HPACK_TEXT_LIMIT ? h->length : HPACK_TEXT_LIMIT);
     if (h->adds) {
         uint32_t size = h->name_len + h->length + 32;
         hpack_evict(h, size);
@@ -125,13 +132,16 @@ static inline void hpack_end_string(hpack *h) {
     if (h->in_value) { hpack_end_field(h); return; }
     h->name_len = h->length;
     h->kind = h->length == 7 && memcmp(h->name, ":status", 7) == 0 ? HPACK_STATUS
-        : h->length == 11 && memcmp(h->name, "grpc-status", 11) == 0 ? HPACK_GRPC_STATUS : HPACK_OTHER;
+        : h->length == 11 && memcmp(h->name, "grpc-status", 11) == 0 ? HPACK_GRPC_STATUS
+        : h->length == 12 && memcmp(h->name, "grpc-message", 12) == 0 ? HPACK_GRPC_MESSAGE : HPACK_OTHER;
     hpack_begin_string(h, 1);
 }
 
 static inline void hpack_symbol(hpack *h, uint8_t c) {
     if (!h->in_value) {
         if (h->length < sizeof h->name) h->name[h->length] = (char)c;
+    } else if (h->kind == HPACK_GRPC_MESSAGE) {
+        if (h->length < HPACK_TEXT_LIMIT) h->text[h->length] = (char)c;
     } else if (c < '0' || c > '9' || h->number < -1 || h->length >= 6) {
         h->number = -2;
     } else {

@@ -25,36 +25,43 @@ static inline void loop_hang_up(probe_loop *l) {
 static inline void loop_close(probe_loop *l) {
     uint32_t i;
     loop_hang_up(l);
-    for (i = 0; i < l->allocated; i++) free(l->connections[i]);
-    while (l->first_news) {
-        probe *p = l->first_news;
-        l->first_news = p->next_news;
-        p->listed = 0;
-        if (p->dead && !p->queued) probe_free_if_done(p);
-    }
-    while (l->first_queued) {
-        probe *p = probe_dequeue(l);
-        probe_free_if_done(p);
+    for (i = 0; i < l->allocated; i++) {
+        free(l->connections[i]->request);
+        free(l->connections[i]->output);
+        free(l->connections[i]);
     }
     for (i = 0; i < l->capacity; i++) {
-        if (!l->probes[i]) continue;
-        free(l->probes[i]->request);
-        free(l->probes[i]->excerpt);
-        free(l->probes[i]);
+        probe *p = &l->blocks[i / PROBE_BLOCK][i % PROBE_BLOCK];
+        probe_forget_excerpt(p);
+        probe_forget_target(l, p);
     }
+    for (i = 0; i < l->capacity / PROBE_BLOCK; i++) free(l->blocks[i]);
     free(l->connections);
-    free(l->probes);
+    free(l->blocks);
     pthread_mutex_destroy(&l->lock);
 }
 
+/* Below it no port is a connection's own. */
+static inline uint16_t first_ephemeral_port(void) {
+    FILE *file = fopen("/proc/sys/net/ipv4/ip_local_port_range", "re");
+    unsigned first = 1024;
+    if (file) {
+        if (fscanf(file, "%u", &first) != 1 || first > 65535) first = 1024;
+        fclose(file);
+    }
+    return (uint16_t)first;
+}
+
 /* 0, or an errno. */
-static inline int loop_open(probe_loop *l, uint32_t limit) {
+static inline int loop_open(probe_loop *l, uint32_t limit, uint32_t exec_limit) {
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = 0}};
     memset(l, 0, offsetof(probe_loop, buffer));
     l->epoll_fd = l->wake_fd = l->news_fd = -1;
     pthread_mutex_init(&l->lock, 0);
     wheel_init(&l->wheel, monotonic_ns() / NS_PER_MS);
     l->limit = limit;
+    l->exec_limit = exec_limit;
+    l->first_ephemeral_port = first_ephemeral_port();
     l->connections = calloc(limit, sizeof *l->connections);
     l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     l->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
@@ -79,26 +86,33 @@ static inline void loop_run_timers(probe_loop *l, uint64_t now) {
     }
 }
 
-static inline void loop_start_some(probe_loop *l) {
+static inline int loop_is_full(const probe_loop *l, const probe *p) {
+    if (p->kind == KIND_LIBRARY || !p->has_target) return 0;
+    return l->open == l->limit || (p->kind == KIND_EXEC && l->execs == l->exec_limit);
+}
+
+/* Begin what waits, as far as there are connections.  1 = there is more, after the sockets have been looked at. */
+static inline int loop_start_some(probe_loop *l, probe_queue *q) {
     int starts = 0;
-    while (l->first_queued && starts < LOOP_STARTS) {
-        probe *p = l->first_queued;
+    while (q->first) {
+        probe *p = q->first;
         uint64_t now;
-        if (p->dead || !p->running) {
-            probe_dequeue(l);
-            probe_free_if_done(p);
+        if (!p->registered || !p->running) {
+            queue_take(q);
+            probe_free_if_done(l, p);
             continue;
         }
-        if (p->kind != KIND_LIBRARY && p->has_target && l->open == l->limit) return;
-        probe_dequeue(l);
+        if (loop_is_full(l, p)) return 0;
+        if (starts++ == LOOP_STARTS) return 1;
+        queue_take(q);
         now = monotonic_ns();
         if (!p->began_ns) probe_began(l, p, now);
-        starts++;
         if (p->kind == KIND_LIBRARY) probe_tell(l, p, NEWS_DUE);
         else if (!p->has_target) probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
         else if (!connection_begin(l, p, now)) probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
         loop_let_pass(l);
     }
+    return 0;
 }
 
 static inline void loop_notify(probe_loop *l) {
@@ -115,11 +129,12 @@ static inline void loop_run(probe_loop *l) {
     l->running = 1;
     while (!atomic_load(&l->stopping)) {
         uint64_t now = monotonic_ns(), until = 0;
-        int i, n, wait = 0;
+        int i, n, more, wait = 0;
         loop_run_timers(l, now);
-        loop_start_some(l);
+        more = loop_start_some(l, &l->waiting);
+        more |= loop_start_some(l, &l->waiting_for_runtime);
         loop_notify(l);
-        if (!l->first_queued || l->open == l->limit) {
+        if (!more) {
             uint64_t next = wheel_next(&l->wheel);
             now = monotonic_ns();
             if (next == WHEEL_NEVER) wait = -1;
@@ -156,25 +171,34 @@ static inline void loop_stop(probe_loop *l) {
 
 /* What follows is called from outside, with the lock held. */
 
-static inline probe *loop_add(probe_loop *l) {
-    uint32_t key = l->first_free, i;
-    probe *p;
-    if (l->registered == l->capacity) {
-        uint32_t capacity = l->capacity ? l->capacity * 2 : 64;
-        probe **grown = realloc(l->probes, capacity * sizeof *grown);
-        if (!grown) return 0;
-        for (i = l->capacity; i < capacity; i++) grown[i] = 0;
-        key = l->capacity;
-        l->probes = grown;
-        l->capacity = capacity;
-    } else {
-        while (l->probes[key]) key++;  /* first_free is a lower bound */
+static inline int loop_grow(probe_loop *l) {
+    probe **grown = realloc(l->blocks, (l->capacity / PROBE_BLOCK + 1) * sizeof *grown);
+    probe *block = grown ? calloc(PROBE_BLOCK, sizeof *block) : 0;
+    uint32_t i;
+    if (grown) l->blocks = grown;
+    if (!block) return 0;
+    l->blocks[l->capacity / PROBE_BLOCK] = block;
+    for (i = PROBE_BLOCK; i-- > 0;) {
+        block[i].key = l->capacity + i;
+        block[i].next = l->free_probes;
+        l->free_probes = &block[i];
     }
-    p = calloc(1, sizeof *p);
-    if (!p) return 0;
+    l->capacity += PROBE_BLOCK;
+    return 1;
+}
+
+static inline probe *loop_add(probe_loop *l) {
+    probe *p;
+    uint32_t key, generation;
+    if (!l->free_probes && !loop_grow(l)) return 0;
+    p = l->free_probes;
+    l->free_probes = p->next;
+    key = p->key;
+    generation = p->generation + 1;
+    memset(p, 0, sizeof *p);
     p->key = key;
-    l->first_free = key + 1;
-    l->probes[key] = p;
+    p->generation = generation;
+    p->registered = 1;
     l->registered++;
     return p;
 }
@@ -185,17 +209,16 @@ static inline void probe_abandon(probe_loop *l, probe *p) {
     p->generation++;
     p->running = 0;
     p->tick_waiting = 0;
-    p->news &= (uint8_t)~NEWS_DUE;
+    p->news &= (uint8_t)~(NEWS_DUE | NEWS_SLOW);
 }
 
 static inline void loop_remove(probe_loop *l, probe *p) {
     probe_abandon(l, p);
     timer_cancel(&l->wheel, &p->tick);
-    l->probes[p->key] = 0;
-    if (p->key < l->first_free) l->first_free = p->key;
+    probe_forget_target(l, p);
     l->registered--;
-    p->dead = 1;
-    probe_free_if_done(p);
+    p->registered = 0;
+    probe_free_if_done(l, p);
 }
 
 /* New knowledge of the pod.  A probe of a container that is gone is abandoned. */
@@ -209,17 +232,18 @@ static inline void loop_trigger(probe_loop *l, probe *p) {
 }
 
 static inline void probe_set_address(probe *p, int family, const char *packed, uint16_t port) {
-    memset(&p->target, 0, sizeof p->target);
-    p->target.any.sa_family = (sa_family_t)family;
-    if (family == AF_INET6) memcpy(&p->target.v6.sin6_addr, packed, sizeof p->target.v6.sin6_addr);
-    else memcpy(&p->target.v4.sin_addr, packed, sizeof p->target.v4.sin_addr);
-    address_set_port(&p->target, port);
+    probe_address *a = &p->target.address;
+    memset(a, 0, sizeof *a);
+    a->any.sa_family = (sa_family_t)family;
+    if (family == AF_INET6) memcpy(&a->v6.sin6_addr, packed, sizeof a->v6.sin6_addr);
+    else memcpy(&a->v4.sin_addr, packed, sizeof a->v4.sin_addr);
+    address_set_port(a, port);
     p->has_target = 1;
 }
 
 /* Something was queued from outside. */
 static inline void loop_poke(probe_loop *l) {
-    if (l->first_queued) loop_wake_for(l, 0);
+    if (l->waiting.first || l->waiting_for_runtime.first) loop_wake_for(l, 0);
 }
 
 /* The next probe with news, taken off the list; NULL when there is none. */
@@ -229,8 +253,8 @@ static inline probe *loop_next_news(probe_loop *l) {
         l->first_news = p->next_news;
         if (!l->first_news) l->last_news = 0;
         p->listed = 0;
-        if (!p->dead && p->news) return p;
-        probe_free_if_done(p);
+        if (p->registered && p->news) return p;
+        probe_free_if_done(l, p);
     }
     return 0;
 }

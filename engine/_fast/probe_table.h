@@ -1,6 +1,7 @@
 /* What the probe loop holds: registered probes, connections in flight, and what Python has not yet been
  * told.  Nothing here grows with traffic: news is kept in the probe that it is about, so the list of
- * probes with news is bounded by the number of probes. */
+ * probes with news is bounded by the number of probes.  Probes lie in blocks and never move; what many of
+ * them share, the text that they send, is stored once. */
 #ifndef KUBENGINE_PROBE_TABLE_H
 #define KUBENGINE_PROBE_TABLE_H
 
@@ -11,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,21 +20,23 @@
 #include "http_response.h"
 #include "probe_grpc.h"
 #include "probe_state.h"
+#include "probe_text.h"
 #include "timer_wheel.h"
 
-enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_LIBRARY = 3 };
-enum probe_news { NEWS_PUBLISHED = 1, NEWS_OUTCOME = 2, NEWS_ENDED = 4, NEWS_DUE = 8 };
+enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_EXEC = 3, KIND_LIBRARY = 4 };
+enum probe_news { NEWS_PUBLISHED = 1, NEWS_OUTCOME = 2, NEWS_ENDED = 4, NEWS_DUE = 8, NEWS_SLOW = 16 };
 enum probe_reason {
     REASON_NONE = 0, REASON_HTTP_STATUS, REASON_FOREIGN_REDIRECT, REASON_CONNECT, REASON_TIMEOUT_CONNECT,
     REASON_TIMEOUT_RESPONSE, REASON_MALFORMED, REASON_CLOSED, REASON_IO, REASON_BODY, REASON_TIMEOUT_BODY,
     REASON_LOCATION, REASON_REDIRECTS, REASON_LOCAL, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
-    REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED, REASON_NO_TARGET, REASON_LIBRARY
+    REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED, REASON_NO_TARGET, REASON_LIBRARY, REASON_EXEC_EXIT, REASON_EXEC_TIMEOUT
 };
 
 #define PROBE_BUCKETS 12          /* eleven bounds and infinity */
 #define PROBE_LATE_NS 10000000u   /* a probe that begins later than this is counted as late */
 #define PROBE_REDIRECTS 10
 #define PROBE_GATHERED_NS 1000000000u
+#define PROBE_BLOCK 64            /* probes allocated together */
 #define NS_PER_MS 1000000u
 
 /* Upper bounds in nanoseconds: Prometheus' default ones for durations, ours for lateness. */
@@ -51,29 +55,33 @@ typedef union {
 
 typedef struct connection connection;
 
+/* A row of the table: half of it is times and counters. */
 typedef struct probe {
     timer tick;
-    struct probe *next_news, *next_queued;
+    struct probe *next_news, *next;   /* of the queue that it waits in, or of the free ones */
     connection *connected;
-    char *request;                /* of KIND_HTTP: request line, Host, the rest; then the URL's host */
-    char *excerpt;                /* beginning of the body that a warning is about */
+    probe_text *text;
+    char *excerpt;                /* of what a command wrote, or a body or a refusal said, until Python is told */
     probe_state state;
     probe_observation seen;
-    probe_address target;
     uint64_t period_ns, timeout_ns;
     uint64_t due_ns;              /* the scheduled beginning of the current or next tick */
     uint64_t late_from_ns;        /* scheduled beginning of the tick in hand */
     uint64_t began_ns;
-    uint64_t duration_ns, lateness_ns;   /* of the last probe */
-    uint64_t counts[5];           /* outcomes: success, failure, warning, unknown, error */
-    uint64_t late;
-    uint64_t duration_sum_ns;
+    uint64_t duration_sum_us;
+    uint64_t successes;
+    uint32_t others[4];           /* failure, warning, unknown, error */
     uint32_t durations[PROBE_BUCKETS];
-    uint32_t request_len, path_len, host_len, url_host_len;
+    uint32_t duration_us, lateness_us;   /* of the last probe */
+    uint32_t late;
     uint32_t key, generation;
     int32_t detail;
+    union {
+        probe_address address;
+        char *container;          /* of KIND_EXEC: its id for the runtime */
+    } target;
     uint16_t excerpt_len;
-    uint8_t kind, initial, running, tick_waiting, queued, news, listed, ended, dead, outcome, reason, has_target;
+    uint8_t kind, initial, registered, running, tick_waiting, queued, news, listed, ended, outcome, reason, has_target;
 } probe;
 
 enum connection_phase { CONNECTION_FREE = 0, CONNECTION_CONNECTING, CONNECTION_SENDING, CONNECTION_READING };
@@ -82,13 +90,14 @@ struct connection {
     timer deadline;
     probe *owner;
     connection *next_free;
-    char *redirected;             /* the request after a redirect */
-    const char *request;
+    char *request;                /* kept, like output, for the next probe */
+    char *output;                 /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
+    uint64_t began_ns;
     uint64_t lag_ns;              /* the loop's when the connection began */
     probe_address target;
-    uint32_t request_len, path_len, sent;
+    uint32_t request_len, request_room, path_len, sent;
     int fd;
-    uint8_t phase, redirects, extended, watched;
+    uint8_t phase, redirects, extended, watched, slow;
     union {
         http_response http;
         grpc_answer grpc;
@@ -96,17 +105,26 @@ struct connection {
 };
 
 typedef struct {
+    probe *first, *last;
+    uint32_t length;
+} probe_queue;
+
+typedef struct {
     pthread_mutex_t lock;
     atomic_int waiters;
     atomic_int stopping;
     timer_wheel wheel;
-    probe **probes;               /* by key; NULL = free */
-    uint32_t capacity, registered, first_free;
+    probe **blocks;               /* the probe of a key is in blocks[key / PROBE_BLOCK] */
+    probe *free_probes;
+    uint32_t capacity, registered;
+    probe_texts texts;
     connection *free_connections;
     connection **connections;
     uint32_t allocated, open, most_open, limit;
-    probe *first_queued, *last_queued;
-    uint32_t queue_length;
+    uint32_t execs, exec_limit;   /* connections to the runtime */
+    probe_queue waiting, waiting_for_runtime;
+    struct sockaddr_un runtime;   /* no path = there is none */
+    uint16_t first_ephemeral_port;
     probe *first_news, *last_news;
     int epoll_fd, wake_fd, news_fd;
     uint8_t notified, running, sleeping;
@@ -177,32 +195,59 @@ static inline void probe_tell(probe_loop *l, probe *p, uint8_t news) {
     l->last_news = p;
 }
 
-static inline void probe_enqueue(probe_loop *l, probe *p) {
+static inline void queue_put(probe_queue *q, probe *p) {
     if (p->queued) return;
     p->queued = 1;
-    p->next_queued = 0;
-    if (l->last_queued) l->last_queued->next_queued = p;
-    else l->first_queued = p;
-    l->last_queued = p;
-    l->queue_length++;
+    p->next = 0;
+    if (q->last) q->last->next = p;
+    else q->first = p;
+    q->last = p;
+    q->length++;
 }
 
-static inline probe *probe_dequeue(probe_loop *l) {
-    probe *p = l->first_queued;
+static inline probe *queue_take(probe_queue *q) {
+    probe *p = q->first;
     if (!p) return 0;
-    l->first_queued = p->next_queued;
-    if (!l->first_queued) l->last_queued = 0;
-    l->queue_length--;
+    q->first = p->next;
+    if (!q->first) q->last = 0;
+    q->length--;
     p->queued = 0;
     return p;
 }
 
-/* A removed probe is freed when no list holds it any more. */
-static inline void probe_free_if_done(probe *p) {
-    if (!p->dead || p->queued || p->listed) return;
-    free(p->request);
+static inline void probe_enqueue(probe_loop *l, probe *p) {
+    queue_put(p->kind == KIND_EXEC ? &l->waiting_for_runtime : &l->waiting, p);
+}
+
+/* The registered probe of a key, or NULL. */
+static inline probe *loop_probe(const probe_loop *l, uint32_t key) {
+    probe *p = key < l->capacity ? &l->blocks[key / PROBE_BLOCK][key % PROBE_BLOCK] : 0;
+    return p && p->registered ? p : 0;
+}
+
+static inline void probe_forget_excerpt(probe *p) {
     free(p->excerpt);
-    free(p);
+    p->excerpt = 0;
+    p->excerpt_len = 0;
+}
+
+static inline void probe_forget_target(probe_loop *l, probe *p) {
+    text_drop(&l->texts, p->text);
+    p->text = 0;
+    if (p->kind == KIND_EXEC && p->has_target) free(p->target.container);
+    p->has_target = 0;
+}
+
+/* A removed probe's place may be taken again when no list holds it any more. */
+static inline void probe_free_if_done(probe_loop *l, probe *p) {
+    if (p->registered || p->queued || p->listed) return;
+    probe_forget_excerpt(p);
+    p->next = l->free_probes;
+    l->free_probes = p;
+}
+
+static inline uint32_t microseconds(uint64_t ns) {
+    return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
 /* Ticks of a second or more are gathered on every fourth millisecond: fewer wakings for many probes. */
@@ -218,7 +263,7 @@ static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns) {
 static inline void probe_begin(probe_loop *l, probe *p) {
     uint8_t updates[2], action;
     int count = 0;
-    if (p->ended || p->dead) return;
+    if (p->ended || !p->registered) return;
     action = probe_tick(&p->state, &p->seen, (int64_t)(clock_ns(CLOCK_REALTIME) / NS_PER_MS), p->initial, updates, &count);
     if (count) probe_tell(l, p, NEWS_PUBLISHED);
     if (action == ACTION_END) {
@@ -249,37 +294,39 @@ static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
 static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
     uint64_t late = now > p->late_from_ns ? now - p->late_from_ns : 0;
     p->began_ns = now;
-    p->lateness_ns = late;
+    p->lateness_us = microseconds(late);
     l->begun++;
     l->lateness[bucket_of(LATENESS_BOUNDS, late)]++;
     l->lateness_sum_ns += late;
     if (late > PROBE_LATE_NS) { p->late++; l->late++; }
 }
 
-/* One attempt has an outcome. */
+/* One attempt has an outcome.  `excerpt` says more of it; it may be NULL. */
 static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8_t reason, int32_t detail,
-                                 const char *excerpt, uint16_t excerpt_len) {
+                                 const char *excerpt, uint32_t excerpt_len) {
     uint8_t updates[2];
-    uint64_t now;
+    uint64_t now, took;
     int count = 0;
     uint8_t verdict = probe_finish(&p->state, outcome, updates, &count);
     if (verdict == ATTEMPT_RETRY) { probe_enqueue(l, p); return; }
     now = monotonic_ns();
-    p->duration_ns = p->began_ns ? now - p->began_ns : 0;
-    p->counts[outcome]++;
+    took = p->began_ns ? now - p->began_ns : 0;
+    p->duration_us = microseconds(took);
     l->outcomes[outcome]++;
+    if (outcome == OUTCOME_SUCCESS) p->successes++;
+    else p->others[outcome - 1]++;
     if (outcome == OUTCOME_SUCCESS || outcome == OUTCOME_WARNING) {
-        p->durations[bucket_of(DURATION_BOUNDS, p->duration_ns)]++;
-        p->duration_sum_ns += p->duration_ns;
+        p->durations[bucket_of(DURATION_BOUNDS, took)]++;
+        p->duration_sum_us += p->duration_us;
     }
     p->outcome = outcome;
     if (outcome != OUTCOME_SUCCESS) {
         p->reason = reason;
         p->detail = detail;
-        p->excerpt_len = 0;
-        if (excerpt_len && (p->excerpt || (p->excerpt = malloc(HTTP_EXCERPT_SIZE)))) {
+        probe_forget_excerpt(p);
+        if (excerpt && excerpt_len && (p->excerpt = malloc(excerpt_len))) {
             memcpy(p->excerpt, excerpt, excerpt_len);
-            p->excerpt_len = excerpt_len;
+            p->excerpt_len = (uint16_t)excerpt_len;
         }
         probe_tell(l, p, NEWS_OUTCOME);
     }

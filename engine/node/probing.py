@@ -35,7 +35,8 @@ class Probing:
     def __init__(self, probes: ProbeManager, pod_directory: Callable[[str], Path]) -> None:
         self.probes = probes
         self._pod_directory = pod_directory
-        self._written: dict[str, Known] = {}
+        self._written: dict[str, int] = {}
+        """Pod UID → hash of what its file says."""
 
     def accepted(self, pod: Pod) -> None:
         """Begin to probe the pod."""
@@ -75,14 +76,17 @@ class Probing:
         """Keep what the status says of readiness, if it says anything new."""
         statuses = _statuses(pod.status)
         known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}
+        if not known and pod.uid not in self._written:
+            return
+        text = msgspec.json.encode(known)
         directory = self._pod_directory(pod.uid)
-        if known == self._written.get(pod.uid, {}) or not directory.is_dir():
+        if hash(text) == self._written.get(pod.uid) or not directory.is_dir():
             return
         temporary = directory / f".{FILE}"
         with contextlib.suppress(OSError):
-            temporary.write_bytes(msgspec.json.encode(known))
+            temporary.write_bytes(text)
             temporary.replace(directory / FILE)
-            self._written[pod.uid] = known
+            self._written[pod.uid] = hash(text)
 
     def _restored(self, uid: str) -> PodStatus | None:
         try:

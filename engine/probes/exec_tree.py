@@ -9,6 +9,7 @@ runtime's processes are visible in /proc and run in cgroups that name the contai
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -19,6 +20,28 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Leftovers:
+    """Notes per probe which sessions its slow command may have begun, and kills what is left of them."""
+
+    def __init__(self) -> None:
+        self._noted: dict[int, asyncio.Future[set[Session]]] = {}
+
+    def note(self, probe: int, container_id: str, elapsed: float) -> None:
+        """The command began `elapsed` seconds ago and is near its time-out."""
+        since = now_ticks() - round(elapsed * _TICKS) - 1
+        looking = asyncio.to_thread(sessions_since, container_id, since)
+        self._noted[probe] = asyncio.ensure_future(looking)
+
+    async def kill(self, probe: int, container_id: str) -> None:
+        """The command timed out."""
+        noted = self._noted.pop(probe, None)
+        if noted is not None:
+            await asyncio.to_thread(kill_orphaned, container_id, await noted)
+
+    def forget(self, probe: int) -> None:
+        self._noted.pop(probe, None)
 
 
 class Session(NamedTuple):

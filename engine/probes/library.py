@@ -1,7 +1,6 @@
-"""Probes that need a library: exec through the runtime, HTTPS, and targets given by host name.
+"""Probes that need a library: HTTPS, and targets given by host name.
 
-Each returns an outcome and, unless it is a success, why. None raises; each ends within its time-out
-(exec within what the runtime takes to kill the command).
+Each returns an outcome and, unless it is a success, why. None raises; each ends within its time-out.
 """
 
 from __future__ import annotations
@@ -9,24 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import time
 from functools import cache
 from typing import NamedTuple
 
 from engine._fast import _http_response_py as http
-from engine._fast._http_response_c import HttpResponse, resolve
 from engine._fast._probe_state_py import (
     OUTCOME_ERROR,
     OUTCOME_FAILURE,
     OUTCOME_SUCCESS,
     OUTCOME_WARNING,
 )
-from engine.api.errors import Refused, Unavailable
-from engine.probes.exec_tree import Session, kill_orphaned, now_ticks, sessions_since
-from engine.probes.messages import MAX_OUTPUT, Reason, text
+from engine._fast.http_response import HttpResponse, resolve
+from engine.probes.messages import Reason, text
 from engine.probes.request import authority, http_request
 from engine.probes.spec import ProbeSpec
-from engine.runtime.client import RuntimeClient
 
 MAX_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -35,39 +30,6 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 class Outcome(NamedTuple):
     outcome: int
     text: str = ""
-
-
-async def run_exec(runtime: RuntimeClient, container_id: str, spec: ProbeSpec) -> Outcome:
-    """Exit status 0 is success. Runs in the container without its environment being extended."""
-    began = time.monotonic()
-    sessions: set[Session] = set()
-    watch = asyncio.create_task(_note_sessions(container_id, spec, sessions))
-    try:
-        # The runtime counts whole seconds; what is shorter is cut off from here.
-        own = spec.timeout if spec.timeout % 1 else None
-        async with asyncio.timeout(own):
-            answer = await runtime.exec_sync(container_id, list(spec.command), spec.timeout)
-    except (TimeoutError, Refused) as error:
-        if isinstance(error, TimeoutError) or time.monotonic() - began >= spec.timeout:
-            await asyncio.to_thread(kill_orphaned, container_id, sessions)
-            quoted = " ".join(spec.command)
-            return Outcome(
-                OUTCOME_FAILURE, f'command timed out: "{quoted}" timed out after {spec.timeout:g}s'
-            )
-        return Outcome(OUTCOME_ERROR, error.message if isinstance(error, Unavailable) else str(error))
-    finally:
-        watch.cancel()
-    if answer.exit_code == 0:
-        return Outcome(OUTCOME_SUCCESS)
-    output = (answer.stdout + answer.stderr)[:MAX_OUTPUT]
-    return Outcome(OUTCOME_FAILURE, output.decode(errors="replace"))
-
-
-async def _note_sessions(container_id: str, spec: ProbeSpec, sessions: set[Session]) -> None:
-    """Shortly before the time-out, look which sessions began since now."""
-    began = now_ticks()
-    await asyncio.sleep(spec.timeout * 0.8)
-    sessions |= await asyncio.to_thread(sessions_since, container_id, began)
 
 
 async def run_tcp(spec: ProbeSpec, host: str, port: int) -> Outcome:
@@ -126,6 +88,7 @@ async def _exchange(
 ) -> int:
     """Send the request and feed the answer until a verdict, or until the headers of a redirect are in."""
     target, header_host, rest = http_request(host, port, path, spec.headers)
+    header_host = header_host or authority(host, port).encode()
     request = b"GET " + target + b" HTTP/1.1\r\nHost: " + header_host + b"\r\n" + rest
     context = _tls() if scheme == "https" else None
     reader, writer = await asyncio.open_connection(

@@ -7,8 +7,9 @@ import logging
 import random
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine._fast import _probe_state_py as rule
@@ -25,20 +26,20 @@ from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.metrics import Registry
-from engine.probes.library import Outcome, run_exec, run_http, run_tcp
-from engine.probes.messages import Reason, text
-from engine.probes.request import grpc_request, http_request
+from engine.probes.exec_tree import Leftovers
+from engine.probes.library import Outcome, run_http, run_tcp
+from engine.probes.messages import Reason, exec_text, text
+from engine.probes.request import exec_request, grpc_request, http_request, url_host
 from engine.probes.scrape import ProbeMetrics
 from engine.probes.spec import TYPES, ProbeSpec, probe_specs, without_times
 from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
-from engine.runtime.client import RuntimeClient
 
 if TYPE_CHECKING:
     from engine._fast._probe_loop_c import News
 
-TCP, HTTP, GRPC, LIBRARY = range(4)
-NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE = 1, 2, 8
-KINDS = {"tcp": TCP, "http": HTTP, "grpc": GRPC}
+KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3}
+LIBRARY = 4
+NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE, NEWS_SLOW = 1, 2, 8, 16
 
 log = logging.getLogger("kubengine.probes")
 
@@ -58,7 +59,7 @@ class ProbeManager:
     """Runs the probes of a node's pods.
 
     `on_result` is called on the event loop for each transition, initial values included; it must not
-    block. Everything else is called from that loop too. `runtime` may be None where no exec probes run.
+    block. Everything else is called from that loop too. Exec probes need the CRI runtime's unix socket.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ProbeManager:
         registry: Registry,
         clock: Callable[[], float],
         on_result: Callable[[ProbeResult], None],
-        runtime: RuntimeClient | None = None,
+        runtime_socket: Path | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         if section.metrics not in ("container", "pod", "off"):
@@ -79,18 +80,25 @@ class ProbeManager:
         self._recorder = recorder
         self._clock = clock
         self._on_result = on_result
-        self._runtime = runtime
+        self._has_runtime = runtime_socket is not None
         self._jitter = jitter
         self._began = clock()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._native = ProbeLoop(max_connections=max(1, min(section.max_connections, descriptors // 2)))
+        self._native = ProbeLoop(
+            max_connections=max(1, min(section.max_connections, descriptors // 2)),
+            max_execs=section.library_concurrency,
+        )
+        if runtime_socket is not None:
+            self._native.runtime(bytes(runtime_socket))
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pods: dict[str, PodProbes] = {}
-        self._workers: dict[int, Worker] = {}
+        self._workers: list[Worker | None] = []
+        """By key, which the native loop counts from 0 and gives again."""
         self._numbers = 0
         self._library = asyncio.Semaphore(section.library_concurrency)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._leftovers = Leftovers()
         self.entries = 0
         """How often the native loop has called for Python."""
         self._metrics = ProbeMetrics(registry, self._native, section.metrics, self._labels)
@@ -131,33 +139,38 @@ class ProbeManager:
             except InvalidInput:
                 specs = []
         entry = self._pods[pod.uid] = PodProbes(pod)
-        never = pod.spec.restart_policy == "Never"
-        sidecars = {c.name for c in pod.init_containers}
-        uptime = self._clock() - self._began
         for spec in specs:
-            container = entry.containers.get(spec.container)
-            if container is None:
-                container = entry.containers[spec.container] = ContainerProbes(entry, spec.container)
-            key = self._native.add(
-                type=TYPES[spec.type],
-                kind=KINDS[spec.kind] if spec.native else LIBRARY,
-                period=spec.period,
-                timeout=spec.timeout,
-                failure_threshold=spec.failure_threshold,
-                success_threshold=spec.success_threshold,
-                initial_delay=spec.initial_delay,
-                never_restarts=never and spec.container not in sidecars,
-                first_in=self._jitter() * spec.period if spec.period > uptime else 0.0,
-            )
-            worker = Worker(spec, container, key)
-            container.workers[spec.type] = worker
-            self._workers[key] = worker
+            if entry.container(spec.container) is None:
+                entry.containers += (ContainerProbes(entry, spec.container),)
+            self._add(entry, spec)
         if restored is not None:
             for status in [*(restored.init_container_statuses or []), *(restored.container_statuses or [])]:
-                if status.name in entry.containers and status.container_id:
-                    known = (status.container_id, status.ready, bool(status.started))
-                    entry.containers[status.name].restored = known
+                container = entry.container(status.name)
+                if container is not None and status.container_id:
+                    container.restored = (status.container_id, status.ready, bool(status.started))
         self._aim(entry)
+
+    def _add(self, entry: PodProbes, spec: ProbeSpec) -> None:
+        container = entry.container(spec.container)
+        assert container is not None
+        never = entry.pod.spec.restart_policy == "Never"
+        uptime = self._clock() - self._began
+        key = self._native.add(
+            type=TYPES[spec.type],
+            kind=KINDS[spec.kind] if spec.native else LIBRARY,
+            period=spec.period,
+            timeout=spec.timeout,
+            failure_threshold=spec.failure_threshold,
+            success_threshold=spec.success_threshold,
+            initial_delay=spec.initial_delay,
+            never_restarts=never and all(c.name != spec.container for c in entry.pod.init_containers),
+            first_in=self._jitter() * spec.period if spec.period > uptime else 0.0,
+        )
+        worker = Worker(spec, container, key)
+        setattr(container, spec.type, worker)
+        while len(self._workers) <= key:
+            self._workers.append(None)
+        self._workers[key] = worker
 
     def update_pod(self, pod_uid: str, *, pod_ip: str | None = None, phase: str | None = None) -> None:
         """The pod's address or phase (`Failed` and `Succeeded` end its probes). Unknown pods are ignored."""
@@ -170,7 +183,7 @@ class ProbeManager:
         terminal = phase in ("Failed", "Succeeded")
         if phase is not None and terminal != entry.phase_terminal:
             entry.phase_terminal = terminal
-            for container in entry.containers.values():
+            for container in entry.containers:
                 self._observe(container)
 
     def update_container(
@@ -180,8 +193,7 @@ class ProbeManager:
 
         Without probes, or when nothing changed, nothing happens.
         """
-        entry = self._pods.get(pod_uid)
-        container = entry.containers.get(name) if entry is not None else None
+        container = self._container(pod_uid, name)
         if container is None:
             return
         number = {"waiting": WAITING, "running": RUNNING, "terminated": TERMINATED}[state]
@@ -191,9 +203,11 @@ class ProbeManager:
             self._numbers += 1
             container.id = container_id
             container.number = self._numbers if container_id else 0
-            for worker in container.workers.values():
+            for worker in container.workers():
                 worker.published = rule.NONE
                 worker.output = ""
+                if worker.spec.kind == "exec":
+                    self._aim_worker(worker)
         container.state = number
         container.started_at = started_at
         self._observe(container)
@@ -205,19 +219,20 @@ class ProbeManager:
         if entry is None or entry.deleted:
             return
         entry.deleted = True
-        for container in entry.containers.values():
+        for container in entry.containers:
             self._observe(container)
-            for type in ("liveness", "startup"):
-                if type in container.workers:
-                    self._native.trigger(container.workers[type].key)
+            for worker in (container.liveness, container.startup):
+                if worker is not None:
+                    self._native.trigger(worker.key)
 
     def remove_pod(self, pod_uid: str) -> None:
         """Forget a pod and its counters."""
         entry = self._pods.pop(pod_uid, None)
-        for container in entry.containers.values() if entry is not None else ():
-            for worker in container.workers.values():
+        for container in entry.containers if entry is not None else ():
+            for worker in container.workers():
                 self._native.remove(worker.key)
-                del self._workers[worker.key]
+                self._leftovers.forget(worker.key)
+                self._workers[worker.key] = None
 
     def is_started(self, pod_uid: str, container: str, container_id: str = "") -> bool:
         """Running, and its startup probe (if any) has succeeded. True for containers without probes."""
@@ -234,16 +249,15 @@ class ProbeManager:
         found = self._container(pod_uid, container)
         if found is None or found.id != container_id or found.state != RUNNING:
             return ""
-        for type in ("liveness", "startup"):
-            worker = found.workers.get(type)
+        for worker in (found.liveness, found.startup):
             if worker is not None and worker.published == rule.FAILURE:
-                return type
+                return worker.spec.type
         return ""
 
     def describe(self, pod: str = "", **_: str) -> dict[str, Any]:
         """Every probe, of one pod (`namespace/name` or UID) if given, and the loop as a whole."""
         probes = []
-        for worker in self._workers.values():
+        for worker in self._registered():
             of = worker.container.pod.pod
             if pod and pod not in (of.full_name, of.metadata.name, of.uid):
                 continue
@@ -253,43 +267,47 @@ class ProbeManager:
 
     def _container(self, pod_uid: str, name: str) -> ContainerProbes | None:
         entry = self._pods.get(pod_uid)
-        return entry.containers.get(name) if entry is not None else None
+        return entry.container(name) if entry is not None else None
+
+    def _registered(self) -> list[Worker]:
+        return [worker for worker in self._workers if worker is not None]
 
     def _labels(self, key: int) -> tuple[Pod, ProbeSpec]:
         worker = self._workers[key]
+        assert worker is not None
         return worker.container.pod.pod, worker.spec
 
     def _aim(self, entry: PodProbes) -> None:
-        for container in entry.containers.values():
-            for worker in container.workers.values():
-                self._aim_worker(worker, entry.address)
+        for container in entry.containers:
+            for worker in container.workers():
+                self._aim_worker(worker)
 
-    def _aim_worker(self, worker: Worker, pod_ip: str) -> None:
+    def _aim_worker(self, worker: Worker) -> None:
         """Tell the native loop where to; what cannot be reached errs at each tick with the reason."""
-        spec = worker.spec
-        if spec.kind == "exec":
-            return
-        host = spec.host or pod_ip
+        spec, key = worker.spec, worker.key
         try:
-            if not host:
-                raise InvalidInput("the pod has no address yet")
-            port = spec.resolve_port()
-            request = http_request(host, port, spec.path, spec.headers) if "http" in spec.kind else None
-        except InvalidInput as error:
-            worker.target = None
-            worker.text = str(error)
-            self._native.untarget(worker.key)
+            if spec.kind == "exec":
+                self._aim_exec(worker)
+                return
+            host, port = worker.target()
+            parts = http_request(host, port, spec.path, spec.headers) if "http" in spec.kind else None
+        except InvalidInput:
+            self._native.untarget(key)
             return
-        worker.target = (host, port)
-        worker.text = ""
         if not spec.native:
             return
-        if request is not None:
-            self._native.target(worker.key, host, port, *request)
+        if parts is not None:
+            self._native.target(key, host, port, *parts, url_host=url_host(host))
         elif spec.kind == "grpc":
-            self._native.target(worker.key, host, port, raw=grpc_request(host, port, spec.service))
+            head, tail = grpc_request(spec.service)
+            self._native.target(key, host, port, head, b"", tail)
         else:
-            self._native.target(worker.key, host, port)
+            self._native.target(key, host, port)
+
+    def _aim_exec(self, worker: Worker) -> None:
+        if worker.container.id and self._has_runtime:
+            head, tail = exec_request(worker.spec.command, worker.spec.timeout)
+            self._native.target_container(worker.key, worker.container.runtime_id.encode(), head, tail)
 
     def _observe(self, container: ContainerProbes) -> None:
         seen = Observation(
@@ -301,25 +319,28 @@ class ProbeManager:
             started_at_ms=int(container.started_at * 1000),
             deleted=container.pod.deleted,
         )
-        for type, worker in container.workers.items():
-            self._native.observe(worker.key, seen, initial=container.initial(type))
+        for worker in container.workers():
+            self._native.observe(worker.key, seen, initial=container.initial(worker.spec.type))
 
     def _hurry_readiness(self, container: ContainerProbes) -> None:
         """A container that has just started needn't wait a period for its first readiness probe."""
-        readiness = container.workers.get("readiness")
+        readiness = container.readiness
         if readiness is not None and container.started() and not container.ready():
             self._native.trigger(readiness.key)
 
     def _take_news(self) -> None:
         self.entries += 1
         for news in self._native.drain():
-            worker = self._workers.get(news[0])
+            worker = self._workers[news[0]]
             if worker is not None:
                 self._take(worker, news)
 
     def _take(self, worker: Worker, news: News) -> None:
         _, generation, what, published, number, outcome, reason, detail, excerpt = news
         container = worker.container
+        if what & NEWS_SLOW:
+            elapsed = self._native.info(worker.key)["elapsed"]
+            self._leftovers.note(worker.key, container.runtime_id, elapsed or worker.spec.timeout)
         if what & NEWS_OUTCOME and outcome != rule.OUTCOME_SUCCESS:
             self._report(worker, outcome, reason, detail, excerpt)
         if what & NEWS_PUBLISHED and number == container.number and published != worker.published:
@@ -333,26 +354,41 @@ class ProbeManager:
                 )
             )
         if what & NEWS_DUE:
-            task = asyncio.ensure_future(self._run_library(worker, generation))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._do(self._run_library(worker, generation))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
-        spec = worker.spec
-        if reason == Reason.LIBRARY:
-            why = worker.text
-        elif worker.target is None:
-            why = worker.text or text(spec, spec.host, 0, Reason.NO_TARGET, 0)
-        else:
-            why = text(spec, *worker.target, reason, detail, excerpt)
-        worker.output = why
-        name = spec.type.capitalize()
+        worker.output = why = self._why(worker, reason, detail, excerpt)
+        if reason == Reason.EXEC_TIMEOUT:
+            self._do(self._leftovers.kill(worker.key, worker.container.runtime_id))
+        name = worker.spec.type.capitalize()
         if outcome == rule.OUTCOME_WARNING:
             self._event(worker, "ProbeWarning", f"{name} probe warning: {why}")
         elif outcome == rule.OUTCOME_ERROR:
             self._event(worker, "Unhealthy", f"{name} probe errored and resulted in unknown state: {why}")
         else:
             self._event(worker, "Unhealthy", f"{name} probe failed: {why}")
+
+    def _why(self, worker: Worker, reason: int, detail: int, excerpt: bytes) -> str:
+        spec = worker.spec
+        try:
+            if reason == Reason.LIBRARY:
+                return worker.output
+            if spec.kind == "exec":
+                if reason == Reason.NO_TARGET:
+                    exec_request(spec.command, spec.timeout)
+                    return "there is no runtime to run the command"
+                return exec_text(spec, reason, detail, excerpt)
+            host, port = worker.target()
+            if reason == Reason.NO_TARGET and "http" in spec.kind:
+                http_request(host, port, spec.path, spec.headers)
+            return text(spec, host, port, reason, detail, excerpt)
+        except InvalidInput as error:
+            return str(error)
 
     def _event(self, worker: Worker, reason: str, message: str) -> None:
         pod = worker.container.pod.pod
@@ -361,7 +397,7 @@ class ProbeManager:
     async def _run_library(self, worker: Worker, generation: int) -> None:
         spec = worker.spec
         async with self._library:
-            if self._workers.get(worker.key) is not worker:
+            if self._workers[worker.key] is not worker:
                 return
             try:
                 found = await self._attempt(worker)
@@ -370,19 +406,12 @@ class ProbeManager:
             except Exception as error:
                 log.exception("%s probe of %s", spec.type, worker.container.pod.pod.full_name)
                 found = Outcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
-        if self._workers.get(worker.key) is worker:
-            worker.text = found.text
+        if self._workers[worker.key] is worker:
+            if found.text:
+                worker.output = found.text
             self._native.finish(worker.key, generation, found.outcome, Reason.LIBRARY)
 
     async def _attempt(self, worker: Worker) -> Outcome:
         spec = worker.spec
-        if spec.kind == "exec":
-            if self._runtime is None:
-                return Outcome(rule.OUTCOME_ERROR, "there is no runtime to run the command")
-            return await run_exec(
-                self._runtime, worker.container.id.partition("://")[2] or worker.container.id, spec
-            )
-        if worker.target is None:
-            return Outcome(rule.OUTCOME_ERROR, worker.text)
-        host, port = worker.target
+        host, port = worker.target()
         return await (run_tcp if spec.kind == "tcp" else run_http)(spec, host, port)

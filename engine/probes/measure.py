@@ -126,6 +126,15 @@ def measure(
     )
 
 
+def first_bytes(url: str) -> bytes:
+    """What a probe of the target sends first."""
+    kind, address, port, path = parse_target(url)
+    loop = ProbeLoop()
+    key = _register(loop, kind, address, port, path, 1.0, 1.0)
+    loop.close()
+    return loop.request(key)
+
+
 def quantile(bounds: Sequence[float], after: Sequence[int], before: Sequence[int], q: float) -> float:
     """The upper bound of the bucket that the quantile falls into; infinite above the last."""
     counts = [b - a for a, b in zip(before, after, strict=True)]
@@ -143,7 +152,7 @@ def _sum(rows: Any) -> list[int]:
 
 def _register(
     loop: ProbeLoop, kind: str, address: str, port: int, path: str, period: float, timeout: float
-) -> None:
+) -> int:
     key = loop.add(
         type=0,
         kind=_KINDS[kind],
@@ -158,10 +167,12 @@ def _register(
     if kind == "http":
         loop.target(key, address, port, *http_request(address, port, path))
     elif kind == "grpc":
-        loop.target(key, address, port, raw=grpc_request(address, port, path))
+        head, tail = grpc_request(path)
+        loop.target(key, address, port, head, b"", tail)
     else:
         loop.target(key, address, port)
     loop.observe(key, Observation(container=1, state=RUNNING, started=True))
+    return key
 
 
 def _spread(address: str, n: int) -> str:

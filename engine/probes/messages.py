@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
+from urllib.parse import unquote
 
 from engine.probes.request import authority
 from engine.probes.spec import ProbeSpec
-
-MAX_OUTPUT = 10 * 1024
 
 
 class Reason(IntEnum):
@@ -39,6 +38,8 @@ class Reason(IntEnum):
     GRPC_CLOSED = 18
     NO_TARGET = 19
     LIBRARY = 20
+    EXEC_EXIT = 21
+    EXEC_TIMEOUT = 22
 
 
 _SERVING = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
@@ -56,6 +57,20 @@ _HTTP = {
     Reason.LOCATION: "failed to parse Location header",
     Reason.REDIRECTS: "stopped after 10 redirects",
 }
+
+
+def exec_text(spec: ProbeSpec, reason: int, detail: int, excerpt: bytes = b"") -> str:
+    """What went wrong with a command: its output, or why there is none."""
+    if reason == Reason.EXEC_EXIT:
+        return excerpt.decode(errors="replace")
+    if reason == Reason.EXEC_TIMEOUT:
+        quoted = " ".join(spec.command)
+        return f'command timed out: "{quoted}" timed out after {spec.timeout:g}s'
+    if reason == Reason.CONNECT:
+        return f"rpc error: code = Unavailable desc = the runtime's socket: {os.strerror(detail).lower()}"
+    if reason == Reason.LOCAL:
+        return f"this node could not run the command: {os.strerror(detail)}"
+    return f"rpc error: {_rpc_error(Reason(reason), detail, excerpt)}"
 
 
 def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, excerpt: bytes = b"") -> str:
@@ -81,7 +96,7 @@ def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, exc
             )
         return dial if spec.kind == "tcp" else _get(spec, where, dial)
     if spec.kind == "grpc":
-        return _grpc(spec, reason, detail)
+        return _grpc(spec, reason, detail, excerpt)
     return _get(spec, where, _HTTP.get(reason) or f"read: {os.strerror(detail).lower()}")
 
 
@@ -90,17 +105,23 @@ def _get(spec: ProbeSpec, where: str, why: str) -> str:
     return f'Get "{spec.kind}://{where}{path}": {why}'
 
 
-def _grpc(spec: ProbeSpec, reason: Reason, detail: int) -> str:
+def _grpc(spec: ProbeSpec, reason: Reason, detail: int, excerpt: bytes) -> str:
     if reason is Reason.GRPC_SERVING:
         return f'service unhealthy (responded with "{_SERVING.get(detail, str(detail))}")'
     if reason is Reason.TIMEOUT_RESPONSE:
         return f"timeout: health rpc did not complete within {spec.timeout:g}s"
     if reason is Reason.GRPC_STATUS and detail == 12:
         return "error: this server does not implement the grpc health protocol (grpc.health.v1.Health)"
+    return f"error: health rpc probe failed: rpc error: {_rpc_error(reason, detail, excerpt)}"
+
+
+def _rpc_error(reason: Reason, detail: int, excerpt: bytes) -> str:
+    if reason is Reason.GRPC_STATUS:
+        code = _GRPC_CODES[detail] if detail < len(_GRPC_CODES) else str(detail)
+        return f"code = {code} desc = {unquote(excerpt.decode(errors='replace'))}"
     why = {
-        Reason.GRPC_STATUS: f"code = {_GRPC_CODES[detail] if detail < len(_GRPC_CODES) else detail}",
-        Reason.GRPC_HTTP: f"code = Unavailable desc = unexpected HTTP status code {detail}",
-        Reason.GRPC_PROTOCOL: "code = Unavailable desc = the server's answer is not HTTP/2",
-        Reason.GRPC_CLOSED: f"code = Unavailable desc = the connection was closed (HTTP/2 error {detail})",
-    }.get(reason, f"code = Unavailable desc = {os.strerror(detail).lower()}")
-    return f"error: health rpc probe failed: rpc error: {why}"
+        Reason.GRPC_HTTP: f"unexpected HTTP status code {detail}",
+        Reason.GRPC_PROTOCOL: "the server's answer is not HTTP/2",
+        Reason.GRPC_CLOSED: f"the connection was closed (HTTP/2 error {detail})",
+    }.get(reason, os.strerror(detail).lower())
+    return f"code = Unavailable desc = {why}"

@@ -1,14 +1,24 @@
-"""The bytes that a probe sends, written once per target."""
+"""What probes send, as the parts that many of them share. Pure.
+
+The native loop stores each part once and puts in, per connection, what is a pod's own: its address and
+its container's id (`probe_request.h`).
+"""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 
 from engine.api.errors import InvalidInput
+from engine.wire.cri_v1_pb2 import ExecSyncRequest
 from engine.wire.grpc_health_v1_pb2 import HealthCheckRequest
 
 USER_AGENT = "kube-probe/1.36"
+MAX_COMMAND = 60_000
+"""Bytes of a command; what a server takes before it has said how much it would."""
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_NO_PUSH = b"\x00\x02\x00\x00\x00\x00"
+_WIDE_WINDOW = b"\x00\x04\x7f\xff\xff\xff"
 
 
 def authority(host: str, port: int) -> str:
@@ -20,14 +30,14 @@ def http_request(
 ) -> tuple[bytes, bytes, bytes]:
     """The kubelet's GET as path, Host header and the other header lines (with the closing blank line).
 
-    A header of the user replaces the default of its name; `Host` replaces the authority; an empty
-    `Accept` or `User-Agent` leaves that header out. Raises `InvalidInput` where a name or a value
-    could not stand in a request.
+    A header of the user replaces the default of its name; `Host` replaces the authority, and is empty where
+    it is the authority; an empty `Accept` or `User-Agent` leaves that header out. Raises `InvalidInput` where
+    a name or a value could not stand in a request.
     """
     if not path.startswith("/"):
         path = f"/{path}"
     path = path.partition("#")[0]
-    name_host = authority(host, port)
+    name_host = own = authority(host, port)
     lines: list[tuple[str, str]] = []
     given = {name.lower() for name, _ in headers}
     for name, default in (("User-Agent", USER_AGENT), ("Accept", "*/*")):
@@ -44,25 +54,56 @@ def http_request(
             raise InvalidInput("not a header that HTTP can carry", subject=f"httpHeaders {name!r}")
     path = "".join(c if 0x20 < ord(c) < 0x7F else "".join(f"%{b:02X}" for b in c.encode()) for c in path)
     rest = "".join(f"{name}: {value}\r\n" for name, value in lines) + "\r\n"
-    return path.encode(), name_host.encode("utf-8"), rest.encode("utf-8")
+    return path.encode(), b"" if name_host == own else name_host.encode(), rest.encode()
 
 
-def grpc_request(host: str, port: int, service: str) -> bytes:
-    """A whole HTTP/2 connection with one Check call in it: preface, SETTINGS, HEADERS, DATA."""
-    fields = (
+def url_host(host: str) -> bytes:
+    """An address as a URL of the user's writes it; empty where that is the usual way."""
+    return b"" if host == str(ipaddress.ip_address(host)) and "%" not in host else host.encode()
+
+
+def grpc_request(service: str) -> tuple[bytes, bytes]:
+    """A whole HTTP/2 connection with one Check call in it, before and after the text of its :authority.
+
+    Its length (one byte, the last of the first part) and its share of the HEADERS frame's are zero.
+    """
+    before = (":method", "POST"), (":scheme", "http"), (":path", "/grpc.health.v1.Health/Check")
+    after = ("content-type", "application/grpc"), ("user-agent", USER_AGENT), ("te", "trailers")
+    first = _block(*before) + b"\x00" + _string(":authority") + b"\x00"
+    rest = _block(*after)
+    message = HealthCheckRequest(service=service).SerializeToString()
+    body = b"\x00" + len(message).to_bytes(4, "big") + message
+    head = _frame(1, 4, 1, first + rest)[: 9 + len(first)]
+    return _PREFACE + _frame(4, 0, 0, _NO_PUSH) + head, rest + _frame(0, 1, 1, body)
+
+
+def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
+    """A whole HTTP/2 connection with one ExecSync call, before its message and that message after the
+    container's id. The runtime counts whole seconds, and gets some more to tell of the time-out.
+
+    The windows are as wide as they go, so that no output waits for ours. Raises `InvalidInput`.
+    """
+    seconds = max(1, round(timeout))
+    message = ExecSyncRequest(cmd=command, timeout=seconds).SerializeToString()
+    if len(message) > MAX_COMMAND:
+        raise InvalidInput(f"longer than {MAX_COMMAND} bytes", subject="exec command")
+    headers = _block(
         (":method", "POST"),
         (":scheme", "http"),
-        (":path", "/grpc.health.v1.Health/Check"),
-        (":authority", authority(host, port)),
+        (":path", "/runtime.v1.RuntimeService/ExecSync"),
+        (":authority", "localhost"),
+        ("grpc-timeout", f"{seconds + 5}S"),
         ("content-type", "application/grpc"),
         ("user-agent", USER_AGENT),
         ("te", "trailers"),
     )
-    block = b"".join(b"\x00" + _string(name) + _string(value) for name, value in fields)
-    message = HealthCheckRequest(service=service).SerializeToString()
-    body = b"\x00" + len(message).to_bytes(4, "big") + message
-    no_push = b"\x00\x02\x00\x00\x00\x00"
-    return _PREFACE + _frame(4, 0, 0, no_push) + _frame(1, 4, 1, block) + _frame(0, 1, 1, body)
+    settings = _frame(4, 0, 0, _NO_PUSH + _WIDE_WINDOW)
+    window = _frame(8, 0, 0, (0x7FFFFFFF - 65535).to_bytes(4, "big"))
+    return _PREFACE + settings + window + _frame(1, 4, 1, headers), message
+
+
+def _block(*fields: tuple[str, str]) -> bytes:
+    return b"".join(b"\x00" + _string(name) + _string(value) for name, value in fields)
 
 
 def _frame(type: int, flags: int, stream: int, payload: bytes) -> bytes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ MIN_PERIOD_MS = 10
 
 @dataclass(frozen=True, slots=True)
 class ProbeSpec:
-    """One probe of one container; times in seconds.
+    """One probe of one container; times in seconds. Equal specs are one object.
 
     `kind` is exec, http, https, tcp or grpc. `host` is empty where the pod's address is meant.
     """
@@ -42,29 +43,35 @@ class ProbeSpec:
     headers: tuple[tuple[str, str], ...] = ()
     service: str = ""
     command: tuple[str, ...] = ()
-    ports: Mapping[str, int] = field(default_factory=dict)
+    named_port: int | None = None
+    """What the container calls `port`, where that is a name of its own."""
 
     def resolve_port(self) -> int:
         """The port by number or by the container's name for it. Raises `InvalidInput`."""
         port: Any = self.port
         if isinstance(port, str):
-            found = self.ports.get(port)
-            if found is None and not port.isdecimal():
+            if self.named_port is None and not port.isdecimal():
                 raise InvalidInput(f"couldn't find port {port!r} for probe", subject=self.container)
-            port = found if found is not None else int(port)
+            port = self.named_port if self.named_port is not None else int(port)
         if not 0 < port < 65536:
             raise InvalidInput(f"invalid port number: {port}", subject=self.container)
         return int(port)
 
     @property
     def native(self) -> bool:
-        """Whether the native loop can run it: cleartext, and to an address rather than a name."""
-        if self.kind not in ("http", "tcp", "grpc"):
+        """Whether the native loop can run it: not over TLS, and to an address rather than a name."""
+        if self.kind == "https":
             return False
         try:
             return not self.host or bool(ipaddress.ip_address(self.host))
         except ValueError:
             return False
+
+
+@lru_cache(maxsize=1024)
+def _shared(spec: ProbeSpec) -> ProbeSpec:
+    """The one object for equal specs: pods of one template come in numbers."""
+    return spec
 
 
 def probe_specs(pod: Pod) -> list[ProbeSpec]:
@@ -167,15 +174,17 @@ def _spec(
         raise InvalidInput(
             "needs one of exec, httpGet, tcpSocket, grpc", subject=f"{container.name}.{type}Probe"
         )
-    return ProbeSpec(
-        container=container.name,
-        type=type,
-        period=times.get("period", float(max(probe.period_seconds, 1))),
-        timeout=times.get("timeout", float(max(probe.timeout_seconds, 1))),
-        initial_delay=times.get("initial_delay", float(probe.initial_delay_seconds)),
-        failure_threshold=probe.failure_threshold,
-        success_threshold=probe.success_threshold,
-        grace_period_seconds=probe.termination_grace_period_seconds,
-        ports=ports,
-        **what,
+    return _shared(
+        ProbeSpec(
+            container=container.name,
+            type=type,
+            period=times.get("period", float(max(probe.period_seconds, 1))),
+            timeout=times.get("timeout", float(max(probe.timeout_seconds, 1))),
+            initial_delay=times.get("initial_delay", float(probe.initial_delay_seconds)),
+            failure_threshold=probe.failure_threshold,
+            success_threshold=probe.success_threshold,
+            grace_period_seconds=probe.termination_grace_period_seconds,
+            named_port=ports.get(str(what.get("port"))),
+            **what,
+        )
     )

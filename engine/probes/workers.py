@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine._fast import _probe_state_py as rule
 from engine._fast._probe_state_py import RUNNING, WAITING
+from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.probes.spec import ProbeSpec
 
@@ -19,22 +20,41 @@ OUTCOMES = ("success", "failure", "warning", "unknown", "error")
 class Worker:
     """One probe: its native counterpart's key and what Python last heard from it."""
 
-    __slots__ = ("container", "key", "output", "published", "spec", "target", "text")
+    __slots__ = ("container", "key", "output", "published", "spec")
 
     def __init__(self, spec: ProbeSpec, container: ContainerProbes, key: int) -> None:
         self.spec = spec
         self.container = container
         self.key = key
         self.published = 0
-        self.target: tuple[str, int] | None = None
-        self.text = ""
         self.output = ""
+
+    def target(self) -> tuple[str, int]:
+        """Address (or name) and port. Raises `InvalidInput` where there is none yet, or never."""
+        host = self.spec.host or self.container.pod.address
+        if not host:
+            raise InvalidInput("the pod has no address yet")
+        return host, self.spec.resolve_port()
+
+
+_NOTHING_RESTORED = ("", False, False)
 
 
 class ContainerProbes:
     """One container with probes. `number` names the incarnation `id` to the native loop."""
 
-    __slots__ = ("id", "name", "number", "pod", "restored", "started_at", "state", "workers")
+    __slots__ = (
+        "id",
+        "liveness",
+        "name",
+        "number",
+        "pod",
+        "readiness",
+        "restored",
+        "started_at",
+        "startup",
+        "state",
+    )
 
     def __init__(self, pod: PodProbes, name: str) -> None:
         self.pod = pod
@@ -43,14 +63,24 @@ class ContainerProbes:
         self.number = 0
         self.state = WAITING
         self.started_at = 0.0
-        self.workers: dict[str, Worker] = {}
-        self.restored: tuple[str, bool, bool] = ("", False, False)
+        self.liveness: Worker | None = None
+        self.readiness: Worker | None = None
+        self.startup: Worker | None = None
+        self.restored: tuple[str, bool, bool] = _NOTHING_RESTORED
         """What an earlier agent knew of a container id: ready, started."""
+
+    def workers(self) -> list[Worker]:
+        return [worker for worker in (self.startup, self.readiness, self.liveness) if worker is not None]
+
+    @property
+    def runtime_id(self) -> str:
+        """The id as the runtime knows it, without its scheme."""
+        return self.id.rpartition("://")[2]
 
     def started(self) -> bool:
         if self.state != RUNNING:
             return False
-        startup = self.workers.get("startup")
+        startup = self.startup
         if startup is None or startup.published == rule.SUCCESS:
             return True
         return startup.published == rule.NONE and self.restored[0] == self.id and self.restored[2]
@@ -58,7 +88,7 @@ class ContainerProbes:
     def ready(self) -> bool:
         if not self.started():
             return False
-        readiness = self.workers.get("readiness")
+        readiness = self.readiness
         if readiness is None or readiness.published == rule.SUCCESS:
             return True
         return readiness.published == rule.NONE and self.restored[0] == self.id and self.restored[1]
@@ -79,7 +109,10 @@ class PodProbes:
         self.address = pod.status.pod_ip
         self.phase_terminal = False
         self.deleted = False
-        self.containers: dict[str, ContainerProbes] = {}
+        self.containers: tuple[ContainerProbes, ...] = ()
+
+    def container(self, name: str) -> ContainerProbes | None:
+        return next((c for c in self.containers if c.name == name), None)
 
 
 def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
@@ -111,9 +144,10 @@ def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
 
 
 def _where(worker: Worker) -> str:
-    if worker.target is None:
-        return worker.text
-    host, port = worker.target
+    try:
+        host, port = worker.target()
+    except InvalidInput as error:
+        return str(error)
     name = f"[{host}]" if ":" in host else host
     path = worker.spec.path if "http" in worker.spec.kind else ""
     return f"{name}:{port}{path}"

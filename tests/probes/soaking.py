@@ -30,6 +30,7 @@ PROBES = {
     "http": {"httpGet": {"port": 8080, "path": "/healthz"}},
     "tcp": {"tcpSocket": {"port": 8080}},
     "grpc": {"grpc": {"port": 9090}},
+    "exec": {"exec": {"command": ["true"]}},
 }
 IMAGE = "docker.io/library/busybox:latest"
 
@@ -108,7 +109,7 @@ async def soak(kind: str, containers: int, seconds: float) -> dict[str, Any]:
                 registry=Registry(),
                 clock=time.time,
                 on_result=node.on_result,
-                runtime=client,
+                runtime_socket=client.socket,
             )
             await node.manager.start()
             for number in range(containers):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from engine._fast import _probe_grpc_c as compiled
 from engine._fast import _probe_grpc_py as twin
-from engine.probes.request import grpc_request
+from engine.probes.measure import first_bytes
 from engine.wire import grpc_health_v1_pb2, grpc_health_v1_pb2_grpc
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
+EXIT_3 = b"\x00\x00\x00\x00\x09\x0a\x02ab\x12\x01c\x18\x03"
 SERVING = b"\x00\x00\x00\x00\x02\x08\x01"
 
 
@@ -61,7 +62,7 @@ def test_real_server(server, service, expected):
     reader = compiled.GrpcAnswer()
     seen = b""
     with socket.create_connection(("127.0.0.1", server), timeout=10) as connection:
-        connection.sendall(grpc_request("127.0.0.1", server, service))
+        connection.sendall(first_bytes(f"grpc://127.0.0.1:{server}/{service}"))
         while reader.result()[0] == twin.MORE:
             data = connection.recv(65536)
             if not data:
@@ -69,8 +70,10 @@ def test_real_server(server, service, expected):
             seen += data
             reader.feed(data)
             connection.sendall(reader.reply())
-    assert reader.result() == expected
-    assert twin.parse(seen) == expected
+    assert reader.result()[:2] == expected
+    assert twin.parse(seen) == reader.result()
+    if service == "unknown":
+        assert reader.result()[2] == b"no such service"
 
 
 @FORMS
@@ -101,7 +104,7 @@ def test_real_server(server, service, expected):
     ],
 )
 def test_verdicts(form, data, expected):
-    assert form.parse(data) == expected
+    assert form.parse(data)[:2] == expected
 
 
 blocks = st.lists(
@@ -121,6 +124,8 @@ blocks = st.lists(
             b"\x7e\x8a\x00",
             b"\x0f\x2f\x82\xff\xff",
             b"\x40\x01n\x7f\x00" + b"v" * 127,
+            b"\x40\x0cgrpc-message\x04a%20",
+            b"\x00\x0cgrpc-message\x7f\xff\x04" + b"w" * 638,
         ]
     )
     | st.binary(max_size=4),
@@ -134,7 +139,16 @@ frames = st.builds(
     st.sampled_from([1, 1, 1, 0, 3]),
 )
 well_formed = st.sampled_from(
-    [SETTINGS, STATUS_200, TRAILERS_OK, frame(0, 0, SERVING), frame(6, 0, bytes(8), 0)]
+    [
+        SETTINGS,
+        STATUS_200,
+        TRAILERS_OK,
+        frame(0, 0, SERVING),
+        frame(0, 0, EXIT_3),
+        frame(0, 0, EXIT_3[:7]),
+        frame(0, 8, b"\x02" + EXIT_3[7:] + b"zz"),
+        frame(6, 0, bytes(8), 0),
+    ]
 )
 conversation = st.builds(
     lambda start, rest, cut: (start + b"".join(rest))[: cut or None],
@@ -145,20 +159,20 @@ conversation = st.builds(
 
 
 @settings(max_examples=600, deadline=None)
-@given(conversation)
-@example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"))
-def test_compiled_agrees_with_twin(data):
-    assert compiled.parse(data) == twin.parse(data)
+@given(conversation, st.sampled_from([twin.HEALTH, twin.EXEC]))
+@example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"), twin.HEALTH)
+def test_compiled_agrees_with_twin(data, call):
+    assert compiled.parse(data, call) == twin.parse(data, call)
 
 
 @settings(max_examples=100, deadline=None)
-@given(conversation, st.integers(1, 5))
-def test_cutting_the_input_changes_nothing(data, size):
-    reader = compiled.GrpcAnswer()
+@given(conversation, st.integers(1, 5), st.sampled_from([twin.HEALTH, twin.EXEC]))
+def test_cutting_the_input_changes_nothing(data, size, call):
+    reader = compiled.GrpcAnswer(call)
     for at in range(0, len(data), size):
         reader.feed(data[at : at + size])
     reader.eof()
-    assert reader.result() == compiled.parse(data)
+    assert reader.result() == compiled.parse(data, call)
 
 
 @FORMS
@@ -173,7 +187,7 @@ def test_the_dynamic_table_holds_what_rfc_7541_says(form, index):
             if 62 + reference >= 127
             else bytes((0x80 | 62 + reference,))
         )
-        verdict, _ = form.parse(SETTINGS + frame(1, 4, entry * (held + 3) + indexed))
+        verdict, *_ = form.parse(SETTINGS + frame(1, 4, entry * (held + 3) + indexed))
         assert (verdict == twin.CLOSED) is right, (held, reference)
 
 

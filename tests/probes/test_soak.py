@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
     [
         *(pytest.param(kind, 600, 60, marks=pytest.mark.slow) for kind in ("http", "tcp", "grpc")),
         ("http", 50, 3),
+        ("exec", 50, 3),
     ],
 )
 def test_no_restarts(kind, containers, seconds):
