@@ -45,6 +45,15 @@ class Listener(Protocol):
     def sandbox_died(self, sandbox: Sandbox) -> None: ...
 
 
+class Commands(Protocol):
+    """Runs commands in containers."""
+
+    async def exec_sync(
+        self, container: Container, command: Sequence[str], timeout: float | None
+    ) -> ExecResult:
+        """Raises TimedOut after `timeout` seconds, with the command and its children killed."""
+
+
 class Backend(Protocol):
     """Runs sandboxes and containers; the service has checked states and names before it calls."""
 
@@ -52,6 +61,9 @@ class Backend(Protocol):
 
     @property
     def images(self) -> Images: ...
+
+    @property
+    def commands(self) -> Commands: ...
 
     async def start(self, records: Records, listener: Listener) -> None:
         """Fill `records` with what survived from before."""
@@ -74,11 +86,6 @@ class Backend(Protocol):
         """Returns when `container_exited` has been told."""
 
     async def remove_container(self, container: Container) -> None: ...
-
-    async def exec_sync(
-        self, container: Container, command: Sequence[str], timeout: float | None
-    ) -> ExecResult:
-        """Raises TimedOut after `timeout` seconds, with the command and its children killed."""
 
     async def reopen_log(self, container: Container) -> None: ...
 

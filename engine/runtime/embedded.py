@@ -22,6 +22,7 @@ from engine.runtime.hollow import HollowBackend
 from engine.runtime.processes import ProcessBackend
 from engine.runtime.server import CriServer
 from engine.runtime.service import RuntimeService
+from engine.runtime.streaming.server import StreamingServer
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -31,8 +32,9 @@ class EmbeddedRuntime:
     `root` holds images and writable layers, `state` (best below /run) what is running. With `hollow` there
     are no processes and neither directory is used. `archives` is a directory of image archives that
     PullImage looks in; `pod_cidr` the pods' subnet (chosen freely by default); `cpu_weight` the formula of
-    cgroup v2 weights, which should be the one that the pods' cgroups are written with. Raises Refused
-    where the user isn't root (unless hollow) or another runtime has the state directory or the socket.
+    cgroup v2 weights, which should be the one that the pods' cgroups are written with; `streaming_port` where
+    Exec, Attach and PortForward are served on 127.0.0.1 (a free port by default). Raises Refused where the
+    user isn't root (unless hollow) or another runtime has the state directory or the socket.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class EmbeddedRuntime:
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
         cpu_weight: WeightFormula = "linear",
+        streaming_port: int = 0,
     ) -> None:
         self._processes: ProcessBackend | None = None
+        streaming: StreamingServer | None = None
         if not hollow:
             self._processes = ProcessBackend(
                 root=Path(root),
@@ -63,7 +67,10 @@ class EmbeddedRuntime:
                 cdi_directories=cdi_directories,
                 cpu_weight=cpu_weight,
             )
-        self.service = RuntimeService(self._processes or HollowBackend(), cgroup_driver=cgroup_driver)
+            streaming = StreamingServer(self._processes.commands, port=streaming_port)
+        self.service = RuntimeService(
+            self._processes or HollowBackend(), cgroup_driver=cgroup_driver, streaming=streaming
+        )
         self._server = CriServer(Path(socket), self.service)
         self.socket = self._server.socket
         self._serving = False

@@ -33,3 +33,9 @@ class Unsupported(Refused):
     """A part of the CRI that this runtime leaves out, or that this machine or user can't do."""
 
     grpc_status = "UNIMPLEMENTED"
+
+
+class Exhausted(Refused):
+    """Too many at once; later it may work."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"

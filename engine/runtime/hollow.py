@@ -85,6 +85,15 @@ class HollowImages:
         return {"info": json.dumps({"id": image_id, "hollow": True})}
 
 
+class HollowCommands:
+    """Every command does nothing and ends as it was told."""
+
+    async def exec_sync(
+        self, container: Container, command: Sequence[str], timeout: float | None
+    ) -> ExecResult:
+        return ExecResult(b"", b"", _integer(container, "exec-exit-code"))
+
+
 class HollowBackend:
     """Containers are a state and perhaps a timer."""
 
@@ -92,6 +101,7 @@ class HollowBackend:
 
     def __init__(self, *, pod_ip: str = "127.0.0.1") -> None:
         self.images = HollowImages()
+        self.commands = HollowCommands()
         self._pod_ip = pod_ip
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._listener: Listener | None = None
@@ -139,11 +149,6 @@ class HollowBackend:
 
     async def remove_container(self, container: Container) -> None:
         self._cancel(container)
-
-    async def exec_sync(
-        self, container: Container, command: Sequence[str], timeout: float | None
-    ) -> ExecResult:
-        return ExecResult(b"", b"", _integer(container, "exec-exit-code"))
 
     async def reopen_log(self, container: Container) -> None:
         pass

@@ -22,8 +22,9 @@ from typing import Any
 from engine.api.errors import InvalidInput, Refused
 from engine.runtime import cdi, hierarchy, requests, usage
 from engine.runtime.addresses import PodNetwork
-from engine.runtime.backend import ExecResult, Listener
-from engine.runtime.failures import Missing, TimedOut
+from engine.runtime.backend import Listener
+from engine.runtime.commands import ProcessCommands
+from engine.runtime.failures import Missing
 from engine.runtime.images import ImageStore, StoredImage
 from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, Container, Records, Sandbox
 from engine.runtime.shim import linux
@@ -72,6 +73,9 @@ class ProcessBackend:
         self._watcher = Watcher()
         self._usage = usage.Usage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self.commands = ProcessCommands(
+            self._spawner, self.state, lambda container: self._extras[container.id]
+        )
         self._lock = -1
         self._listener: Listener | None = None
         self._records = Records()
@@ -311,25 +315,6 @@ class ProcessBackend:
         self._usage.forget(container.id)
         if extras.layers and self.images.get(container.image_id) is None:
             await asyncio.to_thread(self.images.collect)
-
-    async def exec_sync(
-        self, container: Container, command: Sequence[str], timeout: float | None
-    ) -> ExecResult:
-        request = requests.command_request(container, self._extras[container.id].request, command)
-        talk = await self._spawner.ask(request)
-        try:
-            message = await talk.hear(timeout)
-        except TimeoutError:
-            await talk.gone(5)
-            raise TimedOut(
-                f"command {command[0]!r} timed out: {timeout:g}s exceeded",
-                subject=f"container {container.id}",
-            ) from None
-        finally:
-            talk.close()
-        if "error" in message:
-            raise Refused(message["error"], subject=f"container {container.id}")
-        return ExecResult(message["stdout"], message["stderr"], message["exit_code"])
 
     async def reopen_log(self, container: Container) -> None:
         if not container.log_path:

@@ -103,6 +103,7 @@ def container_request(
         "log_path": container.log_path,
         "tty": config.tty,
         "stdin": config.stdin,
+        "stdin_once": config.stdin_once,
         "args": arguments(config, image.config),
         "env": environment(config, image.config, hostname(sandbox)),
         "cwd": config.working_dir or image.config.get("WorkingDir") or "/",
@@ -134,14 +135,21 @@ def container_request(
 
 
 def command_request(
-    container: Container, request: Mapping[str, Any], command: Sequence[str]
+    container: Container,
+    request: Mapping[str, Any],
+    command: Sequence[str],
+    stream: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
-    """Run `command` in `container`, as what `request` (its `container_request`) made of it."""
+    """Run `command` in `container`, as what `request` (its `container_request`) made of it.
+
+    With `stream` (`stdin`, `tty`) its streams are copied while it runs, else its output is sent in the end.
+    """
     linux = container.user.linux if container.user else cri.LinuxContainerUser()
+    terminal = {"TERM": "xterm"} if stream and stream["tty"] else {}
     return {
-        **{
-            key: request[key] for key in ("env", "cwd", "cgroups", "oom_score_adj", "capabilities", "ambient")
-        },
+        **{key: request[key] for key in ("cwd", "cgroups", "oom_score_adj", "capabilities", "ambient")},
+        "env": {**request["env"], **terminal},
+        "stream": dict(stream) if stream else None,
         "no_new_privs": request["no_new_privs"],
         "role": "command",
         "pid": container.pid,

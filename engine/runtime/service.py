@@ -29,6 +29,8 @@ from engine.runtime.records import (
     joined,
     new_id,
 )
+from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, Ticket
+from engine.runtime.streaming.server import StreamingServer, check_streams
 from engine.wire import cri_v1_pb2 as cri
 
 EVENT_BACKLOG = 10_000
@@ -41,12 +43,15 @@ T = TypeVar("T")
 class RuntimeService:
     """`runtime.v1.RuntimeService` and `runtime.v1.ImageService`, a coroutine per call.
 
-    `sandbox_image` is pinned: it is reported as such and can't be removed.
+    `streaming` serves what Exec, Attach and PortForward answer; without it they are unsupported.
     """
 
-    def __init__(self, backend: Backend, *, cgroup_driver: str = "cgroupfs") -> None:
+    def __init__(
+        self, backend: Backend, *, cgroup_driver: str = "cgroupfs", streaming: StreamingServer | None = None
+    ) -> None:
         self.records = Records()
         self._backend = backend
+        self._streaming = streaming
         self._driver = cri.SYSTEMD if cgroup_driver == "systemd" else cri.CGROUPFS
         self._subscribers: set[asyncio.Queue[bytes | None]] = set()
         self._version = _version()
@@ -54,8 +59,16 @@ class RuntimeService:
 
     async def start(self) -> None:
         await self._backend.start(self.records, self)
+        if self._streaming is not None:
+            try:
+                await self._streaming.start()
+            except BaseException:
+                await self._backend.stop()
+                raise
 
     async def stop(self) -> None:
+        if self._streaming is not None:
+            await self._streaming.stop()
         for queue in self._subscribers:
             _offer(queue, None)
         await self._backend.stop()
@@ -276,20 +289,27 @@ class RuntimeService:
         if not request.cmd:
             raise InvalidInput("expected a command", subject="cmd")
         timeout = float(request.timeout) if request.timeout > 0 else None
-        result = await self._backend.exec_sync(container, list(request.cmd), timeout)
+        result = await self._backend.commands.exec_sync(container, list(request.cmd), timeout)
         return cri.ExecSyncResponse(stdout=result.stdout, stderr=result.stderr, exit_code=result.exit_code)
 
     async def exec(self, request: cri.ExecRequest) -> cri.ExecResponse:
-        self._running(request.container_id)
-        raise Unsupported("streaming exec is left out; use ExecSync (crictl exec --sync)", subject="Exec")
+        container = self._running(request.container_id)
+        if not request.cmd:
+            raise InvalidInput("expected a command", subject="cmd")
+        return cri.ExecResponse(url=self._stream(_command_ticket(container, request, list(request.cmd))))
 
     async def attach(self, request: cri.AttachRequest) -> cri.AttachResponse:
-        self._running(request.container_id)
-        raise Unsupported("attaching is left out; read the container's log", subject="Attach")
+        container = self._running(request.container_id)
+        return cri.AttachResponse(url=self._stream(_command_ticket(container, request, [])))
 
     async def port_forward(self, request: cri.PortForwardRequest) -> cri.PortForwardResponse:
-        self.records.sandbox(request.pod_sandbox_id)
-        raise Unsupported("port forwarding is left out; pods' addresses are reachable", subject="PortForward")
+        sandbox = self.records.sandbox(request.pod_sandbox_id)
+        if sandbox.state != READY:
+            raise WrongState("is not ready", subject=f"sandbox {sandbox.id}")
+        for port in request.port:
+            if not 0 < port < 1 << 16:
+                raise InvalidInput("expected a number from 1 to 65535", subject=f"port {port}")
+        return cri.PortForwardResponse(url=self._stream(PortForwardTicket(sandbox, list(request.port))))
 
     # Stats
 
@@ -429,6 +449,11 @@ class RuntimeService:
             self.records.drop_container(container)
         self._tell(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT, time.time_ns())
 
+    def _stream(self, ticket: Ticket) -> str:
+        if self._streaming is None:
+            raise Unsupported("there are no processes behind these containers", subject=self._backend.name)
+        return self._streaming.url(ticket)
+
     def _running(self, container_id: str) -> Container:
         container = self.records.container(container_id)
         if container.state != RUNNING:
@@ -483,6 +508,14 @@ class RuntimeService:
         for queue in list(self._subscribers):
             if not _offer(queue, event):
                 self._subscribers.discard(queue)
+
+
+def _command_ticket(
+    container: Container, request: cri.ExecRequest | cri.AttachRequest, command: list[str]
+) -> CommandTicket:
+    """Raises InvalidInput for streams that make no sense together."""
+    check_streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
+    return CommandTicket(container, command, request.stdin, request.stdout, request.stderr, request.tty)
 
 
 def _offer(queue: asyncio.Queue[bytes | None], event: bytes | None) -> bool:

@@ -48,6 +48,10 @@ class Conversation:
                     pass
         self.close()
 
+    def release(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The connection itself, for something else than messages."""
+        return self._reader, self._writer
+
     def close(self) -> None:
         self._writer.close()
 
@@ -74,7 +78,7 @@ class Spawner:
         finally:
             os.close(directory)
         path.chmod(0o600)
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=MAX_ANSWER)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener)
 
     async def stop(self) -> None:
         self._hang_up()

@@ -19,6 +19,7 @@ from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods, assert_nothing_left, until
+from tests.runtime.stream_clients import Spdy
 
 pytestmark = pytest.mark.root
 
@@ -130,6 +131,21 @@ async def test_containers_survive_a_killed_runtime(
         assert numbers == list(range(len(numbers)))
         second = await pods.pod()
         assert (await pods.client.pod_sandbox_status(second)).status.network.ip != address
+
+
+async def test_a_new_runtime_attaches_to_old_containers(
+    tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
+) -> None:
+    async with separate_runtime(tmp_path, busybox_archive, private_cgroup_root) as (runtime, pods):
+        container = await pods.start(await pods.pod(), "/bin/sh", stdin=True)
+        await runtime.kill()
+        await runtime.start()
+        request = cri.AttachRequest(container_id=container, stdin=True, stdout=True)
+        url = (await pods.client._runtime("Attach", request, cri.AttachResponse)).url
+        async with await Spdy.connect(url, "v4.channel.k8s.io") as client:
+            _, stdin, stdout = [await client.open(streamtype=name) for name in ("error", "stdin", "stdout")]
+            client.send(stdin, b"echo still here\n")
+            await client.until(lambda: client.received[stdout] == b"still here\n")
 
 
 async def test_killed_while_pods_are_being_made(

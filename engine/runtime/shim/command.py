@@ -1,4 +1,4 @@
-"""Runs one command in a running container and sends back what it printed.
+"""Runs one command in a running container: sends back what it printed, or streams both ways while it runs.
 
 When the runtime closes the connection, the command and everything it started is killed.
 """
@@ -19,6 +19,8 @@ from engine.runtime.shim.container import (
     read_status,
     run_child,
 )
+from engine.runtime.shim.relay import STDERR, STDOUT
+from engine.runtime.shim.stdio import Stdio
 
 if TYPE_CHECKING:
     from engine.runtime.shim.spawner import Report
@@ -28,55 +30,89 @@ KINDS = {
     "pid": linux.CLONE_NEWPID, "cgroup": linux.CLONE_NEWCGROUP, "mnt": linux.CLONE_NEWNS,
 }  # fmt: skip
 LINGER = 1.0
+LAST_WORDS = 3600.0
 
 
 def run(request: dict[str, Any], report: Report) -> int:
     linux.set_process_name("kubengine-exec")
     detach_stdio()
+    stream = request["stream"]
     namespaces = open_namespaces(request["pid"], request["start_time"], tuple(KINDS))
     linux.setns(namespaces["pid"], KINDS["pid"])
-    out, child_out = os.pipe()
-    error, child_error = os.pipe()
+    stdio = Stdio.make(tty=bool(stream and stream["tty"]), stdin=bool(stream and stream["stdin"]))
     status_in, status_out = os.pipe()
     go_in, go_out = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(status_in)
         os.close(go_out)
-        run_child(lambda: _prepare(request, namespaces, child_out, child_error), status_out, go_in)
-    for fd in (child_out, child_error, status_out, go_in, *namespaces.values()):
+        run_child(lambda: _prepare(request, namespaces, stdio), status_out, go_in)
+    for fd in (status_out, go_in, *namespaces.values()):
         os.close(fd)
+    stdio.close_child()
     answer = read_status(status_in) or {"error": "its process died before it could start"}
     if "error" not in answer:
+        stdio.receive_terminal()
         os.write(go_out, b"g")
         answer = read_status(status_in)
     if "error" in answer:
         os.waitpid(child, 0)
         report.send(answer)
         return 1
-    _relay(report, child, {out: "stdout", error: "stderr"}, request["limit"])
+    if stream:
+        _stream(report, child, stdio)
+    else:
+        _collect(report, child, stdio.outputs, request["limit"])
     return 0
 
 
 def _prepare(
-    request: dict[str, Any], namespaces: dict[str, int], out: int, error: int
+    request: dict[str, Any], namespaces: dict[str, int], stdio: Stdio
 ) -> tuple[identity.Identity, list[str], dict[str, str]]:
     os.setsid()
-    os.dup2(out, 1)
-    os.dup2(error, 2)
     cgroup.join(request["cgroups"])
     cgroup.set_oom_score_adj(request["oom_score_adj"])
     for kind in ("cgroup", "ipc", "uts", "net"):
         linux.setns(namespaces[kind], KINDS[kind])
     linux.setns(namespaces["mnt"], KINDS["mnt"])
+    stdio.take()
     uid, gid, groups = request["identity"]
     home = identity.look_up({"user": str(uid), "group": str(gid), "groups": groups, "strict": True}).home
     who = identity.Identity(uid, gid, list(groups), home)
     return who, request["args"], become_ready(who, request)
 
 
-def _relay(report: Report, child: int, outputs: dict[int, str], limit: int) -> None:
-    kept = {"stdout": bytearray(), "stderr": bytearray()}
+def _stream(report: Report, child: int, stdio: Stdio) -> None:
+    """Copy in both directions until it has ended and all was passed on, or the runtime hangs up."""
+    report.send({"started": True})
+    relay = stdio.relay(ends_with_input=not stdio.tty)
+    relay.add(report.release())
+    ended = os.pidfd_open(child)
+    relay.watch([ended])
+    status, deadline = -1, 0.0
+    while relay.outputs or status < 0:
+        ready = relay.wait(None if status < 0 else deadline - time.monotonic())
+        if not relay.peers:
+            _kill_tree(child)
+            return
+        if ended in ready:
+            status = os.waitpid(child, 0)[1]
+            relay.forget(ended)
+            deadline = time.monotonic() + LINGER
+        if relay.stuck:
+            deadline = time.monotonic() + LINGER
+        elif status >= 0 and not ready and time.monotonic() > deadline:
+            break
+    relay.finish(_code(status), LAST_WORDS)
+
+
+def _code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _collect(report: Report, child: int, outputs: dict[int, int], limit: int) -> None:
+    kept = {STDOUT: bytearray(), STDERR: bytearray()}
     ended = os.pidfd_open(child)
     poll = select.poll()
     for fd in (*outputs, ended, report.fileno()):
@@ -104,9 +140,7 @@ def _relay(report: Report, child: int, outputs: dict[int, str], limit: int) -> N
                     outputs.pop(fd)
                     poll.unregister(fd)
                     os.close(fd)
-    code = os.waitstatus_to_exitcode(status)
-    report.send({"exit_code": code if code >= 0 else 128 - code,
-                 **{name: bytes(data) for name, data in kept.items()}})  # fmt: skip
+    report.send({"exit_code": _code(status), "stdout": bytes(kept[STDOUT]), "stderr": bytes(kept[STDERR])})
 
 
 def _kill_tree(child: int) -> None:

@@ -1,30 +1,33 @@
-"""Starts a container's process and stays beside it: copies its output, records its end.
+"""Starts a container's process and stays beside it: copies its output, lets clients attach, records its end.
 
 Files in the container's directory, each written once and atomically: `started` (Unix nanoseconds) and
-`exit` (code, signal, out-of-memory kills, Unix nanoseconds). SIGUSR1 reopens the log. When this process
-dies, the container is killed.
+`exit` (code, signal, out-of-memory kills, Unix nanoseconds). SIGUSR1 reopens the log. Who
+connects to `attach.sock` is attached. When this process dies, the container is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import marshal
 import os
-import select
 import signal
-import termios
+import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from engine.runtime.shim import cgroup, identity, linux, rootfs
+from engine.runtime.shim import cgroup, identity, linux, rootfs, terminal
 from engine.runtime.shim.logs import LogFile
+from engine.runtime.shim.relay import STDERR, STDOUT, Relay
+from engine.runtime.shim.stdio import Stdio
 
 if TYPE_CHECKING:
     from engine.runtime.shim.spawner import Report
 
 NAMESPACES = {"net": linux.CLONE_NEWNET, "ipc": linux.CLONE_NEWIPC, "uts": linux.CLONE_NEWUTS}
-CHUNK = 64 * 1024
+LOG_STREAMS = {STDOUT: b"stdout", STDERR: b"stderr"}
+ATTACH = "attach.sock"
+MAX_ATTACHED = 16
+PATIENCE = 30.0
 DRAIN = 2.0
 
 
@@ -39,7 +42,8 @@ def run(request: dict[str, Any], report: Report) -> int:
     os.set_blocking(signalled, False)
     signal.set_wakeup_fd(signalled)
     signal.signal(signal.SIGUSR1, lambda *_: None)
-    outputs, stdio = _make_stdio(request)
+    stdio = Stdio.make(tty=request["tty"], stdin=request["stdin"])
+    attaching = _listen(request["directory"])
     status_in, status_out = os.pipe()
     go_in, go_out = os.pipe()
     child = os.fork()
@@ -48,9 +52,10 @@ def run(request: dict[str, Any], report: Report) -> int:
         os.close(status_in)
         os.close(go_out)
         run_child(lambda: _prepare(request, pause, host_mounts, stdio), status_out, go_in)
-    for fd in {*stdio, status_out, go_in, host_mounts, *pause.values()}:
+    for fd in (status_out, go_in, host_mounts, *pause.values()):
         os.close(fd)
-    return _supervise(request, report, child, log, outputs, (wake, status_in, go_out))
+    stdio.close_child()
+    return _supervise(request, report, child, (log, stdio, attaching), (wake, status_in, go_out))
 
 
 def run_child(prepare: Any, status_out: int, go_in: int) -> None:
@@ -150,13 +155,9 @@ def execute(arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def _prepare(
-    request: dict[str, Any], pause: dict[str, int], host_mounts: int, stdio: tuple[int, int, int]
+    request: dict[str, Any], pause: dict[str, int], host_mounts: int, stdio: Stdio
 ) -> tuple[identity.Identity, list[str], dict[str, str]]:
     os.setsid()
-    for number, fd in enumerate(stdio):
-        os.dup2(fd, number)
-    if request["tty"]:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     cgroup.join(request["cgroups"])
     cgroup.set_oom_score_adj(request["oom_score_adj"])
     if request["host_ipc"]:
@@ -168,38 +169,41 @@ def _prepare(
     for kind, flag in NAMESPACES.items():
         linux.setns(pause[kind], flag)
     rootfs.enter(request, shm)
+    name = stdio.take()
+    if name and "/dev" not in {mount["target"] for mount in request["mounts"]}:
+        terminal.show_as_console(name)
     who = identity.look_up(request["user"])
     return who, request["args"], become_ready(who, request)
 
 
-def _make_stdio(request: dict[str, Any]) -> tuple[dict[int, bytes], tuple[int, int, int]]:
-    """Descriptors to read output from, by stream, and the child's three descriptors."""
-    if request["tty"]:
-        master, slave = os.openpty()
-        return {master: b"stdout"}, (slave, slave, slave)
-    out, child_out = os.pipe()
-    error, child_error = os.pipe()
-    if request["stdin"]:
-        stdin, _held_open = os.pipe()
-    else:
-        stdin = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    return {out: b"stdout", error: b"stderr"}, (stdin, child_out, child_error)
+def _listen(directory: str) -> socket.socket:
+    """Where the runtime connects to attach. The file goes with the container's directory."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    os.chdir(directory)  # a socket's path is limited to 107 bytes, a relative one is short
+    if os.path.lexists(ATTACH):
+        os.unlink(ATTACH)
+    listener.bind(ATTACH)
+    os.chdir("/")
+    listener.listen(16)
+    listener.setblocking(False)
+    return listener
 
 
 def _supervise(
     request: dict[str, Any],
     report: Report,
     child: int,
-    log: LogFile,
-    outputs: dict[int, bytes],
+    streams: tuple[LogFile, Stdio, socket.socket],
     pipes: tuple[int, int, int],
 ) -> int:
+    log, stdio, attaching = streams
     wake, status_in, go_out = pipes
     answer = read_status(status_in) or {"error": "its process died before it could start"}
     if "error" in answer:
         _give_up(request, child)
         report.send(answer)
         return 1
+    stdio.receive_terminal()
     start_time, own = linux.start_time(child), os.getpid()
     report.send({"pid": child, "start_time": start_time, "shim": own,
                  "shim_start_time": linux.start_time(own), **answer})  # fmt: skip
@@ -220,8 +224,17 @@ def _supervise(
     with contextlib.suppress(ConnectionError):  # a runtime that died meanwhile reads the file
         report.send({"started": started})
     report.close()
-    status = _copy_until_exit(child, log, outputs, wake)
-    _record_end(request, status)
+    relay = stdio.relay(
+        ends_with_input=request["stdin_once"] and not request["tty"],
+        detaches=True,
+        patience=PATIENCE,
+        tee=lambda kind, data: log.write(LOG_STREAMS[kind], data),
+        closed=lambda kind: log.flush(LOG_STREAMS[kind]),
+    )
+    status = _copy_until_exit(child, log, relay, attaching, wake)
+    code, number = _ending(status)
+    relay.finish(code, DRAIN)
+    _record_end(request, code, number)
     return 0
 
 
@@ -237,52 +250,52 @@ def _give_up(request: dict[str, Any], child: int) -> None:
     cgroup.remove(request["cgroups"])
 
 
-def _copy_until_exit(child: int, log: LogFile, outputs: dict[int, bytes], wake: int) -> int:
+def _copy_until_exit(child: int, log: LogFile, relay: Relay, attaching: socket.socket, wake: int) -> int:
     ended = os.pidfd_open(child)
-    poll = select.poll()
-    for fd in (*outputs, wake, ended):
-        poll.register(fd, select.POLLIN)
+    relay.watch([attaching.fileno(), wake, ended])
     status, deadline = -1, 0.0
-    while outputs or status < 0:
-        timeout = None if status < 0 else max(0, int((deadline - time.monotonic()) * 1000))
-        events = poll.poll(timeout)
-        if status >= 0 and (not events or time.monotonic() > deadline):
-            break
-        for fd, _ in events:
-            if fd == wake:
-                if bytes([signal.SIGUSR1]) in os.read(wake, 512):
-                    log.reopen()
+    while relay.outputs or status < 0:
+        ready = relay.wait(None if status < 0 else deadline - time.monotonic())
+        for fd in ready:
+            if fd == wake and bytes([signal.SIGUSR1]) in os.read(wake, 512):
+                log.reopen()
+            elif fd == attaching.fileno():
+                _attach(relay, attaching)
             elif fd == ended:
                 status = os.waitpid(child, 0)[1]
-                poll.unregister(ended)
+                relay.forget(ended)
+                relay.patience = DRAIN
                 deadline = time.monotonic() + DRAIN
-            else:
-                data = _read(fd)
-                if data:
-                    log.write(outputs[fd], data)
-                else:
-                    log.flush(outputs.pop(fd))
-                    poll.unregister(fd)
-                    os.close(fd)
-    for stream in outputs.values():
-        log.flush(stream)
+        if relay.stuck:
+            deadline = time.monotonic() + DRAIN
+        elif status >= 0 and not ready and time.monotonic() > deadline:
+            break
+    for kind in relay.outputs.values():
+        log.flush(LOG_STREAMS[kind])
     return status
 
 
-def _read(fd: int) -> bytes:
+def _attach(relay: Relay, attaching: socket.socket) -> None:
     try:
-        return os.read(fd, CHUNK)
-    except OSError:  # a terminal whose last user has gone
-        return b""
+        connection, _ = attaching.accept()
+    except OSError:
+        return
+    if len(relay.peers) < MAX_ATTACHED:
+        relay.add(connection)
+    else:
+        connection.close()
 
 
-def _record_end(request: dict[str, Any], status: int) -> None:
+def _ending(status: int) -> tuple[int, int]:
+    """Exit code and signal number (0 for none)."""
+    code = os.waitstatus_to_exitcode(status)
+    return (code, 0) if code >= 0 else (128 - code, -code)
+
+
+def _record_end(request: dict[str, Any], code: int, number: int) -> None:
     now = time.time_ns()
     groups = request["cgroups"]
     cgroup.kill_all(groups)
-    code, number = os.waitstatus_to_exitcode(status), 0
-    if code < 0:
-        number, code = -code, 128 - code
     text = f"{code} {number} {cgroup.oom_kills(groups)} {now}\n"
     cgroup.remove(groups)
     _write(f"{request['directory']}/exit", text)

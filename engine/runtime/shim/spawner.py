@@ -48,6 +48,10 @@ class Report:
     def fileno(self) -> int:
         return self._socket.fileno()
 
+    def release(self) -> socket.socket:
+        """The connection itself, for something else than messages."""
+        return self._socket
+
     def close(self) -> None:
         self._socket.close()
 

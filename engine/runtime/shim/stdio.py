@@ -1,0 +1,65 @@
+"""The standard streams of a process that a shim starts: pipes, or a terminal of the container's own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from engine.runtime.shim import terminal
+from engine.runtime.shim.relay import STDERR, STDOUT, Relay
+
+
+class Stdio:
+    """Made before the fork; then the child calls `take`, and the shim `close_child` and `receive_terminal`.
+
+    `outputs` are the shim's descriptors to read from, by what they carry.
+    """
+
+    def __init__(
+        self, child: tuple[int, int, int], stdin: int, outputs: dict[int, int],
+        handover: tuple[socket.socket, socket.socket] | None,
+    ) -> None:  # fmt: skip
+        self.outputs = outputs
+        self.tty = handover is not None
+        self._child = child
+        self._stdin = stdin
+        self._handover = handover
+
+    @classmethod
+    def make(cls, *, tty: bool, stdin: bool) -> Stdio:
+        """Without `stdin` (or a terminal) there is nothing to read, /dev/null."""
+        if tty:
+            return cls((-1, -1, -1), -1, {}, socket.socketpair())
+        out, child_out = os.pipe()
+        error, child_error = os.pipe()
+        child_in, held = os.pipe() if stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
+        return cls((child_in, child_out, child_error), held, {out: STDOUT, error: STDERR}, None)
+
+    def take(self) -> str:
+        """In the child, when it is in the container and leads a session: make them 0, 1 and 2.
+
+        Answers the terminal's name, empty where there is none.
+        """
+        if self._handover is not None:
+            return terminal.become_controlling(self._handover[1])
+        for number, fd in enumerate(self._child):
+            os.dup2(fd, number)
+        return ""
+
+    def close_child(self) -> None:
+        """In the shim, after the fork."""
+        if self._handover is not None:
+            self._handover[1].close()
+        for fd in self._child:
+            if fd >= 0:
+                os.close(fd)
+
+    def receive_terminal(self) -> None:
+        """In the shim, when the child has said that it is ready."""
+        if self._handover is not None:
+            self._stdin = terminal.receive_master(self._handover[0])
+            self.outputs = {self._stdin: STDOUT}
+
+    def relay(self, **options: Any) -> Relay:
+        return Relay(stdin=self._stdin, outputs=self.outputs, terminal=self.tty, **options)

@@ -1,0 +1,124 @@
+"""The words of the remote command and port forward protocols, as Kubernetes clients speak them.
+
+From the behaviour of k8s.io/client-go and the kubelet's streaming server. Pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from engine.runtime.records import Container, Sandbox
+
+STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
+CLOSE_CHANNEL = 255
+"""v5: a message on this channel closes the channel that its second byte names."""
+CHANNELS = {"stdin": STDIN, "stdout": STDOUT, "stderr": STDERR, "error": ERROR, "resize": RESIZE}
+
+V1, V2, V3, V4, V5 = "channel.k8s.io", *(f"v{number}.channel.k8s.io" for number in range(2, 6))
+COMMAND_OVER_SPDY = (V4, V3, V2, V1)
+COMMAND_OVER_WEBSOCKET = (V5, V4, V1)
+PORT_FORWARD = "portforward.k8s.io"
+PORT_FORWARD_TUNNEL = "SPDY/3.1+portforward.k8s.io"
+"""A WebSocket whose messages are the bytes of a SPDY connection."""
+PORT_FORWARD_OVER_WEBSOCKET = (PORT_FORWARD_TUNNEL, V4)
+
+MAX_SIZE_TEXT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CommandTicket:
+    """An exec, or an attach where there is no `command`, with the streams that the client will open."""
+
+    container: Container
+    command: Sequence[str]
+    stdin: bool
+    stdout: bool
+    stderr: bool
+    tty: bool
+
+    def expected(self, protocol: str) -> set[int]:
+        """The channels that the client opens; terminals are resized since v3."""
+        wanted = {STDIN: self.stdin, STDOUT: self.stdout, STDERR: self.stderr}
+        found = {ERROR, *(channel for channel, there in wanted.items() if there)}
+        if self.tty and protocol not in (V1, V2):
+            found.add(RESIZE)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class PortForwardTicket:
+    """`ports` are fixed beforehand only for WebSockets; with SPDY each stream names its own."""
+
+    sandbox: Sandbox
+    ports: Sequence[int]
+
+
+Ticket = CommandTicket | PortForwardTicket
+
+
+def negotiated(wanted: Sequence[str], offered: Sequence[str]) -> str | None:
+    """The client's first wish that we offer; None where there is none."""
+    return next((protocol for protocol in wanted if protocol in offered), None)
+
+
+def exit_status(code: int, protocol: str) -> bytes:
+    """What the error channel says at the end of a command; before v4 nothing at all means success."""
+    if code == 0:
+        return _status({"status": "Success"}) if protocol in (V4, V5) else b""
+    message = f"command terminated with non-zero exit code: {code}"
+    if protocol not in (V4, V5):
+        return message.encode()
+    causes = [{"reason": "ExitCode", "message": str(code)}]
+    return _status(
+        {"status": "Failure", "message": message, "reason": "NonZeroExitCode", "details": {"causes": causes}}
+    )
+
+
+def failure_status(message: str, protocol: str) -> bytes:
+    """What the error channel says where there was no command, or no end of it."""
+    if protocol not in (V4, V5):
+        return message.encode()
+    return _status(
+        {
+            "status": "Failure",
+            "message": f"Internal error occurred: {message}",
+            "reason": "InternalError",
+            "details": {"causes": [{"message": message}]},
+            "code": 500,
+        }
+    )
+
+
+class SizeReader:
+    """Terminal sizes from the resize channel: JSON objects one after the other."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def feed(self, data: bytes) -> list[tuple[int, int]]:
+        """Columns and rows of every size that is now whole; what is no size is dropped."""
+        self._text += data.decode("utf-8", "replace")
+        found: list[tuple[int, int]] = []
+        while text := self._text.lstrip():
+            try:
+                value, end = json.JSONDecoder().raw_decode(text)
+            except ValueError:
+                self._text = text if len(text) <= MAX_SIZE_TEXT else ""
+                return found
+            self._text = text[end:]
+            size = value if isinstance(value, dict) else {}
+            columns, rows = size.get("Width"), size.get("Height")
+            if _is_length(columns) and _is_length(rows):
+                found.append((columns, rows))
+        return found
+
+
+def _is_length(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 16
+
+
+def _status(fields: dict[str, Any]) -> bytes:
+    return json.dumps({"metadata": {}, **fields}).encode()

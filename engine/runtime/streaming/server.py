@@ -1,0 +1,298 @@
+"""The streaming server: HTTP on loopback, where the URLs of Exec, Attach and PortForward lead.
+
+Whoever comes with an unused ticket upgrades the connection to SPDY/3.1 or to a WebSocket. Everything has
+a bound: heads, tickets, sessions, the time to begin, and the time in which nothing moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import h11
+
+from engine.api.errors import InvalidInput, Refused
+from engine.runtime.records import READY, RUNNING, Sandbox
+from engine.runtime.streaming import port_forward, protocol, remote_command, websocket
+from engine.runtime.streaming.connections import Connection
+from engine.runtime.streaming.links import TcpLink, WebSocketLink
+from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, Ticket
+from engine.runtime.streaming.tickets import Tickets
+
+ADDRESS = "127.0.0.1"
+HEAD_TIME = 10.0
+MAX_HEAD = 16 * 1024
+MAX_SESSIONS = 256
+CLOSE_TIME = 2.0
+IDLE_TIME = 4 * 3600.0
+KEEP_ALIVE = 10.0
+LOG = logging.getLogger(__name__)
+
+
+class Streams(Protocol):
+    """Whoever runs the containers. Each raises a KubengineError or OSError with the reason."""
+
+    async def open_command(self, ticket: CommandTicket) -> remote_command.Process: ...
+
+    async def open_attachment(self, ticket: CommandTicket) -> remote_command.Process: ...
+
+    async def connect(
+        self, sandbox: Sandbox, port: int
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+
+
+class _Rejected(Exception):
+    """The request gets this answer instead of an upgrade."""
+
+    def __init__(self, status: int, reason: str, headers: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.headers = headers
+
+
+class _Upgrade(NamedTuple):
+    """`version` of the protocol inside; `answer` are the headers of the 101."""
+
+    websocket: bool
+    version: str
+    answer: list[tuple[str, str]]
+
+
+class StreamingServer:
+    """Listens on 127.0.0.1, at `port` or a free one."""
+
+    def __init__(
+        self, streams: Streams, *, port: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.port = port
+        self._streams = streams
+        self._tickets: Tickets[Ticket] = Tickets(clock)
+        self._server: asyncio.Server | None = None
+        self._sessions: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Raises Refused where the port is taken."""
+        try:
+            self._server = await asyncio.start_server(self._accept, ADDRESS, self.port)
+        except OSError as error:
+            raise Refused(error.strerror or str(error), subject=f"streaming port {self.port}") from None
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Closes every session; commands that were run for one are killed."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for session in self._sessions:
+            session.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+
+    def url(self, ticket: Ticket) -> str:
+        """Where the client gets what `ticket` is for. Raises Exhausted."""
+        return f"http://{ADDRESS}:{self.port}/{_kind(ticket)}/{self._tickets.issue(ticket)}"
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = asyncio.current_task()
+        assert session is not None
+        self._sessions.add(session)
+        try:
+            await self._handle(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        except Exception:
+            LOG.exception("unexpected failure of a streaming session")
+        finally:
+            self._sessions.discard(session)
+            writer.close()
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIME):
+                    await writer.wait_closed()
+            writer.transport.abort()  # a client that doesn't take the rest
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        try:
+            async with asyncio.timeout(HEAD_TIME):
+                request = await _read_request(http, reader)
+            if len(self._sessions) > MAX_SESSIONS:
+                raise _Rejected(503, f"{MAX_SESSIONS} sessions are open")
+            ticket = self._redeem(request)
+            upgrade = _negotiate(request, ticket)
+        except TimeoutError:
+            return
+        except h11.RemoteProtocolError as error:
+            await _reject(http, writer, _Rejected(400, str(error)))
+            return
+        except _Rejected as rejection:
+            await _reject(http, writer, rejection)
+            return
+        writer.write(http.send(h11.InformationalResponse(status_code=101, headers=upgrade.answer)) or b"")
+        await self._serve(ticket, upgrade, TcpLink(reader, writer, http.trailing_data[0]))
+
+    def _redeem(self, request: h11.Request) -> Ticket:
+        kind, _, token = request.target.decode("ascii").partition("?")[0].strip("/").partition("/")
+        if request.method not in (b"GET", b"POST"):
+            raise _Rejected(405, "expected GET or POST", [("Allow", "GET, POST")])
+        ticket = self._tickets.redeem(token)
+        if ticket is None or _kind(ticket) != kind:
+            raise _Rejected(404, "unknown, used or expired URL; each is good for one minute and once")
+        return ticket
+
+    async def _serve(self, ticket: Ticket, upgrade: _Upgrade, link: TcpLink) -> None:
+        connection: Connection
+        work: Awaitable[None]
+        if isinstance(ticket, CommandTicket):
+            expected = ticket.expected(upgrade.version)
+            client: remote_command.Client
+            if upgrade.websocket:
+                client = remote_command.WebSocketClient(link, expected, upgrade.version)
+            else:
+                client = remote_command.SpdyClient(link, expected)
+            connection = client.connection
+            work = remote_command.serve(client, ticket, upgrade.version, self._open)
+        else:
+            sandbox = ticket.sandbox
+
+            async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                if sandbox.state != READY:
+                    raise Refused("is not ready any more", subject=f"sandbox {sandbox.id}")
+                return await self._streams.connect(sandbox, port)
+
+            forwarder: port_forward.SpdyForwarder | port_forward.WebSocketForwarder
+            if upgrade.version == protocol.PORT_FORWARD_TUNNEL:
+                forwarder = port_forward.SpdyForwarder(WebSocketLink(link), connect)
+            elif upgrade.websocket:
+                forwarder = port_forward.WebSocketForwarder(link, ticket, connect)
+            else:
+                forwarder = port_forward.SpdyForwarder(link, connect)
+            connection, work = forwarder.connection, forwarder.serve()
+        reading = asyncio.ensure_future(connection.run())
+        watching = asyncio.ensure_future(_watch(connection))
+        try:
+            await work
+        finally:
+            reading.cancel()
+            watching.cancel()
+            await asyncio.gather(reading, watching, return_exceptions=True)
+
+    async def _open(self, ticket: CommandTicket) -> remote_command.Process:
+        if ticket.container.state != RUNNING:
+            raise Refused("is not running any more", subject=f"container {ticket.container.id}")
+        if ticket.command:
+            return await self._streams.open_command(ticket)
+        return await self._streams.open_attachment(ticket)
+
+
+def check_streams(*, stdin: bool, stdout: bool, stderr: bool, tty: bool) -> None:
+    """Raises InvalidInput for a combination that makes no sense."""
+    if tty and stderr:
+        raise InvalidInput("tty and stderr cannot both be true: a terminal has one output", subject="stderr")
+    if not (stdin or stdout or stderr):
+        raise InvalidInput("one of stdin, stdout and stderr must be set", subject="stdin")
+
+
+def _kind(ticket: Ticket) -> str:
+    if isinstance(ticket, PortForwardTicket):
+        return "portforward"
+    return "exec" if ticket.command else "attach"
+
+
+async def _read_request(http: h11.Connection, reader: asyncio.StreamReader) -> h11.Request:
+    """The head of the one request of this connection, which has no body."""
+    request: h11.Request | None = None
+    while True:
+        event = http.next_event()
+        if event is h11.NEED_DATA:
+            data = await reader.read(MAX_HEAD)
+            if not data and request is None:
+                raise ConnectionResetError("the client left before it had asked")
+            http.receive_data(data)
+        elif isinstance(event, h11.Request):
+            request = event
+        elif isinstance(event, h11.EndOfMessage) and request is not None:
+            return request
+        else:
+            raise _Rejected(400, "expected a request without a body")
+
+
+def _negotiate(request: h11.Request, ticket: Ticket) -> _Upgrade:
+    headers: dict[str, list[str]] = {}
+    for name, value in request.headers:
+        headers.setdefault(name.decode(), []).extend(part.strip() for part in value.decode().split(","))
+    wanted = {word.lower() for word in headers.get("upgrade", ())}
+    if "upgrade" not in {word.lower() for word in headers.get("connection", ())}:
+        wanted = set()
+    if "websocket" in wanted:
+        return _negotiate_websocket(request, headers, ticket)
+    if "spdy/3.1" not in wanted:
+        raise _Rejected(400, "unable to upgrade: expected Connection: Upgrade with SPDY/3.1 or websocket")
+    is_command = isinstance(ticket, CommandTicket)
+    offered = protocol.COMMAND_OVER_SPDY if is_command else (protocol.PORT_FORWARD,)
+    asked = headers.get("x-stream-protocol-version", [])
+    version = protocol.negotiated(asked, offered)
+    if asked and version is None:
+        raise _no_common_protocol(asked, offered)
+    answer = [("Connection", "Upgrade"), ("Upgrade", "SPDY/3.1")]
+    if version is not None:
+        answer.append(("X-Stream-Protocol-Version", version))
+    return _Upgrade(False, version or (protocol.V1 if is_command else protocol.PORT_FORWARD), answer)
+
+
+def _negotiate_websocket(request: h11.Request, headers: dict[str, list[str]], ticket: Ticket) -> _Upgrade:
+    key = "".join(headers.get("sec-websocket-key", ()))
+    if request.method != b"GET" or not key:
+        raise _Rejected(400, "a WebSocket begins with GET and a Sec-WebSocket-Key")
+    if headers.get("sec-websocket-version") != ["13"]:
+        raise _Rejected(426, "expected WebSocket version 13", [("Sec-WebSocket-Version", "13")])
+    is_command = isinstance(ticket, CommandTicket)
+    offered = protocol.COMMAND_OVER_WEBSOCKET if is_command else protocol.PORT_FORWARD_OVER_WEBSOCKET
+    asked = headers.get("sec-websocket-protocol", [])
+    version = protocol.negotiated(asked, offered)
+    if asked and version is None:
+        raise _no_common_protocol(asked, offered)
+    answer = [
+        ("Connection", "Upgrade"),
+        ("Upgrade", "websocket"),
+        ("Sec-WebSocket-Accept", websocket.accept_key(key)),
+    ]
+    if version is not None:
+        answer.append(("Sec-WebSocket-Protocol", version))
+    return _Upgrade(True, version or (protocol.V1 if is_command else protocol.V4), answer)
+
+
+def _no_common_protocol(asked: Sequence[str], offered: Sequence[str]) -> _Rejected:
+    reason = (
+        f"unable to negotiate a protocol: client supports {', '.join(asked)}; server {', '.join(offered)}"
+    )
+    return _Rejected(403, reason, [("X-Accepted-Stream-Protocol-Versions", each) for each in offered])
+
+
+async def _reject(http: h11.Connection, writer: asyncio.StreamWriter, rejection: _Rejected) -> None:
+    body = f"{rejection}\n".encode()
+    head = h11.Response(
+        status_code=rejection.status,
+        headers=[
+            ("Content-Type", "text/plain; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+            *rejection.headers,
+        ],
+    )
+    with contextlib.suppress(ConnectionError, h11.LocalProtocolError):
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            writer.write(http.send(event) or b"")
+        await writer.drain()
+
+
+async def _watch(connection: Connection) -> None:
+    """Notice a client that has died without a word, and one with whom nothing moves any more."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while loop.time() - connection.moved_at < IDLE_TIME:
+            await asyncio.sleep(KEEP_ALIVE)
+            await connection.keep_alive()
+    connection.gone.set()

@@ -1,0 +1,212 @@
+"""A server's side of one SPDY/3.1 connection, without I/O: bytes in, events out, and what is to be sent.
+
+Streams are opened by the client (odd, rising ids); whoever uses the session accepts or refuses each.
+
+Flow control has two sides. Towards us a stream may have WINDOW bytes that nobody has taken yet:
+`consumed` gives credit back. A client that ignores windows, as the one in kubectl, crictl and the kubelet
+does, isn't cut off: then it is for the reader of the connection to stop reading. Towards the client
+windows count from the moment it shows that it keeps them (WINDOW_UPDATE, or SETTINGS with a window); until
+then only TCP slows us down, since a client that knows no windows would never open one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.runtime.streaming import spdy
+
+WINDOW = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """`last`: the client sends nothing on it."""
+
+    stream: int
+    headers: spdy.Headers
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """`last` ends the client's half of the stream."""
+
+    stream: int
+    data: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """The client has given the stream up, both halves."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The client opens no more streams; those that are open go on."""
+
+
+Event = Opened | Received | Reset | Left
+
+
+@dataclass(slots=True)
+class _Stream:
+    """`credit` is what we may send; `owed` what was taken and not yet given back to the client."""
+
+    credit: int
+    owed: int = 0
+    receiving: bool = True
+    sending: bool = True
+
+
+@dataclass(slots=True)
+class SpdySession:
+    """`max_streams` may be open at once; further ones are refused."""
+
+    max_streams: int = 256
+    _reader: spdy.FrameReader = field(default_factory=spdy.FrameReader)
+    _writer: spdy.FrameWriter = field(default_factory=spdy.FrameWriter)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _newest: int = 0
+    _keeps_windows: bool = False
+    _initial: int = WINDOW
+    _credit: int = WINDOW
+    _owed: int = 0
+    _output: bytearray = field(default_factory=bytearray)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """What `data` brought. Raises SpdyError, after which a GOAWAY is to be sent and nothing else."""
+        events: list[Event] = []
+        try:
+            for frame in self._reader.feed(data):
+                event = self._on_frame(frame)
+                if event is not None:
+                    events.append(event)
+        except spdy.SpdyError:
+            self._emit(spdy.GoAway(self._newest, spdy.PROTOCOL_ERROR))
+            raise
+        return events
+
+    def output(self) -> bytes:
+        """Bytes to send now; they are handed over once."""
+        data = bytes(self._output)
+        self._output.clear()
+        return data
+
+    def accept(self, stream: int) -> None:
+        self._emit(spdy.SynReply(stream, {}))
+
+    def refuse(self, stream: int) -> None:
+        self._streams.pop(stream, None)
+        self._emit(spdy.RstStream(stream, spdy.REFUSED_STREAM))
+
+    def sendable(self, stream: int) -> int:
+        """How many bytes the stream may send now; none where it is closed for us."""
+        state = self._streams.get(stream)
+        if state is None or not state.sending:
+            return 0
+        return max(0, min(state.credit, self._credit)) if self._keeps_windows else 1 << 30
+
+    def writable(self, stream: int) -> bool:
+        """Whether our half is open."""
+        state = self._streams.get(stream)
+        return state is not None and state.sending
+
+    def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
+        """At most `sendable` bytes. Nothing where our half is closed."""
+        state = self._streams.get(stream)
+        if state is None or not state.sending:
+            return
+        state.credit -= len(data)
+        self._credit -= len(data)
+        self._emit(spdy.Data(stream, data, last))
+        if last:
+            state.sending = False
+            self._forget_closed(stream, state)
+
+    def consumed(self, stream: int, count: int) -> None:
+        """Somebody has taken `count` bytes of the stream: the client may send as many again."""
+        self._owed += count
+        if self._owed >= WINDOW // 2:
+            self._emit(spdy.WindowUpdate(0, self._owed))
+            self._owed = 0
+        state = self._streams.get(stream)
+        if state is not None and state.receiving:
+            state.owed += count
+            if state.owed >= WINDOW // 2:
+                self._emit(spdy.WindowUpdate(stream, state.owed))
+                state.owed = 0
+
+    def ping(self, number: int) -> None:
+        """`number` is even: odd ones are the client's."""
+        self._emit(spdy.Ping(number))
+
+    def go_away(self) -> None:
+        self._emit(spdy.GoAway(self._newest))
+
+    def _on_frame(self, frame: spdy.Frame) -> Event | None:
+        match frame:
+            case spdy.SynStream():
+                return self._on_open(frame)
+            case spdy.Data(stream, data, last):
+                return self._on_data(stream, data, last)
+            case spdy.RstStream(stream):
+                return Reset(stream) if self._streams.pop(stream, None) else None
+            case spdy.Ping(number):
+                if number % 2:
+                    self._emit(frame)
+            case spdy.WindowUpdate(stream, delta):
+                self._on_window(stream, delta)
+            case spdy.Settings(values):
+                self._on_settings(values.get(spdy.INITIAL_WINDOW))
+            case spdy.GoAway():
+                return Left()
+        return None
+
+    def _on_open(self, frame: spdy.SynStream) -> Event | None:
+        if frame.stream % 2 == 0 or frame.stream <= self._newest:
+            raise spdy.SpdyError(f"stream {frame.stream} after stream {self._newest}")
+        self._newest = frame.stream
+        if len(self._streams) >= self.max_streams:
+            self._emit(spdy.RstStream(frame.stream, spdy.REFUSED_STREAM))
+            return None
+        self._streams[frame.stream] = _Stream(self._initial, receiving=not frame.last)
+        return Opened(frame.stream, frame.headers, frame.last)
+
+    def _on_data(self, stream: int, data: bytes, last: bool) -> Event | None:
+        state = self._streams.get(stream)
+        if state is None or not state.receiving:
+            self.consumed(stream, len(data))
+            if stream > self._newest or stream == 0:
+                self._emit(spdy.RstStream(stream, spdy.INVALID_STREAM))
+            return None
+        if last:
+            state.receiving = False
+            self._forget_closed(stream, state)
+        return Received(stream, data, last)
+
+    def _on_window(self, stream: int, delta: int) -> None:
+        self._keeps_windows = True
+        if stream == 0:
+            self._credit += delta
+        elif stream in self._streams:
+            self._streams[stream].credit += delta
+
+    def _on_settings(self, window: int | None) -> None:
+        if window is None:
+            return
+        if window > 0x7FFFFFFF:
+            raise spdy.SpdyError(f"an initial window of {window} bytes")
+        self._keeps_windows = True
+        for state in self._streams.values():
+            state.credit += window - self._initial
+        self._initial = window
+
+    def _forget_closed(self, stream: int, state: _Stream) -> None:
+        if not state.receiving and not state.sending:
+            self._streams.pop(stream, None)
+
+    def _emit(self, frame: spdy.Frame) -> None:
+        self._output += self._writer.encode(frame)
