@@ -54,6 +54,12 @@ _state = click.option(
 @click.option("--images-dir", type=click.Path(path_type=Path), help="Image archives that a pull looks in.")
 @click.option("--pod-cidr", help="Pods' subnet; by default a free /20 of 10.64.0.0/10.")
 @click.option(
+    "--streaming-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port on 127.0.0.1 for exec, attach and port-forward; by default a free one.",
+)
+@click.option(
     "--cgroup-driver",
     type=click.Choice(["cgroupfs", "systemd"]),
     default="cgroupfs",
@@ -83,6 +89,7 @@ def command(
     state: Path,
     images_dir: Path | None,
     pod_cidr: str | None,
+    streaming_port: int,
     cgroup_driver: str,
     cpu_weight: Literal["linear", "logarithmic"],
     clean_up_on_exit: bool,
@@ -112,6 +119,7 @@ def command(
             cgroup_driver=cgroup_driver,
             archives=images_dir,
             pod_cidr=pod_cidr,
+            streaming_port=streaming_port,
             cpu_weight=cpu_weight,
         )
 
