@@ -155,14 +155,13 @@ async def test_a_slow_post_start_hook_holds_up_nobody_else(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.node.STARTS_AT_ONCE", 1)
-    exec_sync, hooked, go_on = hollow.backend.exec_sync, asyncio.Event(), asyncio.Event()
+    hooked, go_on = asyncio.Event(), asyncio.Event()
 
-    async def slow_exec(*args: Any) -> Any:
+    async def slow_hook(*args: Any, **kwargs: Any) -> None:
         hooked.set()
         await go_on.wait()
-        return await exec_sync(*args)
 
-    monkeypatch.setattr(hollow.backend, "exec_sync", slow_exec)
+    monkeypatch.setattr("engine.node.starting.run_hook", slow_hook)
     await bench.start()
     hook = {"postStart": {"exec": {"command": ["true"]}}}
     bench.write("hooked", {"containers": [container(lifecycle=hook), container("second")]})

@@ -48,6 +48,38 @@ def test_differences_are_all_linked() -> None:
         assert f"differences.d/{part.name}" in index, f"docs/differences.md does not name {part.name}"
 
 
+def engine_code() -> str:
+    """All of the package but the definition of the configuration itself."""
+    files = [path for path in (ROOT / "engine").rglob("*.py") if path.parts[-2] != "api"]
+    return "\n".join(path.read_text() for path in files)
+
+
+def test_kubelet_fields_said_to_do_nothing_are_read_nowhere_and_the_others_somewhere() -> None:
+    effective, idle = (
+        set(re.findall(r"`(\w+)`", section))
+        for section in re.split(
+            r"^## .*\n", (ROOT / "docs/configuration.md").read_text(), flags=re.MULTILINE
+        )[1:3]
+    )
+    read_elsewhere = {"apiVersion", "kind", "featureGates"}  # by the loader and by `config.gate`
+    code = engine_code()
+    for field in msgspec.structs.fields(KubeletConfiguration):
+        name = field.encode_name
+        read = name in read_elsewhere or re.search(rf"\b_?config\.{field.name}\b", code) is not None
+        expected = (True, False) if read else (False, True)
+        assert (name in effective, name in idle) == expected, f"{name}: {'' if read else 'not '}read"
+
+
+def test_every_field_of_our_own_configuration_is_read() -> None:
+    code = engine_code()
+    for section in msgspec.structs.fields(KubengineConfiguration)[2:]:
+        assert re.search(rf"\.{section.name}\b", code), section.encode_name
+        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
+            for field in msgspec.structs.fields(section.type):
+                found = re.search(rf"section\.{field.name}\b", code)
+                assert found, f"{section.encode_name}.{field.encode_name}"
+
+
 def test_every_configuration_field_is_described() -> None:
     text = (ROOT / "docs/configuration.md").read_text()
     structs: list[type[msgspec.Struct]] = [KubeletConfiguration, KubengineConfiguration]
