@@ -1,9 +1,9 @@
 """Eviction under pressure: signals, thresholds, the sequence of decisions, and the manager that acts.
 
 `thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission` decide (pure);
-`readings`, `cgroup_usage`, `measure` and `notifier` look at cgroups, file systems and the runtime;
-`manager` puts them together. May touch `engine.api`, `tables`, `_fast`, `metrics`, `runtime.client`,
-`engine.images` and `engine.containers`.
+`readings`, `cgroup_usage`, `measure` and `notifier` (by `usage_events` or `pressure_events`) look at
+cgroups, file systems and the runtime; `manager` puts them together. May touch `engine.api`, `tables`,
+`_fast`, `metrics`, `runtime.client`, `engine.images` and `engine.containers`.
 """
 
 from engine.eviction.manager import EvictionManager

@@ -18,7 +18,7 @@ from .private_node import MIB, PrivateNode, make_pod
 
 async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
     """Memory above the threshold evicts the larger pod; a later burst wakes the manager by
-    `memory.events`, with an interval far longer than the test."""
+    `memory.events.local`, with an interval far longer than the test."""
     node = PrivateNode("/eviction", mount)
     (mount / "eviction" / "memory.high").write_text(str(120 * MIB))
     node.run(make_pod("small"), mib=20)

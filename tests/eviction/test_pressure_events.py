@@ -1,0 +1,150 @@
+"""cgroup v2's notifications: pressure stall triggers on a kernel that accounts them, the refusals of
+kernels that don't, and a cgroup that goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.eviction import pressure_events
+from engine.eviction.cgroup_usage import is_v1, memory_directory
+from engine.eviction.pressure_events import TRIGGERS, PressureEvents
+from tests.node.conftest import eventually
+
+MOUNT = Path("/sys/fs/cgroup")
+UNIFIED = MOUNT / "unified" if is_v1(MOUNT) else MOUNT
+SMALL = (b"some 1000 500000\0", b"some 1000 2000000\0")
+"""A millisecond of stall is enough; the first is refused to a process without CAP_SYS_RESOURCE."""
+_THRASH = """
+import os, sys
+for directory in sys.argv[2:]:
+    with open(directory + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+data = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+while True:
+    for block in range(48):
+        os.pwrite(data, bytes(1 << 20), block << 20)
+    os.fsync(data)
+    for block in range(48):
+        os.pread(data, 1 << 20, block << 20)
+"""
+needs_pressure = pytest.mark.skipif(
+    not (UNIFIED / "memory.pressure").exists(),
+    reason="needs a cgroup v2 mount (a hybrid's will do) and a kernel that accounts pressure stalls",
+)
+
+
+@pytest.fixture
+def group(private_cgroup_root: str) -> Path:
+    """A cgroup whose processes have 16 MiB: its directory in the v2 hierarchy."""
+    directory = UNIFIED / private_cgroup_root.strip("/")
+    directory.mkdir()
+    limit = "memory.limit_in_bytes" if is_v1(MOUNT) else "memory.max"
+    memory = memory_directory(MOUNT, private_cgroup_root)
+    memory.mkdir(exist_ok=True)
+    (memory / limit).write_text(str(16 << 20))
+    return directory
+
+
+def thrash(data: str, *directories: Path) -> subprocess.Popen[bytes]:
+    """A process in these groups that writes and reads far more than they may hold."""
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", _THRASH, data, *map(str, directories)])
+
+
+@needs_pressure
+@pytest.mark.root
+async def test_processes_that_stall_for_memory_wake(group: Path, private_cgroup_root: str):
+    wakes: list[None] = []
+    events = PressureEvents(group, lambda: wakes.append(None), SMALL)
+    events.start()
+    assert "memory.pressure" in events.watched
+    data = f"/var/tmp/{group.name}"
+    process = thrash(data, *{group, memory_directory(MOUNT, private_cgroup_root)})
+    try:
+        await eventually(lambda: wakes, 60)
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        Path(data).unlink(missing_ok=True)
+        events.stop()
+    assert events.watched == set()
+
+
+@needs_pressure
+@pytest.mark.root
+async def test_the_default_triggers_are_taken(group: Path):
+    events = PressureEvents(group, lambda: None)
+    events.start()
+    assert "memory.pressure" in events.watched
+    events.stop()
+
+
+@needs_pressure
+@pytest.mark.root
+async def test_a_removed_cgroup_wakes_once_and_is_let_go(group: Path):
+    wakes: list[None] = []
+    events = PressureEvents(group, lambda: wakes.append(None))
+    events.start()
+    await asyncio.to_thread(group.rmdir)
+    await eventually(lambda: not events.watched)
+    seen = len(wakes)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(wakes) == seen >= 1
+    events.stop()
+
+
+@pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EPERM, errno.ENODEV, errno.EBUSY])
+async def test_a_kernel_that_refuses_triggers(tmp_path, monkeypatch, caplog, refusal):
+    """What cannot be had here: pressure accounting switched off, no privilege on an old kernel."""
+    (tmp_path / "memory.pressure").write_text("")
+    attempts = refusing(monkeypatch, lambda trigger: refusal)
+    events = PressureEvents(tmp_path, lambda: None)
+    caplog.set_level("INFO", "kubengine.eviction")
+    events.start()
+    events.stop()
+    assert attempts == [TRIGGERS[0]]
+    assert os.strerror(refusal) in caplog.text
+
+
+async def test_without_privilege_the_window_is_longer(tmp_path, monkeypatch):
+    (tmp_path / "memory.pressure").write_text("")
+    attempts = refusing(monkeypatch, lambda trigger: errno.EINVAL if trigger == TRIGGERS[0] else 0)
+    events = PressureEvents(tmp_path, lambda: None)
+    events.start()
+    events.stop()
+    assert attempts == list(TRIGGERS)
+
+
+async def test_a_kernel_without_pressure_says_nothing(tmp_path, caplog):
+    caplog.set_level("INFO", "kubengine.eviction")
+    events = PressureEvents(tmp_path, lambda: None)
+    events.start()
+    assert events.watched == set()
+    events.stop()
+    assert not caplog.records
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, refusal: Callable[[bytes], int]) -> list[bytes]:
+    """Has triggers answered with these errors (0: taken); those that were tried."""
+    attempts: list[bytes] = []
+    real = os.write
+
+    def write(descriptor: int, data: bytes) -> int:
+        if data not in TRIGGERS:
+            return real(descriptor, data)
+        attempts.append(data)
+        number = refusal(data)
+        if number:
+            raise OSError(number, os.strerror(number))
+        return len(data)
+
+    monkeypatch.setattr(pressure_events.os, "write", write)
+    return attempts
