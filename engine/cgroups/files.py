@@ -7,7 +7,7 @@ The controller of a file is the part of its name before the first dot, in both v
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -64,12 +64,11 @@ class FileRules:
         sizes = huge_page_sizes if "hugetlb" in mounts.controllers else ()
         return cls(mounts.version, formula, sizes, mounts.controllers & WRITTEN_CONTROLLERS)
 
-    def fresh(self) -> dict[str, str]:
-        """What the kernel puts into a new group's files."""
-        fresh = dict(_FRESH[self.version])
-        for size in self.huge_page_sizes:
-            fresh[self._huge_page_file(size)] = UNLIMITED[self.version]
-        return fresh
+    def fresh(self, controllers: Collection[str]) -> dict[str, str]:
+        """What the kernel puts into a new group's files of these controllers."""
+        huge_pages = {self._huge_page_file(size): UNLIMITED[self.version] for size in self.huge_page_sizes}
+        fresh = _FRESH[self.version] | huge_pages
+        return {file: text for file, text in fresh.items() if file.partition(".")[0] in controllers}
 
     def files(self, values: GroupValues, *, unbounded_huge_pages: bool = False) -> dict[str, str]:
         """Every file that these values decide, in the order to write them.

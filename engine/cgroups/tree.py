@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from engine.api.errors import Refused
-from engine.cgroups.files import FileRules, kernel_form
+from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
 from engine.cgroups.group import Descriptors, Directory, GroupGone
 from engine.cgroups.mounts import Hierarchy, Mounts
 from engine.cgroups.names import CgroupName, Driver, to_path
@@ -87,9 +87,9 @@ class CgroupTree:
             path = to_path(name, self.driver)
             directories: dict[str, Directory] = {}
             for hierarchy in self.mounts.hierarchies:
-                directory = Directory(_below(hierarchy, path))
-                keys = hierarchy.controllers if self.mounts.version == 1 else ("",)
-                directories |= dict.fromkeys(keys, directory)
+                keys = hierarchy.controllers & WRITTEN_CONTROLLERS if self.mounts.version == 1 else {""}
+                if keys:
+                    directories |= dict.fromkeys(keys, Directory(_below(hierarchy, path)))
             group = self.groups[name] = Group(name, path, directories)
             self._children.setdefault(name[:-1], set()).add(name)
         return group
@@ -131,7 +131,7 @@ class CgroupTree:
             for directory in group.directories.values():
                 if directory.path == path:
                     directory.forget(self.descriptors)
-                    directory.known = self.rules.fresh() if fresh else {}
+                    directory.known = self.rules.fresh(hierarchy.controllers) if fresh else {}
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
                 self._inherit_cpuset(hierarchy, path)
         if self.mounts.version == 2:

@@ -431,7 +431,7 @@ def many_pods(root: str, count: int) -> dict[str, Any]:
     with managed(root) as manager:
         before = manager.tree.writes
         expected = 0
-        fresh = manager.tree.rules.fresh()
+        fresh = manager.tree.rules.fresh(manager.mounts.controllers)
         kinds = (guaranteed, burstable, best_effort)
         pods = [kinds[number % 3](f"p{number}") for number in range(count)]
         level = dict(manager.tree.group((*manager.settings.root, "burstable")).wanted)
