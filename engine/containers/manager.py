@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.background import BackgroundTask
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
@@ -87,17 +88,13 @@ class ContainerGC:
         self._sources_ready = sources_ready
         self._pod_logs_dir, self._container_logs_dir = pod_logs_dir, container_logs_dir
         self._running = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("container-gc")
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._loop(), name="container-gc")
+        self._task.start(self._loop())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._task.stop()
 
     async def garbage_collect(self) -> ContainerGCReport:
         """One periodic run. The report carries the failure, if any."""

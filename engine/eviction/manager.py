@@ -9,13 +9,13 @@ kernel says that memory runs short.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.background import BackgroundTask
 from engine.api.config import ROOT_DIR, KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -113,7 +113,7 @@ class EvictionManager:
         self._ask_layout_at = self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("eviction")
         self._kills: set[asyncio.Task[None]] = set()
         registry = registry or Registry()
         self._evictions = registry.counter(
@@ -129,14 +129,10 @@ class EvictionManager:
         """Look now, then every interval and whenever the kernel wakes it."""
         if self.section.notifications:
             self._notifiers.start()
-        self._task = asyncio.create_task(self._loop(), name="eviction")
+        self._task.start(self._loop())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._task.stop()
         self._notifiers.stop()
         self.reader.close()
 

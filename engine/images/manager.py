@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -78,7 +79,7 @@ class ImageManager:
         self._last_seen: dict[tuple[str, str], SeenImage] = {}
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
         self._running = asyncio.Lock()
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("image-gc")
         self._collected = (registry or Registry()).counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
         )
@@ -88,14 +89,10 @@ class ImageManager:
     async def start(self) -> None:
         """Detect and collect now and every five minutes."""
         self._began = self._now()
-        self._task = asyncio.create_task(self._loop(), name="image-gc")
+        self._task.start(self._loop())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+        await self._task.stop()
         self._save()
 
     def lease(self, image: str) -> AbstractAsyncContextManager[None]:

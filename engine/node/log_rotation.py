@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
+from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.quantity import Quantity
@@ -69,16 +70,14 @@ class LogRotation:
         self._runtime = runtime
         self._running = running
         self._clock = clock
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask("log rotation")
 
     async def start(self) -> None:
         if self._max_size >= 0:
-            self._task = asyncio.create_task(self._loop(), name="log rotation")
+            self._task.start(self._loop())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.stop()
 
     async def _loop(self) -> None:
         while True:

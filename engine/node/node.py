@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import WARNING, EventRecorder
@@ -87,7 +88,7 @@ class Node:
         self._gatekeeper: Gatekeeper | None = None
         self._pods: NodePods | None = None
         self._source: ManifestDirectory | None = None
-        self._reconciler: asyncio.Task[None] | None = None
+        self._reconciler = BackgroundTask("cgroup reconcile")
         self._rooms: Rooms | None = None
 
     # Life
@@ -166,7 +167,7 @@ class Node:
         await watch.start()
         await self._start_source()
         await rooms.start_beside_pods()
-        self._reconciler = asyncio.create_task(self._reconcile_cgroups(), name="cgroup reconcile")
+        self._reconciler.start(self._reconcile_cgroups())
 
     def _make_rooms(self, runtime: RuntimeClient, cgroups: NodeCgroups, watch: RuntimeWatch) -> Rooms:
         def runs(uid: str, container: str) -> bool:
@@ -198,9 +199,7 @@ class Node:
         """Leaves pods as they are."""
         if self._source is not None:
             await self._source.stop()
-        if self._reconciler is not None:
-            self._reconciler.cancel()
-            await asyncio.gather(self._reconciler, return_exceptions=True)
+        await self._reconciler.stop()
         if self._pods is not None:
             await self._pods.stop()
         if self._watch is not None:

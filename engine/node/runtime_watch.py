@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine.api.background import BackgroundTask
 from engine.api.errors import Refused
 from engine.metrics import Registry
 from engine.node.runtime_state import (
@@ -70,7 +71,8 @@ class RuntimeWatch:
         self._relist_seconds = relist_seconds
         self._began = clock()
         self._streaming = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._following = BackgroundTask("runtime events")
+        self._relisting = BackgroundTask("runtime relist")
         self._wake = asyncio.Event()
         self._seconds = registry.histogram(
             "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
@@ -83,15 +85,12 @@ class RuntimeWatch:
     async def start(self) -> None:
         """Reads the runtime once. Raises what the runtime says if it can't be read."""
         await self.relist()
-        self._tasks = [
-            asyncio.create_task(self._follow_events(), name="runtime events"),
-            asyncio.create_task(self._keep_relisting(), name="runtime relist"),
-        ]
+        self._following.start(self._follow_events())
+        self._relisting.start(self._keep_relisting())
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._following.stop()
+        await self._relisting.stop()
 
     def health(self) -> str:
         """Empty, or why the picture is too old to trust."""

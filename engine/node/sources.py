@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.api.background import BackgroundTask
 from engine.api.documents import parse_pods, read_text
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
@@ -57,16 +58,14 @@ class ManifestDirectory:
         self._reported: set[str] = set()
         self._dirty = asyncio.Event()
         self._watch: Watch | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task = BackgroundTask(f"manifests {path}")
         self.ready = asyncio.Event()
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._run(), name=f"manifests {self._path}")
+        self._task.start(self._run())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._task.stop()
         if self._watch is not None:
             self._watch.close()
 
