@@ -325,16 +325,17 @@ def status_resources(allocated: Container, actual: ContainerResources) -> Resour
     """`status.containerStatuses[].resources`: what the runtime says the container has.
 
     Amounts that come out of the kernel's units as they went in keep their text; others are converted
-    back. Other resources than cpu and memory are as allocated.
+    back. Other resources than cpu and memory are as allocated, and so are the very dicts if all are.
     """
-    requests, limits = dict(allocated.requests), dict(allocated.limits)
+    requests, limits = allocated.requests, allocated.limits
     if CPU in requests and milli_cpu_to_shares(requests[CPU].milli) != actual.cpu_shares:
-        requests[CPU] = Quantity.from_milli(shares_to_milli_cpu(actual.cpu_shares))
+        requests = {**requests, CPU: Quantity.from_milli(shares_to_milli_cpu(actual.cpu_shares))}
     if CPU in limits and actual.cpu_period > 0:
         expected = milli_cpu_to_quota(limits[CPU].milli, actual.cpu_period)
         if expected != actual.cpu_quota:
-            limits[CPU] = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
+            amount = Quantity.from_milli(quota_to_milli_cpu(actual.cpu_quota, actual.cpu_period))
+            limits = {**limits, CPU: amount}
     held = actual.memory_limit_in_bytes
     if MEMORY in limits and held > 0 and limits[MEMORY].value // PAGE != held // PAGE:
-        limits[MEMORY] = Quantity.from_value(held, "BinarySI")
+        limits = {**limits, MEMORY: Quantity.from_value(held, "BinarySI")}
     return ResourceAmounts(requests=requests or None, limits=limits or None)

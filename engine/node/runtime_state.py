@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from sys import intern
 
 from engine.wire import cri_v1_pb2 as cri
 
@@ -158,7 +159,7 @@ def container_record(
     linux = status.resources.linux if status.HasField("resources") else None
     return ContainerRecord(
         id=status.id,
-        name=status.labels.get(CONTAINER_NAME, status.metadata.name),
+        name=intern(status.labels.get(CONTAINER_NAME, status.metadata.name)),
         sandbox_id=sandbox_id,
         state=CREATED if _start_was_cut_short(status, agent_began) else status.state,
         attempt=_number(annotations.get(RESTART_COUNT, ""), status.metadata.attempt),
@@ -168,8 +169,8 @@ def container_record(
         exit_code=status.exit_code,
         reason=status.reason,
         message=status.message,
-        image=status.image.user_specified_image or status.image.image,
-        image_id=status.image_ref,
+        image=intern(status.image.user_specified_image or status.image.image),
+        image_id=intern(status.image_ref),
         hash=annotations.get(HASH, ""),
         log_path=status.log_path,
         message_path=next(

@@ -213,12 +213,11 @@ def _conditions(
             PodCondition(type="DisruptionTarget", status="True", reason=reason, message=message)
         )
     known = {condition.type: condition for condition in pod.status.conditions or []}
+    now = _time(inputs.now)
     for condition in conditions:
         before = known.get(condition.type)
         same = before is not None and before.status == condition.status
-        condition.last_transition_time = (
-            before.last_transition_time if before is not None and same else _time(inputs.now)
-        )
+        condition.last_transition_time = before.last_transition_time if before is not None and same else now
     return conditions
 
 
