@@ -149,14 +149,10 @@ class ProcessBackend:
         self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
 
     async def _bring_up(self, sandbox: Sandbox, extras: Extras, talk: Conversation) -> None:
-        ready = False
-        while not (ready and sandbox.pid):
-            message = await talk.hear()
-            if "error" in message:
-                raise Refused(message["error"], subject=f"sandbox {sandbox.config.metadata.name!r}")
-            ready |= "ready" in message
-            sandbox.pid = message.get("pid", sandbox.pid)
-            sandbox.start_time = message.get("start_time", sandbox.start_time)
+        message = await talk.hear()
+        if "error" in message:
+            raise Refused(message["error"], subject=f"sandbox {sandbox.config.metadata.name!r}")
+        sandbox.pid, sandbox.start_time = message["pid"], message["start_time"]
         directory = self.state.directory(sandbox)
         (directory / "hosts").write_text(requests.hosts_file(sandbox))
         (directory / "resolv.conf").write_text(requests.resolv_conf(sandbox))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -254,3 +256,40 @@ def _is_spawner_of_this_process(stat: Path) -> bool:
         return False
     state, parent = fields.split()[:2]
     return name == "kubengine-spawn" and int(parent) == os.getpid() and state != "Z"
+
+
+SLOW_PARENT = """
+import os, sys, time
+from engine.runtime.shim import sandbox
+
+out = os.dup(1)
+
+class Report:
+    def send(self, message):
+        os.write(out, repr(message).encode())
+    def close(self):
+        pass
+    def may_go(self):
+        os._exit(0)
+
+def slow_fork(fork=os.fork):
+    child = fork()
+    if child:
+        os.waitpid(child, 0)
+    return child
+
+os.fork = slow_fork
+os.setsid()
+os._exit(sandbox.run(
+    {"host_ipc": False, "host_pid": False, "host_network": True, "forwards": [], "sysctls": {},
+     "cgroups": [], "directory": sys.argv[1]}, Report()))
+"""
+
+
+def test_a_sandbox_knows_itself_however_slow_its_parent_is(tmp_path: Path) -> None:
+    """Its parent comes to run only when the sandbox has pivoted away from /proc and is done."""
+    arguments = [sys.executable, "-c", SLOW_PARENT, str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=True)
+    message = ast.literal_eval(done.stdout)
+    assert message.keys() == {"pid", "start_time"}
+    assert message["start_time"] > 0

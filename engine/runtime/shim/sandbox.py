@@ -35,7 +35,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     linux.unshare(flags)
     child = os.fork()
     if child:
-        report.send({"pid": child, "start_time": linux.start_time(child)})
+        # Both are in the new mount namespace, so the child's pivot takes /proc away from this process too.
         report.close()
         if listeners:
             linux.set_process_name("kubengine-ports")
@@ -46,11 +46,12 @@ def run(request: dict[str, Any], report: Report) -> int:
         listener.close()
     try:
         directory = os.open(request["directory"], os.O_RDONLY | os.O_CLOEXEC)
+        pid, start_time = linux.own_identity()
         _prepare(request)
     except OSError as error:
         report.send({"error": f"{error.filename}: {error.strerror}"})
         return 1
-    report.send({"ready": True})
+    report.send({"pid": pid, "start_time": start_time})
     if not report.may_go():
         return 1
     os.close(os.open("up", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
