@@ -106,6 +106,11 @@ class AdmittedPods:
         self._ports.remove(pod)
         self.table.remove(uid)
 
+    def used_beside(self, uid: str) -> dict[str, int]:
+        """Summed requests of all other pods, in the table's units (cpu in milli, else whole)."""
+        own = self._amounts(uid) if uid in self._pods else {}
+        return {name: amount - own.get(name, 0) for name, amount in self.used.items()}
+
     def validate(self) -> None:
         """Compare the running sums with sums taken anew; for tests. Raises `Bug`."""
         self.table.validate()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from engine.admission import Admission
-from engine.api.errors import KubengineError
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.resources import CPU, MEMORY
 from engine.devices.manager import DeviceManager
 from engine.eviction import EvictionManager
 
@@ -52,9 +55,19 @@ class Gatekeeper:
             self._devices.pod_removed(pod.uid)
             raise
 
+    def used_beside(self, uid: str) -> dict[str, Quantity]:
+        """Summed requests of cpu and memory of all pods on the node but one."""
+        used = self._admission.admitted.used_beside(uid)
+        return {
+            CPU: Quantity.from_milli(used.get(CPU, 0)),
+            MEMORY: Quantity.from_value(used.get(MEMORY, 0), BINARY_SI),
+        }
+
     def resized(self, pod: Pod) -> None:
-        """The pod's amounts changed in place."""
-        self._admission.add(pod)
+        """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""
+        if pod.uid in self._admission.admitted:
+            with contextlib.suppress(InvalidInput):
+                self._admission.add(pod)
 
     def apps_run(self, pod: Pod) -> None:
         """Every app container runs: what only init containers held may go back to the node."""

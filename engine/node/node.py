@@ -145,7 +145,7 @@ class Node:
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
             allocatable=resources.allocatable,
-            active_pods=self.active_pods,
+            used_beside=gatekeeper.used_beside,
             health=probing.health,
             ready=probing.ready,
             devices=rooms.devices.container_config,

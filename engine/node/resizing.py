@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Pod
-from engine.api.quantity import Quantity
-from engine.api.resources import pod_requests
 from engine.api.status import PodCondition
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of
@@ -41,27 +39,17 @@ def can_resize(old: Pod, new: Pod) -> bool:
     return resize_of(old, new) is not None
 
 
-def spare_of_others(pod: Pod, services: Services) -> dict[str, Quantity]:
-    """Summed requests of all other active pods."""
-    total: dict[str, Quantity] = {}
-    for other in services.active_pods():
-        if other.uid != pod.uid:
-            for name, amount in pod_requests(other).items():
-                total[name] = total[name] + amount if name in total else amount
-    return total
-
-
 async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
     """Does the resize if the node has room; the pod as it is then, None while it cannot be done.
 
-    A step that is refused leaves the condition PodResizeInProgress with reason Error; the next call
-    goes on from there.
+    The new amounts count from the decision on, so that nobody else gets the same room. A step that is
+    refused leaves the condition PodResizeInProgress with reason Error; the next call goes on from there.
     """
     decision = decide_resize(
         pod,
         resize.wanted,
         allocatable=services.allocatable(),
-        others=spare_of_others(pod, services),
+        others=services.used_beside(pod.uid),
         config=services.config,
     )
     condition = decision.condition()
@@ -71,6 +59,7 @@ async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
         resize.condition = condition
         return None
     resize.condition = in_progress()
+    services.pod_resized(resize.wanted)
     try:
         await _apply(pod, resize.wanted, services)
     except Refused as error:

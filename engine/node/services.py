@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Services:
     backoff: Backoff
     starting: asyncio.Semaphore
     allocatable: Callable[[], Mapping[str, Quantity]]
-    active_pods: Callable[[], Sequence[Pod]]
+    used_beside: Callable[[str], Mapping[str, Quantity]]
     health: Callable[[str, ContainerRecord], Health]
     ready: Callable[[str, ContainerRecord], bool]
     devices: Callable[[Pod, str], Awaitable[DeviceRunOptions]]

@@ -42,8 +42,8 @@ LAST_RETRY_SECONDS = 10.0
 class PodWorker:
     """`pod.status` is kept current. `after` is an earlier pod of the same name, to be gone first.
 
-    `moved_on(worker)` is called when nothing of the pod runs any more (`stopped`), and again when nothing
-    of it is left (`gone`).
+    `moved_on(worker)` is called when the pod may have made room: after a resize, when nothing of it runs
+    any more (`stopped`), and when nothing of it is left (`gone`).
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class PodWorker:
         self._resize = Resize(pod) if can_resize(self.pod, pod) else None
         if self._resize is None:
             self.pod = pod
+            self._services.pod_resized(pod)
         self._wake.ring()
 
     @property
@@ -261,7 +262,7 @@ class PodWorker:
             resized.status = self.pod.status
             self.pod = resized
             self._resize = None
-            self._services.pod_resized(resized)
+            self._moved_on(self)
 
     def _deadline(self) -> float | None:
         seconds = self.pod.spec.active_deadline_seconds

@@ -1,0 +1,78 @@
+"""Resizes that have to wait for room, and two that want the same room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.runtime.hollow import HollowRuntime
+
+from .conftest import Bench, container, eventually
+
+
+def write(bench: Bench, name: str, milli: int) -> None:
+    bench.write(name, {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]})
+
+
+def requested(bench: Bench, name: str) -> int:
+    return int(bench.pod(name).spec.containers[0].requests["cpu"].milli)
+
+
+def condition(bench: Bench, name: str) -> str:
+    conditions = bench.pod(name).status.conditions or []
+    return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
+
+
+@pytest.fixture
+async def half(bench: Bench) -> int:
+    """Two pods of a hundred milli-CPU each are running; half of what the node can give."""
+    node = await bench.start()
+    write(bench, "a", 100)
+    write(bench, "b", 100)
+    await eventually(lambda: bench.phase("a") == bench.phase("b") == "Running")
+    return int(node.node_object().allocatable["cpu"].milli) // 2
+
+
+async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(bench: Bench, half: int):
+    write(bench, "a", half)
+    await eventually(lambda: requested(bench, "a") == half)
+    write(bench, "b", half + 100)
+    await eventually(lambda: condition(bench, "b") == "Deferred")
+    assert requested(bench, "b") == 100
+    write(bench, "a", 100)
+    await eventually(lambda: requested(bench, "b") == half + 100)
+    assert condition(bench, "b") == ""
+
+
+async def test_two_resizes_do_not_get_the_same_room(
+    bench: Bench, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+):
+    update, updating, go_on = hollow.backend.update_resources, asyncio.Event(), asyncio.Event()
+
+    async def slow_update(*args: Any) -> None:
+        updating.set()
+        await go_on.wait()
+        await update(*args)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", slow_update)
+    write(bench, "a", half + 100)
+    await eventually(updating.is_set)
+    write(bench, "b", half + 100)
+    await eventually(lambda: condition(bench, "b") == "Deferred")
+    go_on.set()
+    await eventually(lambda: requested(bench, "a") == half + 100)
+    write(bench, "a", 100)
+    await eventually(lambda: requested(bench, "b") == half + 100)
+
+
+async def test_a_resize_that_is_taken_back_holds_nothing(bench: Bench, half: int):
+    write(bench, "a", half)
+    await eventually(lambda: requested(bench, "a") == half)
+    write(bench, "b", half + 100)
+    await eventually(lambda: condition(bench, "b") == "Deferred")
+    write(bench, "b", 100)
+    await eventually(lambda: condition(bench, "b") == "")
+    write(bench, "c", half - 100)
+    await eventually(lambda: bench.phase("c") == "Running")
