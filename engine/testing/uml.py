@@ -6,6 +6,9 @@ The kernel has this machine's file system as its read-only root, a tmpfs on `SCR
 is there), and cgroup2 at its usual place, `CGROUPS`, with cpu, io, memory and pids (no cpuset, no
 hugetlb). The body is Python source, run by this interpreter as the only program there, as root; what it
 passes to `report` comes back.
+
+With `systemd`, systemd is the first program instead: it has mounted cgroup2 itself and answers on the
+system bus, and the body is a service of it.
 """
 
 from __future__ import annotations
@@ -29,17 +32,57 @@ CGROUPS = "/sys/fs/cgroup"
 _MARK = "UML-REPORT "
 _ENDED = "UML-ENDED"
 
+SYSTEMD = "/lib/systemd/systemd"
+BUS_DAEMON = "/usr/bin/dbus-daemon"
+
+_RUN = """#!/bin/sh
+export HOME={scratch} TMPDIR={scratch} PATH={path} PYTHONPATH={python_path}
+export PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1
+{python} {body} > /dev/console 2>&1
+echo {ended} > /dev/console
+echo o > /proc/sysrq-trigger
+sleep 60
+"""
+
 _INIT = """#!/bin/sh
 mount -t proc proc /proc
 mount -t tmpfs tmpfs {scratch}
 mount -t sysfs sysfs /sys
 mount -t cgroup2 none {cgroups}
-export HOME={scratch} TMPDIR={scratch} PATH={path} PYTHONPATH={python_path}
-export PYTHONDONTWRITEBYTECODE=1 OPENBLAS_NUM_THREADS=1
-{python} {body} 2>&1
-echo {ended}
-echo o > /proc/sysrq-trigger
-sleep 60
+exec {run}
+"""
+
+_SYSTEMD_INIT = """#!/bin/sh
+mount -t proc proc /proc
+mount -t tmpfs tmpfs {scratch}
+mount -t sysfs sysfs /sys
+mount -t tmpfs tmpfs /run
+mkdir -p /run/systemd/system
+cd /run/systemd/system
+cat > dbus.socket <<END
+[Unit]
+DefaultDependencies=no
+[Socket]
+ListenStream=/run/dbus/system_bus_socket
+END
+cat > dbus.service <<END
+[Unit]
+DefaultDependencies=no
+Requires=dbus.socket
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={bus} --system --address=systemd: --nofork --nopidfile --systemd-activation --syslog-only
+END
+cat > body.service <<END
+[Unit]
+DefaultDependencies=no
+Wants=dbus.service
+After=dbus.service
+[Service]
+ExecStart={run}
+END
+exec {systemd} --unit=body.service --log-target=console --log-level=warning --show-status=no
 """
 
 _PRELUDE = f"""
@@ -55,35 +98,54 @@ def available() -> bool:
     return shutil.which(KERNEL) is not None
 
 
-def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 120.0) -> Any:
+def systemd_available() -> bool:
+    """Whether systemd and a bus are installed (Debian: systemd, dbus)."""
+    return os.access(SYSTEMD, os.X_OK) and os.access(BUS_DAEMON, os.X_OK)
+
+
+def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 120.0, systemd: bool = False) -> Any:
     """Boot, run `body`, power off; what the body's last `report(value)` was given (JSON).
 
-    Raises `Unavailable` without the kernel, `Refused` with the console's last lines if the body raised,
-    reported nothing, or took longer than `timeout` seconds.
+    Raises `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
+    lines if the body raised, reported nothing, or took longer than `timeout` seconds.
     """
     kernel = shutil.which(KERNEL)
     if kernel is None:
         raise Unavailable("not installed (Debian: user-mode-linux)", subject=KERNEL)
+    if systemd and not systemd_available():
+        raise Unavailable("not installed (Debian: systemd, dbus)", subject=SYSTEMD)
     directory = Path(tempfile.mkdtemp(prefix="kubengine-uml-", dir="/var/tmp"))
     try:
         source = directory / "body.py"
         source.write_text(_PRELUDE + textwrap.dedent(body))
-        init = directory / "init"
-        init.write_text(
-            _INIT.format(
-                cgroups=CGROUPS,
-                scratch=SCRATCH,
-                path=os.environ.get("PATH", "/usr/bin:/bin"),
-                python_path=os.pathsep.join(entry for entry in sys.path if entry),
-                python=sys.executable,
-                body=source,
-                ended=_ENDED,
-            )
+        run = _script(
+            directory / "run",
+            _RUN,
+            scratch=SCRATCH,
+            path=os.environ.get("PATH", "/usr/bin:/bin"),
+            python_path=os.pathsep.join(entry for entry in sys.path if entry),
+            python=sys.executable,
+            body=source,
+            ended=_ENDED,
         )
-        init.chmod(0o755)
+        init = _script(
+            directory / "init",
+            _SYSTEMD_INIT if systemd else _INIT,
+            scratch=SCRATCH,
+            cgroups=CGROUPS,
+            run=run,
+            systemd=SYSTEMD,
+            bus=BUS_DAEMON,
+        )
         return _boot(kernel, init, directory, memory, timeout)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _script(path: Path, text: str, /, **values: object) -> Path:
+    path.write_text(text.format(**values))
+    path.chmod(0o755)
+    return path
 
 
 def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float) -> Any:

@@ -4,12 +4,13 @@ running agent, ends the pods that it wrote, and returns what it saw in plain dat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.mounts import find_mounts
+from engine.cgroups.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
 from tests.node.conftest import Bench, eventually
@@ -21,41 +22,48 @@ OOM_KILLS = {1: "memory.oom_control", 2: "memory.events"}
 ENOUGH_SECONDS = 60.0
 
 
-async def on_node(scene: str, directory: Path, endpoint: Path, cgroup_root: str) -> Any:
-    """One scene, or with "all" each of them by name, on an agent of its own."""
+async def on_node(
+    scenes: Sequence[str], directory: Path, endpoint: Path, cgroup_root: str, driver: Driver = "cgroupfs"
+) -> dict[str, Any]:
+    """What each of these scenes saw, one after another on one agent."""
     bench = Bench(
         directory,
         endpoint,
         cgroups_per_qos=True,
         enforce_node_allocatable=["pods"],
         cgroup_root=cgroup_root,
+        cgroup_driver=driver,
         qos_reserved={"memory": "100%"},
     )
     try:
         await bench.start()
         seen = {}
-        for name in SCENES if scene == "all" else [scene]:
+        for name in scenes:
             seen[name] = await SCENES[name](bench)
             await no_pods(bench)
-        return seen if scene == "all" else seen[scene]
+        return seen
     finally:
         await bench.close()
 
 
-async def all_on_embedded_runtime(directory: Path, cgroup_root: str) -> dict[str, Any]:
-    """Every scene, with the embedded runtime's real processes as the containers."""
+async def on_embedded_runtime(
+    scenes: Sequence[str], directory: Path, cgroup_root: str, driver: Driver = "cgroupfs"
+) -> dict[str, Any]:
+    """`on_node`, with the embedded runtime's real processes as the containers."""
     runtime = EmbeddedRuntime(
-        socket=directory / "cri.sock", root=directory / "images", state=directory / "state"
+        socket=directory / "cri.sock",
+        root=directory / "images",
+        state=directory / "state",
+        cgroup_driver=driver,
     )
     await runtime.start()
     try:
         layers = [busybox_layer(("sh", "sleep", "dd"))]
         await runtime.import_image(write_image(directory / "busybox.tar", [BUSYBOX_TAG], layers=layers))
         (directory / "node").mkdir()
-        seen: dict[str, Any] = await on_node("all", directory / "node", runtime.socket, cgroup_root)
+        return await on_node(scenes, directory / "node", runtime.socket, cgroup_root, driver)
     finally:
         await runtime.purge()
-    return seen
 
 
 async def worked_example(bench: Bench) -> dict[str, Any]:
@@ -85,8 +93,8 @@ async def worked_example(bench: Bench) -> dict[str, Any]:
         "faults": sorted({finding.kind for finding in manager.check()}),
     }
     await no_pods(bench)
-    seen["left"] = {path.name for root in roots(bench) for path in root.rglob("*") if path.is_dir()}
-    return seen | {"left": sorted(seen["left"])}
+    left = {path.name for root in roots(bench) for path in root.rglob("*") if path.is_dir()}
+    return seen | {"left": sorted(name.removesuffix(".slice").rpartition("-")[2] for name in left)}
 
 
 async def memory_hog(bench: Bench) -> dict[str, Any]:
@@ -193,10 +201,19 @@ def version() -> int:
     return find_mounts().version
 
 
+def below_root(bench: Bench, *below: str) -> str:
+    """The path of a group below the root of all pods; the last may be a container's id."""
+    name = (*parse_cgroupfs(bench.config.cgroup_root), "kubepods", *below)
+    if bench.config.cgroup_driver == "cgroupfs":
+        return to_cgroupfs(name)
+    if name[-1].startswith("pod") or name[-1] in ("kubepods", "burstable", "besteffort"):
+        return to_systemd(name)
+    return f"{to_systemd(name[:-1])}/kubengine-{name[-1]}.scope"
+
+
 def roots(bench: Bench) -> list[Path]:
     """The root of all pods in every hierarchy."""
-    below = f"{bench.config.cgroup_root}/kubepods"
-    return [Path(hierarchy.path + below) for hierarchy in find_mounts().hierarchies]
+    return [Path(hierarchy.path + below_root(bench)) for hierarchy in find_mounts().hierarchies]
 
 
 def text(bench: Bench, kind: dict[int, str], *below: str) -> str:
@@ -204,7 +221,7 @@ def text(bench: Bench, kind: dict[int, str], *below: str) -> str:
     file = kind[version()]
     hierarchy = find_mounts().holding(file.partition(".")[0])
     assert hierarchy is not None
-    return Path(hierarchy.path + bench.config.cgroup_root, "kubepods", *below, file).read_text().strip()
+    return Path(hierarchy.path + below_root(bench, *below), file).read_text().strip()
 
 
 def memory_limit(bench: Bench, *below: str) -> int | None:

@@ -1,4 +1,5 @@
-"""The systemd driver against the D-Bus interface of a systemd, spoken on a private bus."""
+"""The systemd driver against a real systemd, and against its D-Bus interface on a private bus for what a
+real one doesn't do when asked: refuse, hang, break off."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from engine.cgroups.files import FileRules
 from engine.cgroups.mounts import Hierarchy, Mounts
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree
+from engine.testing.uml import run_in_uml, systemd_available
 
 needs_bus = pytest.mark.skipif(shutil.which("dbus-daemon") is None, reason="needs dbus-daemon (Debian: dbus)")
 
@@ -196,3 +198,55 @@ def test_a_bus_that_does_not_answer(tmp_path):
     with pytest.raises(Unavailable, match="the system bus does not answer") as refusal:
         SystemdSlices.connect(f"unix:path={tmp_path}/none", running=str(tmp_path))
     assert refusal.value.errno in (None, errno.ENOENT)
+
+
+@pytest.mark.uml
+@pytest.mark.slow
+@pytest.mark.skipif(not systemd_available(), reason="needs systemd and its bus (Debian: systemd, dbus)")
+def test_slices_of_a_real_systemd():
+    seen = run_in_uml(
+        f"""
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import systemd_scenes
+        report(systemd_scenes.slices(""))
+        """,
+        systemd=True,
+    )
+    guaranteed, burstable, best_effort = seen["parents"]
+    assert guaranteed == "kubepods-podg_1.slice"
+    assert burstable == "kubepods-burstable-podb_1.slice"
+    assert best_effort == "kubepods-besteffort-pode_1.slice"
+    assert seen["differing"] == seen["differing_after_reload"] == []
+    assert seen["quiet"] == 0
+    assert seen["properties"] == {
+        guaranteed: {
+            "Slice": "kubepods.slice",
+            "CPUWeight": "20",
+            "CPUQuotaPerSecUSec": "500ms",
+            "MemoryMin": str(32 << 20),
+            "MemoryMax": str(32 << 20),
+            "TasksMax": "77",
+            "ActiveState": "active",
+        },
+        burstable: {
+            "Slice": "kubepods-burstable.slice",
+            "CPUWeight": "8",
+            "CPUQuotaPerSecUSec": "infinity",
+            "MemoryMin": str(16 << 20),
+            "MemoryMax": "infinity",
+            "TasksMax": "77",
+            "ActiveState": "active",
+        },
+        "kubepods-burstable.slice": {
+            "Slice": "kubepods.slice",
+            "CPUWeight": "8",
+            "CPUQuotaPerSecUSec": "infinity",
+            "MemoryMin": str(16 << 20),
+            "MemoryMax": str(240 << 20),
+            "TasksMax": "infinity",
+            "ActiveState": "active",
+        },
+    }
+    assert seen["removed"] == "inactive"
+    assert seen["left"] == ""
+    assert seen["directories"] == []

@@ -1,5 +1,6 @@
 """Resource control as a user sees it: manifests in, cgroup files and pod status out. On this machine's
-hierarchies with containerd, and on cgroup v2 with the embedded runtime, in one boot of User-Mode Linux."""
+hierarchies with containerd, and on cgroup v2 with the embedded runtime in User-Mode Linux: one boot for
+every scene, one with systemd as init."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ import node_scenes
 import pytest
 
 from engine.cgroups.conversion import shares_to_weight
-from engine.testing.uml import run_in_uml
+from engine.testing.uml import run_in_uml, systemd_available
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+needs_systemd = pytest.mark.skipif(
+    not systemd_available(), reason="needs systemd and its bus (Debian: systemd, dbus)"
+)
 
 Play = Callable[[str], dict[str, Any]]
 
@@ -22,14 +27,22 @@ Play = Callable[[str], dict[str, Any]]
 @pytest.fixture(scope="module")
 def seen_on_v2() -> dict[str, Any]:
     """What every scene saw on cgroup v2."""
+    return in_uml(list(node_scenes.SCENES), "/whole-node")
+
+
+def in_uml(scenes: list[str], cgroup_root: str, driver: str = "cgroupfs") -> dict[str, Any]:
     seen: dict[str, Any] = run_in_uml(
         f"""
         import asyncio, pathlib
         sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
         import node_scenes
-        report(asyncio.run(node_scenes.all_on_embedded_runtime(pathlib.Path(SCRATCH), "/whole-node")))
+        scenes = node_scenes.on_embedded_runtime(
+            {scenes!r}, pathlib.Path(SCRATCH), {cgroup_root!r}, {driver!r}
+        )
+        report(asyncio.run(scenes))
         """,
         timeout=300,
+        systemd=driver == "systemd",
     )
     return seen
 
@@ -45,11 +58,24 @@ def play(request: pytest.FixtureRequest, tmp_path: Path, private_cgroup_root: st
     if request.param == "uml-v2":
         return dict(request.getfixturevalue("seen_on_v2")).__getitem__
     socket = request.getfixturevalue("containerd").socket
-    return lambda scene: asyncio.run(node_scenes.on_node(scene, tmp_path, socket, private_cgroup_root))
+    return lambda scene: asyncio.run(node_scenes.on_node([scene], tmp_path, socket, private_cgroup_root))[
+        scene
+    ]
 
 
 def test_the_worked_example(play: Play):
-    seen = play("worked_example")
+    check_worked_example(play("worked_example"))
+
+
+@pytest.mark.uml
+@needs_systemd
+def test_the_worked_example_where_systemd_is_init():
+    """No resize here: when a pod's slice changes, systemd takes the controllers of groups in it away that
+    it did not make, and the embedded runtime makes its own."""
+    check_worked_example(in_uml(["worked_example"], "", "systemd")["worked_example"])
+
+
+def check_worked_example(seen: dict[str, Any]) -> None:
     shares = {
         "burstable": 512,
         "besteffort": 2,

@@ -1,0 +1,63 @@
+"""What must hold where systemd is init and owns the cgroup tree, run as a service of it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from cgroup_scenes import best_effort, burstable, guaranteed, managed
+
+from engine.cgroups import CgroupManager
+
+MI = 1 << 20
+SHOWN = ("CPUWeight", "CPUQuotaPerSecUSec", "MemoryMax", "MemoryMin", "TasksMax", "Slice", "ActiveState")
+
+
+def slices(root: str) -> dict[str, Any]:
+    """Pods of all classes as slices: their files and properties, before and after systemd reads its
+    units again; then they go."""
+    config = {
+        "cgroup_driver": "systemd",
+        "reserved": "50%",
+        "capacity": {"cpu": 3000, "memory": 256 * MI, "pid": 30000},
+        "pod_pids_limit": 77,
+        "feature_gates": {"MemoryQoS": True},
+    }
+    pods = [guaranteed("g-1", "500m", "32Mi"), burstable("b-1", "200m", "16Mi"), best_effort("e-1")]
+    with managed(root, **config) as manager:
+        seen: dict[str, Any] = {"parents": [manager.create_pod(one) for one in pods]}
+        seen["differing"] = differing(manager)
+        seen["properties"] = {
+            unit: properties(unit) for unit in (*seen["parents"][:2], "kubepods-burstable.slice")
+        }
+        systemctl("daemon-reload")
+        seen["differing_after_reload"] = differing(manager)
+        seen["quiet"] = manager.reconcile()
+        manager.remove_pod("b-1")
+        seen["removed"] = properties(seen["parents"][1])["ActiveState"]
+    seen["left"] = systemctl("list-units", "--all", "--plain", "--no-legend", "kubepods*")
+    seen["directories"] = [path.name for path in Path("/sys/fs/cgroup").glob("kubepods*")]
+    return seen
+
+
+def differing(manager: CgroupManager) -> list[str]:
+    """Files of every group that do not hold what they should."""
+    return [
+        f"{group.path}/{file}: {actual!r}, not {text!r}"
+        for group in list(manager.tree.groups.values())
+        for file, text in group.wanted.items()
+        if (actual := manager.tree.read(group.name, file)) != text
+    ]
+
+
+def properties(unit: str) -> dict[str, str]:
+    """What systemd says of a unit."""
+    shown = systemctl("show", unit, *(f"--property={name}" for name in SHOWN))
+    return dict(line.split("=", 1) for line in shown.splitlines())
+
+
+def systemctl(*arguments: str) -> str:
+    return subprocess.run(
+        ["systemctl", *arguments], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
