@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import secrets
@@ -161,7 +162,7 @@ class ImageStore:
         """Import every image of the archive at `path`. Raises InvalidInput about the archive."""
         self.open()
         with Archive(path) as archive:
-            return [self._import(archive, image) for image in archive.images()]
+            return [self._import(archive, image, []) for image in archive.images()]
 
     def collect(self) -> None:
         """Remove layers that no image and no container has."""
@@ -172,7 +173,8 @@ class ImageStore:
             if path.suffix != ".partial" and path.name.removesuffix(".size") not in wanted:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _import(self, archive: Archive, image: ArchivedImage) -> StoredImage:
+    def _import(self, archive: Archive, image: ArchivedImage, digests: list[str]) -> StoredImage:
+        """Store `image` under its tags, their digests and `digests`, besides the names that it has already."""
         names, size, inodes = [], 0, 0
         for layer, diff_id in zip(image.layers, image.diff_ids, strict=True):
             name = diff_id.partition(":")[2][:20]
@@ -185,7 +187,9 @@ class ImageStore:
             image.id, image.config.get("config") or {}, names, list(image.tags), [], size, inodes
         )
         repositories = {split_tag(tag)[0] for tag in image.tags}
-        stored.digests = sorted(f"{repository}@{image.manifest_digest}" for repository in repositories)
+        stored.digests = sorted(
+            {*digests, *(f"{repository}@{image.manifest_digest}" for repository in repositories)}
+        )
         known = self._current().get(stored.id)
         if known is not None:
             stored.tags = sorted({*known.tags, *stored.tags})
@@ -229,6 +233,7 @@ class ImageStore:
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
+        """Under the name that was asked for and no other, as from a registry."""
         assert self._archives is not None
         wanted = normalised(reference)
         if not self._archives.is_dir():
@@ -237,9 +242,11 @@ class ImageStore:
             with contextlib.suppress(InvalidInput), Archive(path) as archive:
                 for image in archive.images():
                     repositories = {split_tag(tag)[0] for tag in image.tags}
-                    digests = {f"{repository}@{image.manifest_digest}" for repository in repositories}
-                    if wanted in image.tags or wanted in digests:
-                        self._import(archive, image)
+                    if wanted in image.tags:
+                        self._import(archive, dataclasses.replace(image, tags=[wanted]), [])
+                        return
+                    if wanted in {f"{repository}@{image.manifest_digest}" for repository in repositories}:
+                        self._import(archive, dataclasses.replace(image, tags=[]), [wanted])
                         return
 
     def _current(self) -> dict[str, StoredImage]:

@@ -197,8 +197,13 @@ def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, s
             )
     for mount in sorted(config.mounts, key=lambda m: _clean(m.container_path).count("/")):
         source = image_volumes.get(mount.container_path) or mount.host_path
+        subject = f"mount {mount.container_path}"
         if not source:
-            raise InvalidInput("expected a host path or an image", subject=f"mount {mount.container_path}")
+            raise InvalidInput("expected a host path or an image", subject=subject)
+        if mount.recursive_read_only and not mount.readonly:
+            raise InvalidInput("recursive_read_only needs readonly", subject=subject)
+        if mount.recursive_read_only and mount.propagation != cri.PROPAGATION_PRIVATE:
+            raise InvalidInput("recursive_read_only needs private propagation", subject=subject)
         found.append(
             {
                 **_mount(source, _clean(mount.container_path), mount.readonly or bool(mount.image.image)),

@@ -265,13 +265,26 @@ async def test_pull_looks_in_the_archive_directory(
     tmp_path: Path, busybox_archive: Path, private_cgroup_root: str
 ) -> None:
     shelf = tmp_path / "shelf"
-    write_image(shelf / "extra.tar", ["example.com/extra:2"], layers=[padding_layer(100)])
+    names = ["example.com/extra:2", "other.example.com/again:1"]
+    write_image(shelf / "extra.tar", names, layers=[padding_layer(100)])
     (shelf / "junk").write_text("no archive")
     async with embedded_runtime(tmp_path, busybox_archive, private_cgroup_root, archives=shelf) as pods:
         reference = await pods.client.pull_image("example.com/extra:2")
         image = await pods.client.image_status("example.com/extra:2")
         assert image is not None
         assert image.id == reference
+        assert list(image.repo_tags) == ["example.com/extra:2"]
+        [digest] = image.repo_digests
+        assert await pods.client.pull_image("other.example.com/again:1") == reference
+        image = await pods.client.image_status(reference)
+        assert image is not None
+        assert list(image.repo_tags) == ["example.com/extra:2", "other.example.com/again:1"]
+        await asyncio.gather(*(pods.client.remove_image(reference) for _ in range(5)))
+        assert await pods.client.image_status(reference) is None
+        assert await pods.client.pull_image(digest) == reference
+        image = await pods.client.image_status(digest)
+        assert image is not None
+        assert (list(image.repo_tags), list(image.repo_digests)) == ([], [digest])
 
 
 @pytest.mark.root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,3 +120,25 @@ def test_lists_in_wire_form_are_the_message() -> None:
     sandboxes = cri.ListPodSandboxResponse.FromString(joined([sandbox]))
     assert list(sandboxes.items) == [sandbox.entry()]
     assert as_field(1, sandbox.entry()) == sandboxes.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("mount", "word"),
+    [
+        (cri.Mount(host_path="/a", container_path="/b", recursive_read_only=True), "needs readonly"),
+        (
+            cri.Mount(
+                host_path="/a",
+                container_path="/b",
+                readonly=True,
+                recursive_read_only=True,
+                propagation=cri.PROPAGATION_BIDIRECTIONAL,
+            ),
+            "needs private propagation",
+        ),
+        (cri.Mount(container_path="/b"), "expected a host path"),
+    ],
+)
+def test_senseless_mounts_are_refused(mount: cri.Mount, word: str) -> None:
+    with pytest.raises(InvalidInput, match=word):
+        requests.mounts(cri.ContainerConfig(mounts=[mount]), Path("/etc"), {})
