@@ -20,10 +20,11 @@ PULL_DEADLINE_SECONDS = 600.0
 
 
 class StartRefused(KubengineError):
-    """A container that can't be started now; `waiting` is what its status says."""
+    """A container that can't be started now: what its status says, and the event that goes with it."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: Waiting, *, event: str, text: str = "", kind: str = WARNING) -> None:
         self.waiting = waiting
+        self.event, self.text, self.kind = event, text or waiting.message, kind
         super().__init__(f"{waiting.reason}: {waiting.message}")
 
 
@@ -92,17 +93,17 @@ class ImagePuller:
         self._failed_at: dict[str, float] = {}
         self._slots = asyncio.Semaphore(pulls_at_once(config))
 
-    async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+    async def find(self, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and need not be pulled again, None if it has to be pulled.
 
         Raises `StartRefused` (ErrImageNeverPull, ImageInspectError).
         """
         if wanted.policy == "Always":
             return None
-        found = await self._look(pod, wanted)
+        found = await self._look(wanted)
         if found is None and wanted.policy == "Never":
             text = f"Container {wanted.named} is not present with pull policy of Never"
-            raise self._refuse(pod, wanted, "ErrImageNeverPull", "ErrImageNeverPull", text)
+            raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
         return found
 
     async def pull(
@@ -113,9 +114,9 @@ class ImagePuller:
         key = f"{pod.uid}/{wanted.image}"
         if self._remaining(key) > 0:
             text = f"Back-off pulling {wanted.named}"
-            raise self._refuse(pod, wanted, "ImagePullBackOff", "BackOff", text, NORMAL)
+            raise StartRefused(Waiting("ImagePullBackOff", text), event="BackOff", kind=NORMAL)
         async with self._slots:
-            found = await self._look(pod, wanted) if wanted.policy != "Always" else None
+            found = await self._look(wanted) if wanted.policy != "Always" else None
             if found is not None:
                 return found
             self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
@@ -127,12 +128,12 @@ class ImagePuller:
                 self._failed_at[key] = now
                 self._backoff.attempt(key, now, now)
                 text = f"failed to pull {wanted.named}: {error.message}"
-                raise self._refuse(pod, wanted, "ErrImagePull", "Failed", text) from error
+                raise StartRefused(Waiting("ErrImagePull", text), event="Failed") from error
             seconds = self._clock() - began
-            found = await self._look(pod, wanted)
+            found = await self._look(wanted)
         if found is None:
             text = f"{wanted.named} was pulled but the runtime does not have it"
-            raise self._refuse(pod, wanted, "ImageInspectError", "Failed", text)
+            raise StartRefused(Waiting("ImageInspectError", text), event="Failed")
         self._failed_at.pop(key, None)
         text = f"Successfully pulled {wanted.named} in {seconds:.3f}s"
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
@@ -148,22 +149,16 @@ class ImagePuller:
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key]
 
-    async def _look(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+    async def _look(self, wanted: WantedImage) -> PresentImage | None:
         try:
             found = await self._runtime.image_status(wanted.image)
         except Refused as error:
-            raise self._refuse(pod, wanted, "ImageInspectError", "Failed", str(error)) from error
+            raise StartRefused(Waiting("ImageInspectError", str(error)), event="Failed") from error
         return _present(found) if found is not None else None
 
     def _remaining(self, key: str) -> float:
         failed_at = self._failed_at.get(key)
         return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
-
-    def _refuse(
-        self, pod: Pod, wanted: WantedImage, reason: str, event: str, text: str, kind: str = WARNING
-    ) -> StartRefused:
-        self._recorder.pod(pod, kind, event, text, container=wanted.container)
-        return StartRefused(Waiting(reason, text))
 
 
 def _present(image: cri.Image) -> PresentImage:

@@ -87,14 +87,14 @@ async def start_container(
             grant = await services.devices(pod, container.name)
             config = _config(pod, container, services, volumes, record, attempt, images, grant)
         except (InvalidInput, Refused, OSError) as error:
-            raise _refuse(pod, container, services, "CreateContainerConfigError", str(error)) from error
+            raise _refused("CreateContainerConfigError", str(error)) from error
         try:
             container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
         except Refused as error:
             text = error.message
             if len(images) > 1:
                 text += f" (it mounts image volumes, which {services.runtime_name} may be too old for)"
-            raise _refuse(pod, container, services, "CreateContainerError", text) from error
+            raise _refused("CreateContainerError", text) from error
     services.recorder.pod(
         pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
     )
@@ -102,7 +102,7 @@ async def start_container(
         await services.runtime.start_container(container_id)
     except Refused as error:
         await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
-        raise _refuse(pod, container, services, "RunContainerError", error.message) from error
+        raise _refused("RunContainerError", error.message) from error
     services.recorder.pod(
         pod, NORMAL, "Started", f"Started container {container.name}", container=container.name
     )
@@ -122,7 +122,7 @@ async def _present(
 ) -> PresentImage:
     """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
     await leases.enter_async_context(services.lease(wanted.image))
-    image = await services.images.find(pod, wanted)
+    image = await services.images.find(wanted)
     if image is None:
         slot.give_back()
         image = await services.images.pull(pod, wanted, sandbox)
@@ -133,7 +133,7 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     """One more than the newest; a container that was created and never started is taken away first.
 
     Where an earlier agent died in the middle of StartContainer the runtime may not let go of it: its
-    processes are killed, and the refusal makes the worker try again a little later.
+    processes are killed, and the worker tries again a little later.
     """
     newest = record.container(container.name)
     if newest is None:
@@ -144,10 +144,11 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
         await services.runtime.remove_container(newest.id)
     except NotFound:
         pass
-    except Refused:
+    except Refused as error:
         services.cgroups.kill_container(pod.uid, newest.id)
-        await services.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id)
-        raise
+        await services.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
+        text = f"what a start that was cut short left cannot be removed: {error.message}"
+        raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
     services.watch.forget(pod.uid, [newest.id])
     return newest.attempt
 
@@ -290,14 +291,13 @@ async def _post_start(
             timeout=services.config.runtime_request_timeout,
         )
     except (Refused, TimeoutError) as error:
-        text = f"PostStartHook failed: {error}"
-        services.recorder.pod(pod, WARNING, "FailedPostStartHook", text, container=container.name)
         grace = pod.spec.termination_grace_period_seconds or 0
         with contextlib.suppress(Refused):
             await services.runtime.stop_container(container_id, grace)
-        raise StartRefused(Waiting("PostStartHookError", str(error))) from error
+        waiting = Waiting("PostStartHookError", str(error))
+        text = f"PostStartHook failed: {error}"
+        raise StartRefused(waiting, event="FailedPostStartHook", text=text) from error
 
 
-def _refuse(pod: Pod, container: Container, services: Services, reason: str, text: str) -> StartRefused:
-    services.recorder.pod(pod, WARNING, "Failed", f"Error: {text}", container=container.name)
-    return StartRefused(Waiting(reason, text))
+def _refused(reason: str, text: str) -> StartRefused:
+    return StartRefused(Waiting(reason, text), event="Failed", text=f"Error: {text}")

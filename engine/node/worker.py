@@ -318,6 +318,8 @@ class PodWorker:
         try:
             await start_container(self.pod, container, services, self._volumes, self._sandbox, slot)
         except StartRefused as refused:
+            if self._waiting.get(name) != refused.waiting:
+                services.recorder.pod(self.pod, refused.kind, refused.event, refused.text, container=name)
             self._waiting[name] = refused.waiting
             times = self._refused.get(name, (0, 0.0))[0] + 1
             wait = max(services.images.retry_in(self.pod, container), _retry_seconds(times))

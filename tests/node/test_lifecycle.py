@@ -103,6 +103,44 @@ async def test_a_half_made_pod_is_finished(bench: Bench, hollow: HollowRuntime):
     await eventually(lambda: bench.phase("half") == "Running")
 
 
+async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_holds_up_nobody(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    """As containerd 1.6 may keep one whose start was cut off by the agent's death, until it is restarted."""
+    await bench.start()
+    spec = {"containers": [container("stuck"), container("beside")]}
+    bench.write("half", spec, annotations={f"{EXIT}start-error.stuck": "cut off"})
+    await eventually(lambda: "Failed" in bench.reasons())
+    await bench.node.stop()
+    for sandbox in hollow.service.records.sandboxes.values():
+        del sandbox.config.annotations[f"{EXIT}start-error.stuck"]
+    remove, tries = hollow.backend.remove_container, 0
+
+    async def refuse(left: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise Refused("cannot delete running task: failed precondition")
+
+    monkeypatch.setattr(hollow.backend, "remove_container", refuse)
+    monkeypatch.setattr("engine.node.worker.LAST_RETRY_SECONDS", 0.1)
+    await bench.start()
+    await eventually(lambda: tries >= 4)
+    statuses = {s.name: s for s in bench.pod("half").status.container_statuses}
+    waiting = statuses["stuck"].state.waiting
+    assert waiting.reason == "CreateContainerError"
+    assert "cannot delete running task" in waiting.message
+    assert "restart the runtime" in waiting.message
+    assert statuses["beside"].state.running
+    assert [e.message for e in bench.node.recorder if e.reason in ("Failed", "FailedSync")] == [
+        f"Error: {waiting.message}"
+    ]
+    bench.write("other", {"containers": [container()]})
+    await eventually(lambda: bench.phase("other") == "Running")
+    monkeypatch.setattr(hollow.backend, "remove_container", remove)
+    await eventually(lambda: all(s.ready for s in bench.pod("half").status.container_statuses))
+    assert [s.restart_count for s in bench.pod("half").status.container_statuses] == [0, 0]
+
+
 async def test_a_bad_manifest_stops_nothing_else(bench: Bench):
     await bench.start()
     bench.write("good", {"containers": [container()]})
