@@ -14,8 +14,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from engine._fast import _device_list_py
-from engine._fast._device_list_py import DeviceList, node_ids
-from engine.wire.deviceplugin_v1beta1_pb2 import TopologyInfo
+from engine._fast._device_list_py import DeviceList, read_topology
 
 cdef enum:
     ABSENT = 0
@@ -181,7 +180,7 @@ cdef class DeviceIndex:
         key = encoding.at[:encoding.size]
         number = self._by_encoding.get(key)
         if number is None:
-            number = self.intern(node_ids(TopologyInfo.FromString(key)))
+            number = self.intern(read_topology(key))
             if len(self._by_encoding) < 65536:
                 self._by_encoding[key] = number
             if self._encodings[number] is None:

@@ -90,6 +90,11 @@ class DeviceIndex:
         )
 
 
+def read_topology(message: bytes) -> NodeIds:
+    """The node ids of a serialized TopologyInfo; raises as the protobuf library does."""
+    return node_ids(TopologyInfo.FromString(message))
+
+
 def node_ids(topology: TopologyInfo) -> NodeIds:
     """The distinct NUMA node ids of a message, sorted."""
     return tuple(sorted({node.ID for node in topology.nodes}))

@@ -25,6 +25,7 @@ from engine.devices.topology import Decision, Hint, Hints, TopologyPolicy
 from engine.metrics import Registry
 
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
+UNPROVEN_MESSAGE = "the search among so many NUMA nodes ended early, and a better aligned place may exist"
 EXPLANATIONS = 1000
 
 log = logging.getLogger("kubengine.devices")
@@ -183,8 +184,11 @@ class Allocator:
     def _align(self, attempt: Attempt, hints: Mapping[str, Hints]) -> None:
         """Ask the policy where the next devices should come from."""
         decision: Decision = self._policy.decide([hints])
+        if not decision.proven:
+            log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
-            raise TopologyError(TOPOLOGY_MESSAGE)
+            said = TOPOLOGY_MESSAGE if decision.proven else f"{TOPOLOGY_MESSAGE}; {UNPROVEN_MESSAGE}"
+            raise TopologyError(said)
         hint: Hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
 

@@ -14,14 +14,14 @@ import numpy as np
 
 from engine._fast import topology as kernels
 from engine.api.errors import InvalidInput
-from engine.devices.topology_search import DeviceCounts, merge_counts
+from engine.devices.topology_search import DeviceCounts, Merged, merge_counts
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
 PREFER_CLOSEST = "prefer-closest-numa-nodes"
 MAX_ALLOWABLE = "max-allowable-numa-nodes"
 DEFAULT_MAX_ALLOWABLE = 8
-DENSE_NODES = 16
+DENSE_NODES = kernels.MAX_NODES
 SYSTEM_NODES = Path("/sys/devices/system/node")
 
 
@@ -64,10 +64,12 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The merged hint, and whether the policy lets the pod in."""
+    """The merged hint, and whether the policy lets the pod in. Beyond `DENSE_NODES` nodes a better one may
+    exist if it is not `proven`: see `topology_search`."""
 
     hint: Hint
     admit: bool
+    proven: bool = True
 
 
 Hints = Sequence[Hint] | DeviceCounts | None
@@ -129,15 +131,13 @@ class TopologyPolicy:
             wanted += provider.values() if provider else [None]
         distances = self._distances() if self.prefer_closest and not single else None
         if nodes > DENSE_NODES:
-            mask, preferred = merge_counts(
-                nodes, [_counts(hints) for hints in wanted], distances, single=single
-            )
+            merged = merge_counts(nodes, [_counts(hints) for hints in wanted], distances, single=single)
         else:
             families = [_family(nodes, hints, single) for hints in wanted]
-            mask, preferred = kernels.merge(nodes, families, distances)
+            merged = Merged(*kernels.merge(nodes, families, distances))
         everywhere = (1 << nodes) - 1
-        hint = Hint(None if single and mask == everywhere else mask, preferred)
-        return Decision(hint, preferred or self.name == "best-effort")
+        hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
+        return Decision(hint, hint.preferred or self.name == "best-effort", merged.proven)
 
     def _distances(self) -> kernels.Distances | None:
         if not self.numa.distances:

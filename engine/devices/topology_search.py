@@ -1,8 +1,9 @@
 """Hints as device counts, and their merge on machines with more NUMA nodes than masks can be listed for.
 
-Up to `topology.DENSE_NODES` nodes the lattice kernels list every mask. Beyond, 2^nodes masks are out of
-reach, but device hints have a shape that makes listing needless. A resource's hints are all masks that
-touch every reusable device and enough available ones: with a mask every larger one is a hint too. So
+Up to `topology.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the answer is always the
+kubelet's. Beyond, 2^nodes masks are out of reach, for the kubelet too, but device hints have a shape
+that makes listing needless. A resource's hints are all masks that touch every reusable device and enough
+available ones: with a mask every larger one is a hint too. So
 
 - the neediest resource's smallest hint, size B, can be met exactly: the others take all nodes. The merged
   mask that is not preferred therefore always has B nodes, and only *which* B nodes is open;
@@ -12,15 +13,25 @@ touch every reusable device and enough available ones: with a mask every larger 
 For both, the fittest mask of a given size under a condition that stays true on growing is found by
 deciding nodes from the highest down, leaving a node out first, and turning back as soon as even all the
 undecided nodes together would not do: the first mask found is the lowest. With distances the search goes
-on and keeps the closest. The number of steps is bounded (`STEPS`, some tenths of a second); past the bound
-the best mask found so far, or a hint of the neediest resource made by always adding the node that brings
-most, is the answer: a valid hint, maybe not the fittest.
+on and keeps the closest.
+
+Finding a small set of nodes that serves several resources is a covering problem, which no bound on steps
+can always solve. The search ends after `STEPS` of them (some tenths of a second), and then the answer
+says that it is not `proven`. What holds in any case:
+
+- a proven answer is what listing every mask would give: the kubelet's;
+- an answer is called preferred only if it is, so that no policy admits what the kubelet would refuse;
+- the mask is an intersection of hints, so that every resource can be had from where it says;
+- for single-numa-node, every answer is proven: there are no more masks than nodes.
+
+What may be missed without proof: a mask that is closer, smaller or preferred.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,13 +128,17 @@ def _column(counts: Sequence[int]) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Search:
-    """Bounded search for masks; `left` steps remain."""
+    """Bounded search for masks; `left` steps remain. Once it has `ended` it finds nothing more."""
 
     nodes: int
     distances: kernels.Distances | None
     left: int = STEPS
     _best: int | None = field(default=None, init=False)
     _distance: int = field(default=0, init=False)
+
+    @property
+    def ended(self) -> bool:
+        return self.left < 0
 
     def fittest(self, size: int, may: Condition) -> int | None:
         """The fittest mask of `size` nodes that will do; None if there is none."""
@@ -132,7 +147,7 @@ class _Search:
         return self._best
 
     def smallest(self, may: Condition, known: int) -> int:
-        """The least size of a mask that will do; one of `known` nodes does."""
+        """The least size of a mask that will do, where one of `known` nodes does; `known` if it ends."""
         by_distance, self.distances = self.distances, None
         size = next((n for n in range(1, known) if self.fittest(n, may) is not None), known)
         self.distances = by_distance
@@ -141,7 +156,7 @@ class _Search:
     def _descend(self, undecided: int, more: int, mask: int, may: Condition) -> bool:
         """Decide the `undecided` lowest nodes, the highest first; True ends the search."""
         self.left -= 1
-        if self.left < 0:
+        if self.ended:
             return True
         if more > undecided or not may(mask, (1 << undecided) - 1, more):
             return False
@@ -161,6 +176,14 @@ class _Search:
         return False
 
 
+class Merged(NamedTuple):
+    """The merged hint; `proven` if no search for it ended early."""
+
+    mask: int
+    preferred: bool
+    proven: bool = True
+
+
 def merge_counts(
     nodes: int,
     resources: Sequence[DeviceCounts | bool],
@@ -168,22 +191,21 @@ def merge_counts(
     *,
     single: bool,
     steps: int = STEPS,
-) -> tuple[int, bool]:
-    """Merge as `engine._fast.topology.merge` does: (mask, preferred). True has no opinion, False no place."""
+) -> Merged:
+    """Merge as `engine._fast.topology.merge` does. A resource that is True has no opinion, False no place."""
     everywhere = (1 << nodes) - 1
     counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(everywhere)]
     somewhere = all(r is True or r in counted for r in resources)
+    if somewhere and not counted:
+        return Merged(everywhere, True)
+    if single:
+        return _one_node(nodes, counted) if somewhere else Merged(everywhere, False)
+    if not counted:
+        return Merged(everywhere, False)
     search = _Search(nodes, distances, steps)
-    if somewhere:
-        if not counted:
-            return everywhere, True
-        ideal = {search.smallest(r.may_suffice, r.cover(nodes, r.everything).bit_count()) for r in counted}
-        if len(ideal) == 1 and (ideal == {1} or not single):
-            found = search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in counted))
-            if found is not None:
-                return found, True
-    if single or not counted:
-        return everywhere, False
+    agreed = _preferred(search, counted) if somewhere else None
+    if agreed is not None:
+        return Merged(agreed, True, not search.ended)
     covers = [resource.cover(nodes, resource.available) for resource in counted]
     needs = [
         search.smallest(r.may_be_enough, cover.bit_count()) for r, cover in zip(counted, covers, strict=True)
@@ -194,7 +216,27 @@ def merge_counts(
         return _reachable(mask | undecided if more else mask, everywhere, counted, search)
 
     found = search.fittest(size, may_be_reached)
-    return covers[needs.index(size)] if found is None else found, False
+    return Merged(covers[needs.index(size)] if found is None else found, False, not search.ended)
+
+
+def _one_node(nodes: int, resources: Sequence[DeviceCounts]) -> Merged:
+    """single-numa-node: the first node that is a preferred hint of every resource."""
+    alone = [1 << node for node in range(nodes)]
+    if all(any(resource.may_suffice(mask, 0, 0) for mask in alone) for resource in resources):
+        for mask in alone:
+            if all(resource.enough(mask) for resource in resources):
+                return Merged(mask, True)
+    return Merged((1 << nodes) - 1, False)
+
+
+def _preferred(search: _Search, resources: Sequence[DeviceCounts]) -> int | None:
+    """The fittest mask that is a preferred hint of every resource; None if none was found."""
+    ideal = {
+        search.smallest(r.may_suffice, r.cover(search.nodes, r.everything).bit_count()) for r in resources
+    }
+    if len(ideal) > 1 or search.ended:
+        return None
+    return search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in resources))
 
 
 def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:
@@ -209,7 +251,7 @@ def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], se
 
     def deal(at: int, kept: list[int]) -> bool:
         search.left -= 1
-        if search.left < 0:
+        if search.ended:
             return False
         if at == len(outside):
             return True

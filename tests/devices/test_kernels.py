@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -158,7 +160,44 @@ def test_search_finds_what_listing_every_mask_finds(case):
     nodes, resources, distances = case
     families = [listed_family(nodes, resource) for resource in resources]
     expected = _topology_c.merge(nodes, families, distances)
-    assert merge_counts(nodes, resources, distances, single=False) == expected
+    assert merge_counts(nodes, resources, distances, single=False) == (*expected, True)
+
+
+@given(searches(), st.integers(0, 60))
+@settings(max_examples=300, deadline=None)
+def test_a_search_that_ends_early_says_so_and_stays_true(case, steps):
+    nodes, resources, distances = case
+    families = [listed_family(nodes, resource) for resource in resources]
+    best = _topology_c.merge(nodes, families, distances)
+    found = merge_counts(nodes, resources, distances, single=False, steps=steps)
+    if found.proven:
+        assert found[:2] == best
+    elif found.preferred:
+        assert best[1]
+        assert found.mask.bit_count() == best[0].bit_count()
+        assert all(r is True or r.enough(found.mask) for r in resources)
+    else:
+        assert found.mask in intersections(nodes, families)
+
+
+def intersections(nodes, families):
+    """Every mask that taking one hint of each resource leads to."""
+    masks = {(1 << nodes) - 1}
+    for flags, _ in families:
+        hints = set(np.flatnonzero(flags).tolist()) or {(1 << nodes) - 1}
+        masks = {mask & hint for mask in masks for hint in hints}
+    return masks
+
+
+def test_a_search_among_many_nodes_that_ends_early_claims_no_preference():
+    """Six resources that no few nodes serve together: finding the fewest is out of reach."""
+    nodes, rng = 48, random.Random(1)
+    trios = [[sum(1 << n for n in rng.sample(range(nodes), 3)) for _ in range(40)] for _ in range(6)]
+    resources = [DeviceCounts(tuple(t), (3,) * 40, (1,) * 40, (0,) * 40, 40) for t in trios]
+    found = merge_counts(nodes, resources, None, single=False)
+    assert not found.proven
+    assert not found.preferred
+    assert any(resource.enough(found.mask) for resource in resources)
 
 
 @given(searches(), st.sampled_from(["best-effort", "restricted", "single-numa-node"]))
@@ -179,10 +218,10 @@ def test_sixty_four_nodes_are_answered():
     each = tuple(1 << i for i in range(nodes))
     gpus = DeviceCounts(each, (4,) * nodes, (1,) * 60 + (4,) * 4, (0,) * nodes, 8)
     nics = DeviceCounts(each, (2,) * nodes, (2,) * nodes, (0,) * nodes, 4)
-    assert merge_counts(nodes, [gpus, nics], None, single=False) == (0b11 << 60, True)
+    assert merge_counts(nodes, [gpus, nics], None, single=False) == (0b11 << 60, True, True)
     busy = DeviceCounts(each, (4,) * nodes, (1,) * nodes, (0,) * nodes, 8)
-    assert merge_counts(nodes, [busy, nics], None, single=False) == ((1 << 8) - 1, False)
-    assert merge_counts(nodes, [busy, nics], None, single=True) == ((1 << 64) - 1, False)
+    assert merge_counts(nodes, [busy, nics], None, single=False) == ((1 << 8) - 1, False, True)
+    assert merge_counts(nodes, [busy, nics], None, single=True) == ((1 << 64) - 1, False, True)
 
 
 devices = st.builds(
