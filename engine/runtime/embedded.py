@@ -6,7 +6,7 @@
     await runtime.stop()     # containers go on; the next start adopts them
     await runtime.purge()    # or: nothing is left
 
-It isn't meant for production: there is no seccomp, AppArmor or SELinux, no registry, no user namespace.
+It isn't meant for production: there is no AppArmor or SELinux, no registry, no user namespace.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ class ImageStore:
             if path.suffix != ".partial" and path.name.removesuffix(".size") not in wanted:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def _import(self, archive: Archive, image: ArchivedImage, digests: list[str]) -> StoredImage:
-        """Store `image` under its tags, their digests and `digests`, besides the names that it has already."""
+    def _import(self, archive: Archive, image: ArchivedImage, digests: Sequence[str]) -> StoredImage:
+        """Store `image` under its tags, their digests and `digests`, besides the names that it has."""
         names, size, inodes = [], 0, 0
         for layer, diff_id in zip(image.layers, image.diff_ids, strict=True):
             name = diff_id.partition(":")[2][:20]

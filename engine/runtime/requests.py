@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
+from engine.runtime import seccomp
 from engine.runtime.failures import Unsupported
 from engine.runtime.images import DEFAULT_PATH, StoredImage
 from engine.runtime.records import Container, Sandbox
@@ -131,6 +132,7 @@ def container_request(
         "capabilities": sorted(keep),
         "ambient": sorted(_names(security.capabilities.add_ambient_capabilities)),
         "no_new_privs": security.no_new_privs and not security.privileged,
+        "seccomp": seccomp.container_filter(security, keep).hex(),
     }
 
 
@@ -151,6 +153,7 @@ def command_request(
         "env": {**request["env"], **terminal},
         "stream": dict(stream) if stream else None,
         "no_new_privs": request["no_new_privs"],
+        "seccomp": request["seccomp"],
         "role": "command",
         "pid": container.pid,
         "start_time": container.start_time,

@@ -118,7 +118,11 @@ def become_ready(who: identity.Identity, request: dict[str, Any]) -> dict[str, s
         os.makedirs(directory, mode=0o755, exist_ok=True)
     os.chdir(directory)
     identity.become(
-        who, keep=request["capabilities"], ambient=request["ambient"], no_new_privs=request["no_new_privs"]
+        who,
+        keep=request["capabilities"],
+        ambient=request["ambient"],
+        no_new_privs=request["no_new_privs"],
+        system_calls=bytes.fromhex(request["seccomp"]),
     )
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     reset_signals()

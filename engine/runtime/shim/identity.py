@@ -55,9 +55,18 @@ def look_up(wanted: dict[str, Any]) -> Identity:
 
 
 def become(
-    identity: Identity, *, keep: Collection[str], ambient: Collection[str], no_new_privs: bool
+    identity: Identity,
+    *,
+    keep: Collection[str],
+    ambient: Collection[str],
+    no_new_privs: bool,
+    system_calls: bytes,
 ) -> None:
-    """Drop to `identity` with at most the capabilities `keep` (names without CAP_)."""
+    """Drop to `identity` with at most the capabilities `keep` (names without CAP_).
+
+    `system_calls` is a filter program, empty for none. It comes last where that is possible: a process
+    that may still gain privileges needs CAP_SYS_ADMIN for it, so it comes before that is dropped.
+    """
     kept = {NUMBER[name] for name in keep if name in NUMBER}
     raised = {NUMBER[name] for name in ambient if name in NUMBER} & kept
     number = 0
@@ -72,6 +81,8 @@ def become(
             kept.discard(number)
             raised.discard(number)
         number += 1
+    if system_calls and not no_new_privs:
+        linux.install_filter(system_calls)
     os.setgroups(identity.groups)
     linux.prctl(linux.PR_SET_KEEPCAPS, 1)
     os.setresgid(identity.gid, identity.gid, identity.gid)
@@ -83,6 +94,8 @@ def become(
         linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_RAISE, capability)
     if no_new_privs:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        if system_calls:
+            linux.install_filter(system_calls)
 
 
 def _lines(path: str, fields: int) -> Iterator[list[str]]:

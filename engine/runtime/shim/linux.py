@@ -37,11 +37,13 @@ MOUNT_ATTR_RDONLY = 1
 PR_SET_PDEATHSIG = 1
 PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
+PR_SET_SECCOMP = 22
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
+SECCOMP_MODE_FILTER = 2
 PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
@@ -120,6 +122,16 @@ def prctl(option: int, argument: int = 0, argument2: int = 0) -> int:
         option, ctypes.c_ulong(argument), ctypes.c_ulong(argument2), ctypes.c_ulong(0), ctypes.c_ulong(0)
     )
     return _check(result, f"prctl {option}")
+
+
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+def install_filter(instructions: bytes) -> None:
+    """Filter the system calls of this process from now on (`struct sock_filter`s of eight bytes)."""
+    program = _Program(len(instructions) // 8, instructions)
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
 def set_process_name(name: str) -> None:
