@@ -19,6 +19,7 @@ from pathlib import Path
 from engine.runtime import cdi
 from engine.runtime.hierarchy import WeightFormula
 from engine.runtime.hollow import HollowBackend
+from engine.runtime.image_service import ImageService
 from engine.runtime.processes import ProcessBackend
 from engine.runtime.server import CriServer
 from engine.runtime.service import RuntimeService
@@ -68,10 +69,10 @@ class EmbeddedRuntime:
                 cpu_weight=cpu_weight,
             )
             streaming = StreamingServer(self._processes.commands, port=streaming_port)
-        self.service = RuntimeService(
-            self._processes or HollowBackend(), cgroup_driver=cgroup_driver, streaming=streaming
-        )
-        self._server = CriServer(Path(socket), self.service)
+        backend = self._processes or HollowBackend()
+        self.service = RuntimeService(backend, cgroup_driver=cgroup_driver, streaming=streaming)
+        services = {"RuntimeService": self.service, "ImageService": ImageService(backend.images)}
+        self._server = CriServer(Path(socket), services)
         self.socket = self._server.socket
         self._serving = False
 

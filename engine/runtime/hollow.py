@@ -28,6 +28,7 @@ from typing import Any
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused
 from engine.runtime.backend import ExecResult, Listener
+from engine.runtime.image_service import ImageService
 from engine.runtime.records import RUNNING, Container, Records, Sandbox
 from engine.runtime.references import normalised
 from engine.runtime.server import CriServer
@@ -212,7 +213,8 @@ class HollowRuntime:
     def __init__(self, socket: Path | str, *, pod_ip: str = "127.0.0.1") -> None:
         self.backend = HollowBackend(pod_ip=pod_ip)
         self.service = RuntimeService(self.backend)
-        self._server = CriServer(Path(socket), self.service)
+        services = {"RuntimeService": self.service, "ImageService": ImageService(self.backend.images)}
+        self._server = CriServer(Path(socket), services)
         self.socket = self._server.socket
 
     @property

@@ -19,6 +19,8 @@ from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
 
+STREAM_CHUNK = 500
+
 READY = cri.SANDBOX_READY
 NOT_READY = cri.SANDBOX_NOTREADY
 CREATED = cri.CONTAINER_CREATED
@@ -243,6 +245,18 @@ def joined(records: Iterable[Sandbox | Container]) -> bytes:
             wire = record.wire = as_field(1, record.entry())
         parts.append(wire)
     return b"".join(parts)
+
+
+def chunks(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in lists of STREAM_CHUNK, as the streaming list calls answer them."""
+    chunk: list[T] = []
+    for item in items:
+        chunk.append(item)
+        if len(chunk) == STREAM_CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
 
 
 def as_field(number: int, message: Message) -> bytes:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import socket as sockets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,9 @@ class CallCount:
 
 
 class CriServer:
-    """Serves RuntimeService and ImageService of `service` on a unix socket of mode 0600."""
+    """Serves services by name (`RuntimeService`, `ImageService`) on a unix socket of mode 0600."""
 
-    def __init__(self, socket: Path, service: object) -> None:
+    def __init__(self, socket: Path, services: Mapping[str, object]) -> None:
         self.socket = Path(socket)
         self.counts: dict[str, CallCount] = {}
         if len(str(self.socket).encode()) > 107:
@@ -50,7 +50,7 @@ class CriServer:
         self._handlers = [
             grpc.method_handlers_generic_handler(
                 f"runtime.v1.{name}",
-                {method.name: self._handler(service, method) for method in descriptor.methods},
+                {method.name: self._handler(services[name], method) for method in descriptor.methods},
             )
             for name, descriptor in cri.DESCRIPTOR.services_by_name.items()
         ]

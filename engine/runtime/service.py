@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator
 from importlib import metadata
-from typing import TypeVar
 
 from engine.api.errors import InvalidInput
 from engine.runtime.backend import Backend
+from engine.runtime.events import Events
 from engine.runtime.failures import Missing, Unsupported, WrongState
 from engine.runtime.records import (
     CREATED,
@@ -26,6 +26,7 @@ from engine.runtime.records import (
     Container,
     Records,
     Sandbox,
+    chunks,
     joined,
     new_id,
 )
@@ -33,15 +34,11 @@ from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, 
 from engine.runtime.streaming.server import StreamingServer, check_streams
 from engine.wire import cri_v1_pb2 as cri
 
-EVENT_BACKLOG = 10_000
-STREAM_CHUNK = 500
 START_ERROR = 128
-
-T = TypeVar("T")
 
 
 class RuntimeService:
-    """`runtime.v1.RuntimeService` and `runtime.v1.ImageService`, a coroutine per call.
+    """`runtime.v1.RuntimeService`, a coroutine per call.
 
     `streaming` serves what Exec, Attach and PortForward answer; without it they are unsupported.
     """
@@ -53,7 +50,7 @@ class RuntimeService:
         self._backend = backend
         self._streaming = streaming
         self._driver = cri.SYSTEMD if cgroup_driver == "systemd" else cri.CGROUPFS
-        self._subscribers: set[asyncio.Queue[bytes | None]] = set()
+        self._events = Events()
         self._version = _version()
         self._pod_cidr = ""
 
@@ -69,8 +66,7 @@ class RuntimeService:
     async def stop(self) -> None:
         if self._streaming is not None:
             await self._streaming.stop()
-        for queue in self._subscribers:
-            _offer(queue, None)
+        self._events.close()
         await self._backend.stop()
 
     # The runtime itself
@@ -131,8 +127,8 @@ class RuntimeService:
             raise
         sandbox.state = READY
         self.records.add_sandbox(sandbox)
-        self._tell(sandbox, sandbox.id, cri.CONTAINER_CREATED_EVENT, sandbox.created_at)
-        self._tell(sandbox, sandbox.id, cri.CONTAINER_STARTED_EVENT, time.time_ns())
+        self._events.tell(sandbox, sandbox.id, cri.CONTAINER_CREATED_EVENT, sandbox.created_at)
+        self._events.tell(sandbox, sandbox.id, cri.CONTAINER_STARTED_EVENT)
         return cri.RunPodSandboxResponse(pod_sandbox_id=sandbox.id)
 
     async def stop_pod_sandbox(self, request: cri.StopPodSandboxRequest) -> cri.StopPodSandboxResponse:
@@ -150,7 +146,7 @@ class RuntimeService:
                 if sandbox.id in self.records.sandboxes:
                     await self._backend.remove_sandbox(sandbox)
                     self.records.drop_sandbox(sandbox)
-                    self._tell(sandbox, sandbox.id, cri.CONTAINER_DELETED_EVENT, time.time_ns())
+                    self._events.tell(sandbox, sandbox.id, cri.CONTAINER_DELETED_EVENT)
         return cri.RemovePodSandboxResponse()
 
     async def pod_sandbox_status(self, request: cri.PodSandboxStatusRequest) -> cri.PodSandboxStatusResponse:
@@ -166,7 +162,7 @@ class RuntimeService:
         return joined(self.records.select_sandboxes(request.filter))
 
     async def stream_pod_sandboxes(self, request: cri.StreamPodSandboxesRequest) -> AsyncIterator[bytes]:
-        for chunk in _chunks(self.records.select_sandboxes(request.filter)):
+        for chunk in chunks(self.records.select_sandboxes(request.filter)):
             yield joined(chunk)
 
     async def update_pod_sandbox_resources(
@@ -215,7 +211,7 @@ class RuntimeService:
         if sandbox.id not in self.records.sandboxes:
             await self._remove_container(container)
             raise WrongState("its sandbox was removed meanwhile", subject=subject)
-        self._tell(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
+        self._events.tell(sandbox, container.id, cri.CONTAINER_CREATED_EVENT, container.created_at)
         return cri.CreateContainerResponse(container_id=container.id)
 
     async def start_container(self, request: cri.StartContainerRequest) -> cri.StartContainerResponse:
@@ -235,7 +231,9 @@ class RuntimeService:
             if container.state == CREATED:
                 container.state, container.wire = RUNNING, None
                 container.started_at = container.started_at or time.time_ns()
-                self._tell(container.sandbox, container.id, cri.CONTAINER_STARTED_EVENT, container.started_at)
+                self._events.tell(
+                    container.sandbox, container.id, cri.CONTAINER_STARTED_EVENT, container.started_at
+                )
         return cri.StartContainerResponse()
 
     async def stop_container(self, request: cri.StopContainerRequest) -> cri.StopContainerResponse:
@@ -265,7 +263,7 @@ class RuntimeService:
         return joined(self.records.select_containers(request.filter))
 
     async def stream_containers(self, request: cri.StreamContainersRequest) -> AsyncIterator[bytes]:
-        for chunk in _chunks(self.records.select_containers(request.filter)):
+        for chunk in chunks(self.records.select_containers(request.filter)):
             yield joined(chunk)
 
     async def update_container_resources(
@@ -326,7 +324,7 @@ class RuntimeService:
     async def stream_container_stats(
         self, request: cri.StreamContainerStatsRequest
     ) -> AsyncIterator[cri.StreamContainerStatsResponse]:
-        for chunk in _chunks(await self._select_stats(request.filter)):
+        for chunk in chunks(await self._select_stats(request.filter)):
             yield cri.StreamContainerStatsResponse(container_stats=chunk)
 
     async def pod_sandbox_stats(self, request: cri.PodSandboxStatsRequest) -> cri.PodSandboxStatsResponse:
@@ -342,64 +340,15 @@ class RuntimeService:
     async def stream_pod_sandbox_stats(
         self, request: cri.StreamPodSandboxStatsRequest
     ) -> AsyncIterator[cri.StreamPodSandboxStatsResponse]:
-        for chunk in _chunks(self._select_for_stats(request.filter)):
+        for chunk in chunks(self._select_for_stats(request.filter)):
             yield cri.StreamPodSandboxStatsResponse(
                 pod_sandbox_stats=[await self._sandbox_stats(sandbox) for sandbox in chunk]
             )
 
     # Events
 
-    async def get_container_events(self, _request: cri.GetEventsRequest) -> AsyncIterator[bytes]:
-        """Events from now on. A reader who falls 10,000 behind is cut off and must list anew."""
-        queue: asyncio.Queue[bytes | None] = asyncio.Queue(EVENT_BACKLOG)
-        self._subscribers.add(queue)
-        try:
-            while (event := await queue.get()) is not None:
-                yield event
-            if queue not in self._subscribers:
-                raise WrongState("fell too far behind; list and subscribe again", subject="event stream")
-        finally:
-            self._subscribers.discard(queue)
-
-    # Images
-
-    async def list_images(self, request: cri.ListImagesRequest) -> cri.ListImagesResponse:
-        return cri.ListImagesResponse(images=self._select_images(request.filter))
-
-    async def stream_images(
-        self, request: cri.StreamImagesRequest
-    ) -> AsyncIterator[cri.StreamImagesResponse]:
-        for chunk in _chunks(self._select_images(request.filter)):
-            yield cri.StreamImagesResponse(images=chunk)
-
-    async def image_status(self, request: cri.ImageStatusRequest) -> cri.ImageStatusResponse:
-        image = self._backend.images.resolve(request.image.image)
-        if image is None:
-            return cri.ImageStatusResponse()
-        info = self._backend.images.info(image.id) if request.verbose else {}
-        return cri.ImageStatusResponse(image=image, info=info)
-
-    async def pull_image(self, request: cri.PullImageRequest) -> cri.PullImageResponse:
-        if not request.image.image:
-            raise InvalidInput("expected an image", subject="image.image")
-        image = await self._backend.images.pull(request.image.image)
-        return cri.PullImageResponse(image_ref=image.id)
-
-    async def remove_image(self, request: cri.RemoveImageRequest) -> cri.RemoveImageResponse:
-        if not request.image.image:
-            raise InvalidInput("expected an image", subject="image.image")
-        await self._backend.images.remove(request.image.image)
-        return cri.RemoveImageResponse()
-
-    async def image_fs_info(self, _request: cri.ImageFsInfoRequest) -> cri.ImageFsInfoResponse:
-        mountpoint, used, inodes = await asyncio.to_thread(self._backend.images.usage)
-        usage = cri.FilesystemUsage(
-            timestamp=time.time_ns(),
-            fs_id=cri.FilesystemIdentifier(mountpoint=mountpoint),
-            used_bytes=cri.UInt64Value(value=used),
-            inodes_used=cri.UInt64Value(value=inodes),
-        )
-        return cri.ImageFsInfoResponse(image_filesystems=[usage], container_filesystems=[usage])
+    def get_container_events(self, _request: cri.GetEventsRequest) -> AsyncIterator[bytes]:
+        return self._events.listen()
 
     # What the backend tells
 
@@ -412,7 +361,7 @@ class RuntimeService:
     def sandbox_died(self, sandbox: Sandbox) -> None:
         if sandbox.state == READY:
             sandbox.state, sandbox.wire = NOT_READY, None
-            self._tell(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT, time.time_ns())
+            self._events.tell(sandbox, sandbox.id, cri.CONTAINER_STOPPED_EVENT)
 
     # Steps shared by the calls
 
@@ -422,7 +371,7 @@ class RuntimeService:
         container.state, container.wire = EXITED, None
         container.exit_code, container.finished_at = exit_code, finished_at
         container.reason, container.message, container.pid = reason, message, 0
-        self._tell(container.sandbox, container.id, cri.CONTAINER_STOPPED_EVENT, finished_at)
+        self._events.tell(container.sandbox, container.id, cri.CONTAINER_STOPPED_EVENT, finished_at)
 
     async def _stop_sandbox(self, sandbox: Sandbox) -> None:
         running = [c for c in sandbox.containers.values() if c.state == RUNNING or c.lock.locked()]
@@ -447,7 +396,7 @@ class RuntimeService:
                 return
             await self._backend.remove_container(container)
             self.records.drop_container(container)
-        self._tell(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT, time.time_ns())
+        self._events.tell(container.sandbox, container.id, cri.CONTAINER_DELETED_EVENT)
 
     def _stream(self, ticket: Ticket) -> str:
         if self._streaming is None:
@@ -489,26 +438,6 @@ class RuntimeService:
             linux=linux,
         )
 
-    def _select_images(self, filter: cri.ImageFilter) -> Sequence[cri.Image]:
-        if not filter.image.image:
-            return self._backend.images.list()
-        image = self._backend.images.resolve(filter.image.image)
-        return [] if image is None else [image]
-
-    def _tell(self, sandbox: Sandbox, subject: str, kind: cri.ContainerEventType, when: int) -> None:
-        if not self._subscribers:
-            return
-        event = cri.ContainerEventResponse(
-            container_id=subject,
-            container_event_type=kind,
-            created_at=when,
-            pod_sandbox_status=sandbox.status(),
-            containers_statuses=[container.status() for container in sandbox.containers.values()],
-        ).SerializeToString()
-        for queue in list(self._subscribers):
-            if not _offer(queue, event):
-                self._subscribers.discard(queue)
-
 
 def _command_ticket(
     container: Container, request: cri.ExecRequest | cri.AttachRequest, command: list[str]
@@ -516,29 +445,6 @@ def _command_ticket(
     """Raises InvalidInput for streams that make no sense together."""
     check_streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
     return CommandTicket(container, command, request.stdin, request.stdout, request.stderr, request.tty)
-
-
-def _offer(queue: asyncio.Queue[bytes | None], event: bytes | None) -> bool:
-    """Put without waiting; a full queue is emptied and ended instead."""
-    try:
-        queue.put_nowait(event)
-    except asyncio.QueueFull:
-        while not queue.empty():
-            queue.get_nowait()
-        queue.put_nowait(None)
-        return False
-    return True
-
-
-def _chunks(items: Iterable[T]) -> Iterable[list[T]]:
-    chunk: list[T] = []
-    for item in items:
-        chunk.append(item)
-        if len(chunk) == STREAM_CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _version() -> str:

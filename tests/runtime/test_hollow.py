@@ -173,7 +173,7 @@ async def test_a_thousand_pods(hollow: Hollow) -> None:
 
 async def test_reader_that_falls_behind_is_cut_off(hollow: Hollow, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime, pods = hollow
-    monkeypatch.setattr("engine.runtime.service.EVENT_BACKLOG", 3)
+    monkeypatch.setattr("engine.runtime.events.BACKLOG", 3)
     stream = runtime.service.get_container_events(cri.GetEventsRequest())
     sandbox = await pods.pod()
     reading = asyncio.create_task(anext(stream))
