@@ -80,14 +80,16 @@ class CheckpointFile:
         self._writer = asyncio.create_task(self._write_when_wanted(), name="device checkpoint")
 
     async def stop(self) -> None:
-        """Write what is still unwritten, then end."""
+        """Write what is still unwritten, a write that is under way included, then end. Raises
+        `Refused` if it cannot be written."""
         if self._writer is None:
             return
-        if self._wanted.is_set():
+        try:
             await self.flush()
-        self._writer.cancel()
-        await asyncio.gather(self._writer, return_exceptions=True)
-        self._writer = None
+        finally:
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+            self._writer = None
 
     def changed(self) -> None:
         """Something that the file says has changed and nobody waits for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import msgspec
 import pytest
@@ -105,7 +106,7 @@ async def test_a_list_without_news_writes_nothing(agent):
     plugin = await agent.plugin(count=100)
     file = agent.manager._file
     await agent.until(lambda: file.writes > 0)
-    await asyncio.sleep(0.2)
+    await file.flush()
     before = file.writes
     for _ in range(5):
         await plugin.set_devices(plugin._devices)
@@ -132,8 +133,29 @@ async def test_a_directory_that_cannot_be_written_fails_the_waiter(tmp_path):
     await file.start()
     with pytest.raises(Exception, match="cannot write: No such file"):
         await file.flush()
-    file._wanted.clear()
-    await file.stop()
+    with pytest.raises(Exception, match="cannot write: No such file"):
+        await file.stop()
+
+
+async def test_a_stop_waits_for_the_write_that_is_under_way(tmp_path):
+    """The next agent would read the file as it was before."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def fault(point: str) -> None:
+        if point == "checkpoint written":
+            writing.set()
+            go_on.wait(60)
+
+    file = CheckpointFile(tmp_path, lambda: Checkpoint(registered_devices={"a": []}), fault=fault)
+    await file.start()
+    file.changed()
+    await asyncio.to_thread(writing.wait, 60)
+    stopping = asyncio.create_task(file.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert decode((tmp_path / FILE_NAME).read_bytes()).registered_devices == {"a": []}
 
 
 def test_the_json_is_what_go_writes():
