@@ -74,7 +74,7 @@ class NoCgroups(NodeCgroups):
     def root_path(self) -> str:
         return self._parent
 
-    def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
+    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
         return {"enabled": False, "reason": self.reason, "groups": []}
 
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:

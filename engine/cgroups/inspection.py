@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from engine.api.errors import Refused
+from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.api.qos import GUARANTEED
 from engine.api.quantity import ZERO
@@ -150,9 +150,15 @@ def _quota(manager: CgroupManager) -> float | None:
     return int(quota) / int(period) if quota.isdigit() else None
 
 
-def describe(manager: CgroupManager, uid: str = "") -> dict[str, Any]:
-    """For `kubengine cgroups` and status pages: the node's settings and every group."""
+def describe(manager: CgroupManager, pod: str = "") -> dict[str, Any]:
+    """For `kubengine cgroups` and status pages: the node's settings and every group, or one pod's.
+    Raises `InvalidInput` where no pod is called so (namespace/name, name or uid)."""
     node = manager.settings.node
+    groups = snapshot(manager)
+    if pod:
+        groups = [row for row in groups if row["uid"] and pod in (row["uid"], *_names(row["pod"]))]
+        if not groups:
+            raise InvalidInput(f"no pod {pod!r} on this node")
     return {
         "enabled": True,
         "version": manager.mounts.version,
@@ -167,5 +173,10 @@ def describe(manager: CgroupManager, uid: str = "") -> dict[str, Any]:
         "writes": manager.tree.writes,
         "remade": manager.tree.remade,
         "refusals": dict(manager.pods.refusals),
-        "groups": [row for row in snapshot(manager) if not uid or row["uid"] == uid],
+        "groups": groups,
     }
+
+
+def _names(full_name: str) -> tuple[str, str]:
+    """What a pod may be called: `namespace/name`, or `name`."""
+    return full_name, full_name.rpartition("/")[2]

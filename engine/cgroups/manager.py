@@ -191,8 +191,8 @@ class CgroupManager(NodeCgroups):
 
     # Looking, and putting right
 
-    def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
-        return inspection.describe(self, uid)
+    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
+        return inspection.describe(self, pod)
 
     def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
         """Faults of the node's cgroups, and what each means; with `fix` they are put right if possible.

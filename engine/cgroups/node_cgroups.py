@@ -110,8 +110,9 @@ class NodeCgroups(ABC):
         """The root of all pods' cgroups, from the root of the hierarchy."""
 
     @abstractmethod
-    def describe(self, *, uid: str = "", **_: str) -> dict[str, Any]:
-        """For `kubengine cgroups` and the status page: the node's settings and every group."""
+    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
+        """For `kubengine cgroups` and the status page: the node's settings and every group, or
+        those of one pod (namespace/name, name or uid)."""
 
     @abstractmethod
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:

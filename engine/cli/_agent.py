@@ -21,6 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.cli._places import READ_ONLY_URL, default_socket
@@ -116,21 +117,37 @@ def _failure(status: int, body: bytes, address: str) -> KubengineError:
     return _FAILURES.get(status, Refused)(message, subject=f"agent at {address}")
 
 
+def _chosen(context: click.Context, option: click.Parameter, value: str | None) -> Agent:
+    """The agent that the command names, else the one that the group above it was given."""
+    above = context.parent.params.get("agent") if context.parent is not None else None
+    if isinstance(above, Agent) and context.get_parameter_source("agent") is not ParameterSource.COMMANDLINE:
+        return above
+    return Agent(value)
+
+
 def agent_option(function: _F) -> _F:
-    """`--agent PATH|URL`, given to the command as `agent: Agent`."""
+    """`--agent PATH|URL`, given to the command as `agent: Agent`; a group's goes for its commands too."""
     return click.option(
         "--agent",
         metavar="PATH|URL",
         envvar="KUBENGINE_AGENT",
-        callback=lambda _context, _option, value: Agent(value),
+        callback=_chosen,
         help=f"The agent's socket, root directory or http URL.  [default: {default_socket()}, "
         f"then {READ_ONLY_URL}]",
     )(function)
 
 
 def json_option(function: _F) -> _F:
-    """`--json`, given to the command as `as_json: bool`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(function)
+    """`--json`, given to the command as `as_json: bool`; a group's goes for its commands too."""
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        callback=lambda context, _option, value: (
+            value or bool(context.parent and context.parent.params.get("as_json"))
+        ),
+        help="Print JSON instead of a table.",
+    )(function)
 
 
 def print_json(value: Any) -> None:

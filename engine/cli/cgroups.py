@@ -24,13 +24,13 @@ config_option = click.option(
 @click.group(invoke_without_command=True)
 @json_option
 @agent_option
-@click.option("--uid", default="", help="Only this pod.")
+@click.option("--pod", default="", metavar="POD", help="Only this pod (namespace/name, name or uid).")
 @click.pass_context
-def command(context: click.Context, agent: Agent, as_json: bool, uid: str) -> None:
+def command(context: click.Context, agent: Agent, as_json: bool, pod: str) -> None:
     """Show the cgroup tree of a running agent: wanted values, and actual ones where they differ."""
     if context.invoked_subcommand is not None:
         return
-    described = agent.describe("cgroups", **({"uid": uid} if uid else {}))
+    described = agent.describe("cgroups", **({"pod": pod} if pod else {}))
     if as_json:
         print_json(described)
         return
@@ -43,8 +43,8 @@ def command(context: click.Context, agent: Agent, as_json: bool, uid: str) -> No
     )
     for controller in described["lacking"]:
         click.echo(f"warning: no {controller} controller here; its values are not enforced", err=True)
-    for pod, refusal in described["refusals"].items():
-        click.echo(f"warning: {pod}: {refusal}", err=True)
+    for uid, refusal in described["refusals"].items():
+        click.echo(f"warning: pod {uid}: {refusal}", err=True)
     _print_table(_live_rows(described["groups"]))
 
 

@@ -67,7 +67,7 @@ def _candidates(console: Any, resource: str, candidates: list[dict[str, Any]]) -
             show_bytes(candidate["request"]) if in_bytes else "-",
             candidate["why"],
         )
-    click.echo(f"\nif {resource} runs short:")
+    click.echo(f"\nwhen short of {resource}:")
     console.print(table)
 
 

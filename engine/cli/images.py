@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from engine.cli._agent import Agent, agent_option, json_option, print_json
 from engine.cli._amounts import show_age, show_bytes
@@ -19,7 +18,6 @@ GC_DEADLINE = 600.0
 @click.pass_context
 def command(context: click.Context, agent: Agent, as_json: bool) -> None:
     """Show images with their size, last use, users and what protects them; `gc` collects."""
-    context.obj = agent
     if context.invoked_subcommand is not None:
         return
     answer = agent.describe("images")
@@ -41,9 +39,9 @@ def command(context: click.Context, agent: Agent, as_json: bool) -> None:
             image["protected"] or "-",
         )
     _console().print(table)
-    total = sum(image["size"] for image in answer["images"])
+    total, count = sum(image["size"] for image in answer["images"]), len(answer["images"])
     click.echo(
-        f"{len(answer['images'])} images, {show_bytes(total)}; collected from "
+        f"{count} image{'s' if count != 1 else ''}, {show_bytes(total)}; collected from "
         f"{answer['highThresholdPercent']} % of the disk down to {answer['lowThresholdPercent']} %, "
         f"order {answer['order']}"
     )
@@ -54,11 +52,8 @@ def command(context: click.Context, agent: Agent, as_json: bool) -> None:
 @click.option("--all-unused", is_flag=True, help="Everything unused, whatever the thresholds.")
 @json_option
 @agent_option
-@click.pass_context
-def gc(context: click.Context, agent: Agent, dry_run: bool, all_unused: bool, as_json: bool) -> None:
+def gc(agent: Agent, dry_run: bool, all_unused: bool, as_json: bool) -> None:
     """Collect images now, by the agent's own policy."""
-    if context.get_parameter_source("agent") is ParameterSource.DEFAULT:
-        agent = context.obj
     agent.timeout = GC_DEADLINE
     action = "delete-unused" if all_unused else "gc"
     report = agent.act("images", action, **({"dry-run": "true"} if dry_run else {}))

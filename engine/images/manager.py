@@ -131,8 +131,12 @@ class ImageManager:
             return (await self.delete_unused(dry_run=dry_run == "true")).to_json()
         raise InvalidInput("is none of gc, delete-unused", subject=action)
 
-    def describe(self, **_query: str) -> dict[str, Any]:
-        """The policy, and per image its times (Unix seconds, null = never used), users and protection."""
+    async def describe(self, **_query: str) -> dict[str, Any]:
+        """The policy, and per image its times (Unix seconds, null = never used), users and protection:
+        those of this moment, or while images are collected or the runtime fails of the last detection."""
+        if not self._running.locked():
+            with contextlib.suppress(ImageGCFailure):
+                await self.detect()
         now, columns, users = self._now(), self.records.table.columns, self._users()
         images = []
         for key in list(self.records.keys()):

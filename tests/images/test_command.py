@@ -25,7 +25,7 @@ def agent(monkeypatch, disk):
     runtime = Runtime()
     manager = make(runtime).manager
     asyncio.run(manager.detect())
-    answers = {"images": manager.describe}
+    answers = {"images": lambda: asyncio.run(manager.describe())}
 
     def act(_self, _room, action, **query):
         return asyncio.run(manager.act(action, query))

@@ -316,4 +316,4 @@ async def test_act_and_describe(disk):
         await world.manager.act("drop", {})
     with pytest.raises(InvalidInput, match="dry-run"):
         await world.manager.act("gc", {"dry-run": "yes"})
-    assert len(world.manager.describe()["images"]) == 5
+    assert len((await world.manager.describe())["images"]) == 5

@@ -216,10 +216,10 @@ async def test_records_survive_a_restart(world):
     await world.add(first, "old")
     await first.stop()
     world.clock.now += 100
-    detected = {i["id"]: i["firstDetected"] for i in first.describe()["images"]}
+    detected = {i["id"]: i["firstDetected"] for i in (await first.describe())["images"]}
     second = world.manager(section)
     await second.detect()
-    again = {i["id"]: i["firstDetected"] for i in second.describe()["images"]}
+    again = {i["id"]: i["firstDetected"] for i in (await second.describe())["images"]}
     assert again == detected
 
 
