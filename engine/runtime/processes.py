@@ -25,7 +25,8 @@ from engine.runtime.addresses import PodNetwork
 from engine.runtime.backend import Listener
 from engine.runtime.commands import ProcessCommands
 from engine.runtime.failures import Missing
-from engine.runtime.images import ImageStore, StoredImage
+from engine.runtime.files import ContainerFiles
+from engine.runtime.images import ImageStore
 from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, Container, Records, Sandbox
 from engine.runtime.shim import linux
 from engine.runtime.spawning import Conversation, Spawner
@@ -66,7 +67,7 @@ class ProcessBackend:
         self.network = PodNetwork(self.state.path, pod_cidr)
         self._hierarchy = hierarchy.Hierarchy(cgroup_mount, weights=cpu_weight)
         self._driver = cgroup_driver
-        self._overlay = overlay
+        self._files = ContainerFiles(self.root, self.images, overlay=overlay)
         self._cdi_directories = cdi_directories
         self._spawner = Spawner(self.state.path)
         self._extras: dict[str, Extras] = {}
@@ -87,7 +88,7 @@ class ProcessBackend:
         self._records, self._listener = records, listener
         self.state.open()
         self.images.open()
-        (self.root / "containers").mkdir(mode=0o750, exist_ok=True)
+        self._files.open()
         self._take_lock()
         for sandbox, extras in list(self.state.load_sandboxes()):
             await self._adopt_sandbox(sandbox, extras)
@@ -95,9 +96,7 @@ class ProcessBackend:
             await self._adopt_container(container, extras)
         for directory in list(self.state.half_made()):
             self.state.forget_directory(directory)
-        for directory in (self.root / "containers").iterdir():
-            if directory.name not in records.containers:
-                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        await self._files.keep(records.containers)
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
         await self._spawner.start()
 
@@ -221,36 +220,31 @@ class ProcessBackend:
         parent = sandbox.config.linux.cgroup_parent
         path = hierarchy.container_path(parent, container.id, self._driver)
         target = self._target(container)
-        place = self.root / "containers" / container.id
-        volumes = self._image_volumes(container, place)
-        request = requests.container_request(
-            container,
-            stored,
-            config=cdi.with_devices(container.config, self._cdi_directories),
-            directory=self.state.directory(container),
-            rootfs=self._rootfs(stored, place),
-            cgroups=self._hierarchy.directories(path),
-            cgroup_views=self._hierarchy.views(path),
-            cgroup2=self._hierarchy.v2,
-            etc=self.state.directory(sandbox),
-            image_volumes={path: str(place / name) for path, (name, _) in volumes.items()},
-            target=target,
-        )
-        extras = Extras(
-            cgroup=path,
-            layers=[*stored.layers, *(layer for _, image in volumes.values() for layer in image.layers)],
-            request=request,
-            stop_signal=requests.stop_signal(container.config, stored.config),
-        )
+        files = await self._files.make(container, stored)
         try:
-            for name in ("rootfs", "upper", "work"):
-                (place / name).mkdir(mode=0o755, parents=True)
-            for name, volume in volumes.values():
-                await asyncio.to_thread(self._fill_image_volume, place / name, volume)
+            request = requests.container_request(
+                container,
+                stored,
+                config=cdi.with_devices(container.config, self._cdi_directories),
+                directory=self.state.directory(container),
+                rootfs=files.rootfs,
+                cgroups=self._hierarchy.directories(path),
+                cgroup_views=self._hierarchy.views(path),
+                cgroup2=self._hierarchy.v2,
+                etc=self.state.directory(sandbox),
+                image_volumes=files.volumes,
+                target=target,
+            )
+            extras = Extras(
+                cgroup=path,
+                layers=files.layers,
+                request=request,
+                stop_signal=requests.stop_signal(container.config, stored.config),
+            )
             self.state.save_container(container, extras)
         except BaseException:
             self.state.forget(container)
-            shutil.rmtree(place, ignore_errors=True)
+            await self._files.remove(container)
             raise
         self._extras[container.id] = extras
 
@@ -306,7 +300,7 @@ class ProcessBackend:
         extras = self._extras[container.id]
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
         self.state.forget(container)
-        await asyncio.to_thread(shutil.rmtree, self.root / "containers" / container.id, ignore_errors=True)
+        await self._files.remove(container)
         del self._extras[container.id]
         self._usage.forget(container.id)
         if extras.layers and self.images.get(container.image_id) is None:
@@ -390,7 +384,7 @@ class ProcessBackend:
                 extras = self._extras.get(container.id)
                 if extras is not None:
                     groups = self._hierarchy.directories(extras.cgroup)
-                    upper = self.root / "containers" / container.id / "upper"
+                    upper = self._files.upper(container)
                     found.append(self._usage.container(container, groups, upper, str(self.root)))
             return found
 
@@ -428,16 +422,6 @@ class ProcessBackend:
     def _layers_in_use(self) -> set[str]:
         return {layer for extras in self._extras.values() for layer in extras.layers}
 
-    def _rootfs(self, image: StoredImage, place: Path) -> dict[str, Any]:
-        return {
-            "overlay": self._overlay,
-            "path": str(place / "rootfs"),
-            "upper": str(place / "upper"),
-            "work": str(place / "work"),
-            "layers_directory": str(self.images.layers),
-            "layers": ["/"] if image.is_host else image.layers,
-        }
-
     def _target(self, container: Container) -> Container | None:
         options = container.config.linux.security_context.namespace_options
         if options.pid != cri.TARGET:
@@ -448,28 +432,6 @@ class ProcessBackend:
                 "must be a running container of the same pod", subject=f"target {options.target_id}"
             )
         return target
-
-    def _image_volumes(self, container: Container, place: Path) -> dict[str, tuple[str, StoredImage]]:
-        found = {}
-        for number, mount in enumerate(container.config.mounts):
-            if mount.image.image:
-                image = self.images.get(mount.image.image)
-                if image is None or image.is_host:
-                    raise Missing("not here; pull it first", subject=f"image {mount.image.image!r}")
-                name = f"image-{number}"
-                sub = f"{name}/{mount.image_sub_path.strip('/')}" if mount.image_sub_path else name
-                if ".." in sub.split("/"):
-                    raise InvalidInput("leads out of the image", subject=mount.image_sub_path)
-                found[mount.container_path] = (sub, image)
-        return found
-
-    def _fill_image_volume(self, place: Path, image: StoredImage) -> None:
-        from engine.runtime.shim.flatten import flatten
-
-        top = next(p for p in (place, *place.parents) if p.parent.parent == self.root / "containers")
-        flatten([self.images.layers / layer for layer in image.layers], top)
-        if not place.exists():
-            raise Missing("no such path in the image", subject=str(place.relative_to(top)))
 
 
 def _shim_lives(container: Container) -> bool:
