@@ -31,7 +31,7 @@ UNKNOWN = cri.CONTAINER_UNKNOWN
 
 NANO = 1e-9
 
-_ORDER: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
+_STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
 """A container's life goes one way; what says otherwise is old news."""
 
 
@@ -62,6 +62,11 @@ class ContainerRecord:
     @property
     def running(self) -> bool:
         return self.state == RUNNING
+
+    @property
+    def stage(self) -> int:
+        """How far its life has come. A start that was cut short is an end too."""
+        return _STAGES[EXITED] if self.finished_at else _STAGES[self.state]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class PodRecord:
         """Insert or replace; a state never goes back. Returns whether anything changed."""
         for index, known in enumerate(self.containers):
             if known.id == record.id:
-                if known == record or _ORDER[record.state] < _ORDER[known.state]:
+                if known == record or record.stage < known.stage:
                     return False
                 self.containers[index] = record
                 return True
@@ -185,9 +190,10 @@ def container_record(
 
 def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:
     """An agent that dies in the middle of StartContainer takes the call with it, and the runtime calls the
-    container exited though it never ran: a new agent starts it, and that is not a restart."""
+    container exited though it never ran: a new agent starts it, and that is not a restart. One that the
+    runtime has lost all track of has no times at all and may well have run."""
     never_ran = status.state == EXITED and not status.started_at
-    return never_ran and status.created_at * NANO < agent_began
+    return never_ran and 0 < status.created_at * NANO < agent_began
 
 
 def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:

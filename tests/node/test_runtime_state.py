@@ -51,9 +51,21 @@ def test_a_stopped_sandbox_never_gets_ready_again():
     assert not pod.drop({"t"})
 
 
+def test_a_start_that_was_cut_short_stays_one_when_the_runtime_loses_track_of_it():
+    """As containerd does with it across a restart."""
+    pod = PodRecord("u", "p", "d")
+    cut_short = replace(CONTAINER, finished_at=2.0)
+    assert pod.put_container(replace(CONTAINER, state=UNKNOWN))
+    assert pod.put_container(cut_short)
+    assert not pod.put_container(replace(CONTAINER, state=UNKNOWN, created_at=0.0))
+    assert pod.containers == [cut_short]
+
+
 def test_a_start_that_an_earlier_agent_left_half_done_is_not_a_run():
     status = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, created_at=5_000_000_000, exit_code=128)
     assert container_record(status, "s", agent_began=10.0).state == CREATED
     assert container_record(status, "s", agent_began=4.0).state == EXITED
     status.started_at = 6_000_000_000
     assert container_record(status, "s", agent_began=10.0).state == EXITED
+    lost = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, exit_code=255)
+    assert container_record(lost, "s", agent_began=10.0).state == EXITED
