@@ -7,18 +7,47 @@ import os
 import re
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import InvalidInput, Unavailable
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.bench.parts import Part, http_get, kubengine
 from engine.bench.procfs import usage
+from engine.bench.syscalls import SyscallCounter
 from engine.bench.workspace import Workspace
 
 NODE_NAME = "bench-node"
 HEALTHY_WITHIN = 120.0
 KUBELETS = range(28, 37)
+WITH_LOGS_ELSEWHERE = 30
+WITH_IMAGE_AGE = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A kubelet's, and what it lacks."""
+
+    text: str
+    minor: int
+
+    @property
+    def collects_by_age(self) -> bool:
+        return self.minor >= WITH_IMAGE_AGE
+
+    def notes(self) -> list[str]:
+        """What is to be said before it is measured."""
+        notes = []
+        if self.minor not in KUBELETS:
+            notes.append(f"{self.text} is outside 1.28 to 1.36; flags or fields may be missing")
+        if self.minor < WITH_LOGS_ELSEWHERE:
+            notes.append(f"{self.text} has no podLogsDir: its logs are in /var/log/pods until the end")
+        if not self.collects_by_age:
+            notes.append(f"{self.text} has no imageMaximumGCAge unless a gate is set: no image-gc phase")
+        if os.geteuid() != 0:
+            notes.append("a kubelet needs root")
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +65,10 @@ class AgentKind:
         identity = ["--cert-dir", certificates, "--hostname-override", NODE_NAME]
         return [str(self.kubelet), *arguments, *identity, "--v=0"]
 
-    def version(self) -> tuple[str, list[str]]:
-        """The version, and what is to be said about it. Raises `InvalidInput` for no kubelet at all."""
+    def version(self) -> Version | None:
+        """Of a kubelet, None for this engine. Raises `InvalidInput` for no kubelet at all."""
         if self.kubelet is None:
-            return "this engine", []
+            return None
         try:
             output = subprocess.run(
                 [str(self.kubelet), "--version"], capture_output=True, text=True, timeout=30, check=False
@@ -51,12 +80,7 @@ class AgentKind:
             raise InvalidInput(
                 f"--version says {output.strip()[:80]!r}, which is no kubelet", subject=str(self.kubelet)
             )
-        notes = []
-        if int(match.group(1)) not in KUBELETS:
-            notes.append(f"{match.group()} is outside 1.28 to 1.36; flags or fields may be missing")
-        if os.geteuid() != 0:
-            notes.append("a kubelet needs root")
-        return match.group(), notes
+        return Version(match.group(), int(match.group(1)))
 
 
 def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict[str, Any]:
@@ -81,6 +105,7 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
         "cgroupsPerQOS": private,
         "enforceNodeAllocatable": ["pods"] if private else [],
         "failSwapOn": False,
+        "failCgroupV1": False,
         "makeIPTablesUtilChains": False,
         "enableControllerAttachDetach": False,
         "maxPods": max_pods,
@@ -94,22 +119,44 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
 
 
 class Agent:
-    """A started agent of one kind."""
+    """A started agent of one kind; `settings` are fields of the KubeletConfiguration beside the common ones.
 
-    def __init__(self, kind: AgentKind, workspace: Workspace, endpoint: str, *, max_pods: int) -> None:
+    `uncounted` says why its system calls are not counted, None where they are.
+    """
+
+    def __init__(
+        self,
+        kind: AgentKind,
+        workspace: Workspace,
+        endpoint: str,
+        *,
+        max_pods: int,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
         self.kind = kind
         self.workspace = workspace
         config = workspace.path / "config.yaml"
-        config.write_text(json.dumps(configuration(workspace, endpoint, max_pods=max_pods), indent=1))
-        began = time.monotonic()
+        fields = {**configuration(workspace, endpoint, max_pods=max_pods), **(settings or {})}
+        config.write_text(json.dumps(fields, indent=1))
+        self._syscalls: SyscallCounter | None = None
+        self.uncounted: str | None = None
+        self.began = time.monotonic()
         self.part = Part(kind.label, kind.command(workspace, config), workspace.path / "agent.log")
+        try:
+            self._syscalls = SyscallCounter(self.part.pid)
+        except (Refused, OSError) as error:
+            self.uncounted = str(error)
         try:
             self._wait_healthy()
         except BaseException:
-            self.part.stop(kill=True)
+            self.stop(kill=True)
             raise
-        self.start_wall = time.monotonic() - began
+        self.start_wall = time.monotonic() - self.began
         self.start_cpu = usage(self.part.pid).cpu
+
+    def syscalls(self) -> int | None:
+        """System calls of its process tree since it began, None where the kernel doesn't count them."""
+        return None if self._syscalls is None else self._syscalls.read()
 
     def _wait_healthy(self) -> None:
         deadline = time.monotonic() + HEALTHY_WITHIN
@@ -143,6 +190,9 @@ class Agent:
 
     def stop(self, *, kill: bool = False) -> None:
         self.part.stop(kill=kill)
+        if self._syscalls is not None:
+            self._syscalls.close()
+            self._syscalls = None
 
 
 def ready(pod: dict[str, Any]) -> bool:

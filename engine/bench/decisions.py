@@ -1,4 +1,4 @@
-"""Phases that make an agent decide: who gets a device, and who goes for a critical pod.
+"""Phases that make an agent decide: who gets a device, who goes for a critical pod, which images go.
 
 An agent that cannot do one of them within `limit` (at most `PATIENCE`) lacks it: a note, not a failure.
 """
@@ -15,12 +15,17 @@ from engine.bench import workload
 from engine.bench.agents import ready
 from engine.bench.parts import Part, kubengine
 from engine.bench.phases import Figures, Session, Watch, percentiles
+from engine.bench.procfs import usage
+from engine.wire import cri_v1_pb2 as cri
+from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
 
 PATIENCE = 60.0
 LOOK_SECONDS = 0.02
 RESOURCE = "bench.kubengine.dev/device"
 CRITICAL = 2_000_000_000
 PREEMPTIONS = 5
+AT_ONCE = {"imageMinimumGCAge": "1ns", "imageMaximumGCAge": "1ns"}
+"""With these an agent's first look at images takes every unused one (kubelet 1.30 and later)."""
 
 
 class Lacking(Unavailable):
@@ -102,3 +107,58 @@ def _eventually(session: Session, condition: Callable[[], bool], otherwise: str)
         if time.monotonic() > deadline:
             raise Lacking(otherwise, subject=session.kind.label)
         time.sleep(LOOK_SECONDS)
+
+
+def image_gc(session: Session) -> Figures:
+    """Unused images at the runtime, an agent that starts and finds all of them too old: until they are gone.
+
+    Nobody can tell a kubelet to collect, but its first pass comes right after its start.
+    """
+    if session.runtime is None:
+        raise Lacking("needs the hollow runtime, where images can be invented", subject="image-gc")
+    version = session.kind.version()
+    if version is not None and not version.collects_by_age:
+        raise Lacking("collects when it likes, not before five minutes are over", subject=session.kind.label)
+    session.clear()
+    session.running.stop()
+    _pull(session)
+    there = len(_images(session))
+    try:
+        agent = session.start_agent(AT_ONCE)
+    except Unavailable as error:
+        raise Lacking(
+            f"does not start with imageMaximumGCAge: {error.message}", subject=session.kind.label
+        ) from None
+    first: float | None = None
+    deadline = agent.began + min(session.limit, PATIENCE)
+    while left := len(_images(session)):
+        now = time.monotonic()
+        if first is None and left < there:
+            first = now
+        if now > deadline:
+            raise Lacking(f"{left} of {there} unused images stay", subject=session.kind.label)
+        agent.part.check()
+        time.sleep(LOOK_SECONDS)
+    last = time.monotonic()
+    cpu = usage(agent.part.pid).cpu - agent.start_cpu
+    return {
+        "wall_s": last - agent.began,
+        "removing_s": last - (first or last),
+        "images": float(there),
+        "cpu_s": cpu,
+        "cpu_ms_per_image": cpu / there * 1e3,
+    }
+
+
+def _pull(session: Session) -> None:
+    with session.channel() as channel:
+        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+        for index in range(session.images):
+            image = cri.ImageSpec(image=f"registry.invalid/kubengine/unused-{index}:1")
+            stub.PullImage(cri.PullImageRequest(image=image), timeout=30)
+
+
+def _images(session: Session) -> list[cri.Image]:
+    with session.channel() as channel:
+        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+        return list(stub.ListImages(cri.ListImagesRequest(), timeout=30).images)

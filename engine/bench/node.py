@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, KubengineError
-from engine.bench import decisions, phases
+from engine.bench import decisions, phases, workload
 from engine.bench.agents import AgentKind
 from engine.bench.parts import HollowRuntime, ProbeTarget
 from engine.bench.phases import Figures, Session
+from engine.bench.probe_load import ProbeLoad
 from engine.bench.workspace import Workspace, uninterrupted
 
 Say = Callable[[str], None]
@@ -30,6 +31,7 @@ PHASES: dict[str, Callable[[Session], Figures]] = {
     "restart": phases.restart,
     "devices": decisions.devices,
     "preemption": decisions.preemption,
+    "image-gc": decisions.image_gc,
 }
 
 
@@ -44,6 +46,8 @@ class BenchOptions:
     runtime: str = "hollow"
     phases: tuple[str, ...] = tuple(PHASES)
     limit: float = 300.0
+    load: ProbeLoad = field(default_factory=ProbeLoad)
+    images: int = 500
 
 
 @dataclass(slots=True)
@@ -69,6 +73,7 @@ class NodeBench:
             )
         if "start" not in options.phases:
             raise InvalidInput("start is needed by every other phase", subject="phases")
+        options.load.check(options.pods)
         self.options = options
         self._say = say
         self.kinds = [AgentKind("engine")]
@@ -82,13 +87,9 @@ class NodeBench:
     def run(self) -> Result:
         """Raises what stopped it; the result so far stays in `result`."""
         for kind in self.kinds:
-            version, notes = kind.version()
-            self.result.versions[kind.label] = version
-            self._note(*(f"{kind.label}: {note}" for note in notes))
-        self._note(
-            "system calls are not counted: the kernel's tracing is not used",
-            "image GC is not a phase: a kubelet collects when it likes (bench/bench_images.py times ours)",
-        )
+            version = kind.version()
+            self.result.versions[kind.label] = "this engine" if version is None else version.text
+            self._note(*(f"{kind.label}: {note}" for note in (version.notes() if version else ())))
         for repetition in range(1, self.options.repetitions + 1):
             for kind in self.kinds:
                 self._say(f"repetition {repetition} of {self.options.repetitions}: {kind.label}")
@@ -112,9 +113,14 @@ class NodeBench:
             parts.append(target)
             options = self.options
             session = Session(
-                kind, workspace, endpoint, runtime, target, options.pods, options.seconds, options.limit
+                kind, workspace, endpoint, runtime, target, options.pods, options.seconds, options.limit,
+                options.load, options.images,
             )  # fmt: skip
             self._phases(session)
+        except (KubengineError, OSError):
+            if workspace.is_full():
+                self._note(f"the file system of {workspace.path} is full")
+            raise
         finally:
             self._end(session, parts, workspace)
 
@@ -128,6 +134,8 @@ class NodeBench:
                 rows.setdefault(name, []).append(phase(session))
             except decisions.Lacking as error:
                 self._note(f"{name}: {error}")
+            if session.agent is not None and session.agent.uncounted is not None:
+                self._note(f"not counted: {session.agent.uncounted}")
             self._say(f"  {name}: {time.monotonic() - began:.1f} s")
 
     def _end(
@@ -141,6 +149,8 @@ class NodeBench:
             for part in parts:
                 part.stop(kill=True)
             left = workspace.remove()
+            if session is not None and session.kind.kubelet is not None:
+                workload.remove_default_logs()
         if left:
             self._note(f"could not be removed: {', '.join(left)}")
 

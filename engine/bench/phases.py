@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from engine.api.errors import Unavailable
 from engine.bench import workload
 from engine.bench.agents import Agent, AgentKind, ready
 from engine.bench.parts import HollowRuntime, ProbeTarget
+from engine.bench.probe_load import ProbeLoad
 from engine.bench.procfs import Usage, usage
 from engine.bench.workspace import Workspace
 from engine.wire import cri_v1_pb2 as cri
@@ -25,7 +26,6 @@ from engine.wire.cri_v1_pb2_grpc import RuntimeServiceStub
 
 Figures = dict[str, float]
 LOOK_SECONDS = 0.2
-PROBE_PERIOD = 1
 
 
 @dataclass(slots=True)
@@ -40,6 +40,8 @@ class Session:
     pods: int
     seconds: float
     limit: float
+    load: ProbeLoad = field(default_factory=ProbeLoad)
+    images: int = 0
     agent: Agent | None = None
     idle_cpu_per_second: float | None = None
     names: list[str] = field(default_factory=list)
@@ -50,8 +52,10 @@ class Session:
             raise Unavailable("the agent is not running", subject=self.kind.label)
         return self.agent
 
-    def start_agent(self) -> Agent:
-        self.agent = Agent(self.kind, self.workspace, self.endpoint, max_pods=2 * self.pods + 20)
+    def start_agent(self, settings: Mapping[str, Any] | None = None) -> Agent:
+        self.agent = Agent(
+            self.kind, self.workspace, self.endpoint, max_pods=2 * self.pods + 20, settings=settings
+        )
         return self.agent
 
     def put(self, pods: Sequence[dict[str, Any]]) -> None:
@@ -98,12 +102,18 @@ class Session:
             self.running.part.check()
             time.sleep(min(left, LOOK_SECONDS))
 
+    def channel(self) -> grpc.Channel:
+        """A connection of the observer's own to the runtime."""
+        return grpc.insecure_channel(self.endpoint, options=[("grpc.max_receive_message_length", 64 << 20)])
+
+    def runtime_calls(self) -> dict[str, dict[str, int]]:
+        """Calls and bytes by method; empty for a runtime that doesn't count."""
+        return self.runtime.calls() if self.runtime is not None else {}
+
     def containers(self) -> dict[str, tuple[str, float]]:
         """Running containers of the bench's pods at the runtime: id → (pod name, start as Unix seconds)."""
         found = {}
-        with grpc.insecure_channel(
-            self.endpoint, options=[("grpc.max_receive_message_length", 64 << 20)]
-        ) as channel:
+        with self.channel() as channel:
             stub: Any = RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
             state = cri.ContainerStateValue(state=cri.CONTAINER_RUNNING)
             request = cri.ListContainersRequest(filter=cri.ContainerFilter(state=state))
@@ -124,17 +134,21 @@ class Watch:
     session: Session
     began: float
     usage: Usage
+    syscalls: int | None
     calls: dict[str, dict[str, int]]
 
     @classmethod
     def begin(cls, session: Session) -> Watch:
-        return cls(session, time.monotonic(), usage(session.running.part.pid), _calls(session))
+        agent = session.running
+        return cls(
+            session, time.monotonic(), usage(agent.part.pid), agent.syscalls(), session.runtime_calls()
+        )
 
     def figures(self) -> Figures:
         session = self.session
         session.running.part.check()
         seconds = time.monotonic() - self.began
-        now = usage(session.running.part.pid)
+        now, syscalls = usage(session.running.part.pid), session.running.syscalls()
         figures: Figures = {
             "wall_s": seconds,
             "cpu_s": now.cpu - self.usage.cpu,
@@ -142,9 +156,11 @@ class Watch:
             "pss_mb": now.pss / 1e6,
             "context_switches": now.switches - self.usage.switches,
         }
+        if syscalls is not None and self.syscalls is not None:
+            figures["system_calls"] = syscalls - self.syscalls
         if session.runtime is not None:
             time.sleep(1.1)  # the runtime writes its counts each second
-            after = _calls(session)
+            after = session.runtime_calls()
             for key, name in (("calls", "runtime_calls"), ("bytes", "runtime_bytes")):
                 figures[name] = sum(_sum(row, key) for row in after.values()) - sum(
                     _sum(row, key) for row in self.calls.values()
@@ -154,10 +170,6 @@ class Watch:
 
 def _sum(row: dict[str, int], key: str) -> int:
     return sum(value for name, value in row.items() if key in name)
-
-
-def _calls(session: Session) -> dict[str, dict[str, int]]:
-    return session.runtime.calls() if session.runtime is not None else {}
 
 
 def start(session: Session) -> Figures:
@@ -192,34 +204,35 @@ def idle(session: Session) -> Figures:
 
 
 def probing(session: Session) -> Figures:
-    """Other pods: an HTTP liveness (every tenth: exec) and a TCP readiness probe a second on each."""
+    """Other pods, probed as `load` says."""
     session.clear()
-    ports = session.target.ports
-    made = []
-    for index in range(session.pods):
-        port = ports[index % len(ports)]
-        first = (
-            workload.exec_probe(period=PROBE_PERIOD)
-            if index % 10 == 9
-            else workload.http_probe(port, f"/q{index}", period=PROBE_PERIOD)
-        )
-        second = workload.tcp_probe(port, period=PROBE_PERIOD)
-        made.append(workload.pod(f"q{index}", probes=[{"livenessProbe": first, "readinessProbe": second}]))
-    session.put(made)
+    load = session.load
+    session.put(load.pods(session.pods, session.target.ports))
     session.wait_ready()
     session.watch(2)
-    before, watch = session.target.counts(), Watch.begin(session)
+    before, watch = _probes(session), Watch.begin(session)
     session.watch(session.seconds)
-    after = session.target.counts()
+    after = _probes(session)
     figures = watch.figures()
-    network = after["http"] + after["tcp"] - before["http"] - before["tcp"]
-    probes = network + math.ceil(session.pods // 10 * session.seconds / PROBE_PERIOD)
+    counts = {kind: after[kind] - before[kind] for kind in after}
+    if "exec" in load.mix and session.runtime is None:
+        counts["exec"] = round(load.rate(session.pods, "exec") * session.seconds)
+    probes = sum(counts.values())
     cpu = figures["cpu_s"] - (session.idle_cpu_per_second or 0.0) * session.seconds
     return {
         **figures,
+        **{f"{kind}_per_s": count / session.seconds for kind, count in counts.items()},
         "probes_per_s": probes / session.seconds,
         "cpu_us_per_probe": cpu / max(probes, 1) * 1e6,
     }
+
+
+def _probes(session: Session) -> dict[str, int]:
+    """Probes that arrived so far, by kind: at the target, and (a second ago) as exec calls at the runtime."""
+    seen = session.target.counts()
+    calls = session.runtime_calls().get("ExecSync", {})
+    counts = {"http": seen["http"], "tcp": seen["tcp"], "exec": calls.get("calls", 0)}
+    return {kind: counts[kind] for kind in session.load.mix}
 
 
 def churn(session: Session) -> Figures:

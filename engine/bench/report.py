@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 
 from rich.table import Table
 
 from engine.bench.node import Result
+from engine.bench.scale import ScaleRow
 
 SHOWN: dict[str, tuple[str, ...]] = {
     "start": ("wall_s", "cpu_s", "rss_mb"),
@@ -21,15 +22,46 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "start_p99_s",
         "cpu_ms_per_pod",
         "runtime_calls",
+        "system_calls",
         "rss_mb",
     ),
-    "idle": ("cpu_ms_per_pod_per_s", "context_switches", "runtime_calls", "rss_mb", "pss_mb"),
-    "probing": ("probes_per_s", "cpu_us_per_probe", "context_switches", "rss_mb"),
+    "idle": (
+        "cpu_ms_per_pod_per_s",
+        "context_switches",
+        "system_calls",
+        "runtime_calls",
+        "rss_mb",
+        "pss_mb",
+    ),
+    "probing": (
+        "http_per_s",
+        "tcp_per_s",
+        "exec_per_s",
+        "cpu_us_per_probe",
+        "context_switches",
+        "system_calls",
+        "rss_mb",
+    ),
     "churn": ("start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
     "devices": ("wall_s", "start_p50_s", "start_p99_s", "cpu_ms_per_pod"),
     "preemption": ("preempt_p50_s", "preempt_p99_s", "cpu_s"),
+    "image-gc": ("images", "wall_s", "removing_s", "cpu_ms_per_image"),
     "restart": ("stop_s", "healthz_s", "wall_s", "cpu_s", "restarts_caused"),
 }
+SCALE_HEADS = (
+    "pods",
+    "all Ready after",
+    "CPU for it",
+    "steady CPU",
+    "per pod",
+    "RSS",
+    "probes",
+    "late probes",
+    "worst lateness",
+    "/healthz p50, p99",
+)
+NOT_EVERYWHERE = ("system_calls",)
+"""Shown as a dash where the machine doesn't count them; a note says why."""
 
 
 def rows(result: Result) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
@@ -40,7 +72,8 @@ def rows(result: Result) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
                 label: [figures[name] for figures in phases.get(phase, []) if name in figures]
                 for label, phases in result.runs.items()
             }
-            if any(values.values()):
+            measured = any(phase in phases for phases in result.runs.values())
+            if any(values.values()) or (measured and name in NOT_EVERYWHERE):
                 yield phase, name, values
 
 
@@ -66,16 +99,56 @@ def ratio_table(result: Result) -> Table:
     return table
 
 
+def markdown_table(result: Result) -> str:
+    """The same as `ratio_table`, in Markdown."""
+    labels = list(result.runs)
+    compare = "kubelet" in labels and "engine" in labels
+    heads = ["phase", "figure", *labels, *(["engine / kubelet"] if compare else [])]
+    lines = [_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
+    last = ""
+    for phase, name, values in rows(result):
+        cells = ["" if phase == last else phase, name, *(_spread(values[label]) for label in labels)]
+        if compare:
+            cells.append(_ratio(values["engine"], values["kubelet"]))
+        lines.append(_line(cells))
+        last = phase
+    return "\n".join(lines)
+
+
+def scale_table(measured: Sequence[ScaleRow]) -> str:
+    """Markdown, a line for each size."""
+    lines = [_line(SCALE_HEADS), "|" + "---:|" * len(SCALE_HEADS)]
+    for row in measured:
+        cells = [
+            f"{row.pods:,}",
+            f"{row.ready_s:.1f} s",
+            f"{row.ready_cpu_s:.1f} s",
+            f"{row.cpu_percent:.2g} % of a core",
+            f"{row.cpu_us_per_pod_per_s:.1f} µs/s",
+            f"{row.rss_mb:.0f} MB",
+            f"{row.probes:,}",
+            f"{row.late_probes:,}",
+            f"{row.worst_late_s * 1e3:.0f} ms",
+            f"{row.healthz_p50_ms:.1f}, {row.healthz_p99_ms:.1f} ms",
+        ]
+        lines.append(_line(cells))
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def _spread(values: list[float]) -> str:
     if not values:
-        return "-"
+        return "–"
     middle = f"{median(values):.4g}"
     return middle if len(values) == 1 else f"{middle} ({min(values):.3g} to {max(values):.3g})"
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> str:
     pairs = [a / b for a, b in zip(ours, theirs, strict=False) if b]
-    return "-" if not pairs else f"{median(pairs):.3g} ({min(pairs):.2g} to {max(pairs):.2g})"
+    return "–" if not pairs else f"{median(pairs):.3g} ({min(pairs):.2g} to {max(pairs):.2g})"
 
 
 def json_report(result: Result) -> str:

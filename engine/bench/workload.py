@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.bench.workspace import Workspace
 
 IMAGE = "registry.invalid/kubengine/bench:1"
 PREFIX = "bench-"
+NAMESPACE = "bench"
+DEFAULT_LOGS = Path("/var/log/pods")
 
 
 def pod(
@@ -32,7 +36,7 @@ def pod(
     }
     if priority is not None:
         spec["priority"] = priority
-    metadata = {"name": f"{PREFIX}{name}", "namespace": "bench"}
+    metadata = {"name": f"{PREFIX}{name}", "namespace": NAMESPACE}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
@@ -67,3 +71,9 @@ def take(workspace: Workspace, names: Sequence[str]) -> None:
     """Removes manifests by pod name."""
     for name in names:
         (workspace.manifests / f"{PREFIX}{name}.json").unlink()
+
+
+def remove_default_logs() -> None:
+    """What a kubelet that can't put logs elsewhere has left in their usual place."""
+    for directory in DEFAULT_LOGS.glob(f"{NAMESPACE}_{PREFIX}*"):
+        shutil.rmtree(directory, ignore_errors=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -12,7 +13,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.api.errors import Unavailable
+
 CGROUPS = Path("/sys/fs/cgroup")
+FIRST_PORT = 12_000
 
 
 class Workspace:
@@ -38,6 +42,11 @@ class Workspace:
             for file in ("cpuset.cpus", "cpuset.mems"):
                 if (group / file).exists():
                     (group / file).write_text((hierarchy / file).read_text())
+
+    def is_full(self) -> bool:
+        """Whether its file system has no room left."""
+        free = os.statvfs(self.path)
+        return free.f_bavail == 0 or (free.f_files > 0 and free.f_favail == 0)
 
     def remove(self) -> list[str]:
         """Removes all of it; what could not be removed is named."""
@@ -97,8 +106,13 @@ def _unmount_below(path: Path) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports that nobody has, below those that the kernel hands out to whoever connects."""
+    handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: list[int] = []
+    for port in random.sample(range(FIRST_PORT, max(handed_out, FIRST_PORT + 2000)), 2000):
+        with socket.socket() as each, contextlib.suppress(OSError):
+            each.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise Unavailable(f"{count} free ports on loopback are not to be found", subject="bench")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.cli._agent import json_option, print_json
+
+if TYPE_CHECKING:
+    from engine.bench.node import Result
 
 
 @click.group(invoke_without_command=False)
@@ -29,6 +34,26 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
 @click.option(
     "--seconds", type=click.FloatRange(1), default=20.0, show_default=True, help="Length of steady phases."
 )
+@click.option(
+    "--probe-mix",
+    metavar="KIND=WEIGHT,…",
+    default="http=1,tcp=1",
+    show_default=True,
+    help="Kinds of probes in the probing phase: http, tcp, exec.",
+)
+@click.option(
+    "--probes-per-second",
+    type=click.FloatRange(0, min_open=True),
+    metavar="RATE",
+    help="Over all pods, at most two a second each.  [default: that]",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(1, 100_000),
+    default=500,
+    show_default=True,
+    help="Unused images that the image-gc phase collects.",
+)
 @click.option("--runtime", metavar="hollow|unix:///PATH", default="hollow", show_default=True)
 @click.option("--phases", metavar="NAME,…", help="Only these phases.  [default: all]")
 @click.option(
@@ -38,45 +63,82 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report with plots here."
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write JSON here.")
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown, as in docs/density.md.")
 def node(
     kubelet: Path | None,
     pods: int,
     repetitions: int,
     seconds: float,
+    probe_mix: str,
+    probes_per_second: float | None,
+    images: int,
     runtime: str,
     phases: str | None,
     limit: float,
     html: Path | None,
     output: Path | None,
+    markdown: bool,
 ) -> None:
     """Run this engine, and a kubelet if given, through the same phases in turn.
 
     Both get the same configuration, manifests and kind of runtime. Ctrl-C ends the run, cleans up and shows
     what was measured.
     """
-    from rich.console import Console
-
     from engine.bench import BenchOptions, NodeBench
     from engine.bench.node import PHASES
-    from engine.bench.report import html_report, json_report, ratio_table
+    from engine.bench.probe_load import ProbeLoad
+    from engine.bench.report import html_report, json_report
 
     chosen = tuple(phases.split(",")) if phases else tuple(PHASES)
     bench = NodeBench(
-        BenchOptions(kubelet, pods, repetitions, seconds, runtime, chosen, limit),
+        BenchOptions(
+            kubelet,
+            pods,
+            repetitions,
+            seconds,
+            runtime,
+            chosen,
+            limit,
+            ProbeLoad.parse(probe_mix, probes_per_second),
+            images,
+        ),
         lambda line: click.echo(line, err=True),
     )
     signal.signal(signal.SIGTERM, _end_on_terminate)
     try:
         bench.run()
     finally:
+        written = _show(bench.result, markdown, {output: json_report, html: html_report})
+    if not written:
+        raise click.exceptions.Exit(1)
+
+
+def _show(result: Result, markdown: bool, reports: Mapping[Path | None, Callable[[Result], str]]) -> bool:
+    """Prints the table and writes the files, whatever came of the run; False if a file can't be written."""
+    from rich.console import Console
+
+    from engine.bench.report import markdown_table, ratio_table
+
+    if result.runs:
+        if not result.complete:
+            click.echo("interrupted; measured so far:", err=True)
         console = Console()
-        if bench.result.runs:
-            if not bench.result.complete:
-                click.echo("interrupted; measured so far:", err=True)
-            (console if console.is_terminal else Console(width=160)).print(ratio_table(bench.result))
-        for path, text in ((output, json_report), (html, html_report)):
-            if path is not None:
-                path.write_text(text(bench.result))
+        if markdown:
+            click.echo(markdown_table(result))
+        else:
+            (console if console.is_terminal else Console(width=160)).print(ratio_table(result))
+    written = True
+    for path, text in reports.items():
+        if path is None:
+            continue
+        try:
+            path.write_text(text(result))
+        except OSError as error:
+            written = False
+            if path.is_file():
+                path.unlink()
+            click.echo(f"{path}: not written: {error.strerror}", err=True)
+    return written
 
 
 @command.command()
@@ -96,22 +158,17 @@ def scale(pods: str, seconds: float, limit: float, as_json: bool) -> None:
     from dataclasses import asdict
 
     from engine.bench import ScaleOptions, run_scale
+    from engine.bench.report import scale_table
 
     try:
         sizes = tuple(int(size) for size in pods.split(","))
     except ValueError:
         raise click.BadParameter("expected numbers with commas", param_hint="--pods") from None
     signal.signal(signal.SIGTERM, _end_on_terminate)
-    rows = [
-        asdict(row)
-        for row in run_scale(ScaleOptions(sizes, seconds, limit), lambda line: click.echo(line, err=True))
-    ]
+    rows = run_scale(ScaleOptions(sizes, seconds, limit), lambda line: click.echo(line, err=True))
     if as_json:
-        print_json(rows)
-        return
-    if not rows:
-        raise click.ClickException("nothing was measured")
-    names = list(rows[0])
-    click.echo(f"| {' | '.join(names)} |\n|{'---:|' * len(names)}")
-    for row in rows:
-        click.echo(f"| {' | '.join(f'{value:.4g}' for value in row.values())} |")
+        print_json([asdict(row) for row in rows])
+    elif rows:
+        click.echo(scale_table(rows))
+    if len(rows) < len(sizes):
+        raise click.exceptions.Exit(1)

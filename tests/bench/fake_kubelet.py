@@ -11,6 +11,7 @@ from pathlib import Path
 
 VERSION = os.environ.get("FAKE_KUBELET_VERSION", "v1.33.4")
 KNOWN = {"--config", "--root-dir", "--cert-dir", "--hostname-override", "--v"}
+SINCE = {"podLogsDir": 30, "imageMaximumGCAge": 30, "failCgroupV1": 31}
 
 
 def main() -> None:
@@ -26,6 +27,13 @@ def main() -> None:
     record = os.environ.get("FAKE_KUBELET_RECORD")
     if record:
         Path(record).write_text(json.dumps({"flags": flags, "config": config}))
+    minor = int(VERSION.split(".")[1])
+    for field, since in SINCE.items():
+        if minor < since:  # decoded leniently: what is unknown is left out
+            config.pop(field, None)
+    legacy = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    if minor >= 35 and legacy and config.get("failCgroupV1", True):
+        sys.exit("kubelet is configured to not run on a host using cgroup v1")
     if config["apiVersion"] != "kubelet.config.k8s.io/v1beta1":
         sys.exit("no kind KubeletConfiguration is registered")
     if config["authorization"]["mode"] == "Webhook" or config["authentication"]["webhook"]["enabled"]:
@@ -38,7 +46,9 @@ def main() -> None:
     if os.environ.get("FAKE_KUBELET_DIES"):
         sys.exit("failed to run Kubelet: it was told to")
     Path(flags["--cert-dir"]).mkdir(parents=True, exist_ok=True)
-    arguments = ["--config", flags["--config"], "--root-dir", flags["--root-dir"]]
+    understood = Path(flags["--config"]).with_suffix(".understood")
+    understood.write_text(json.dumps(config))
+    arguments = ["--config", str(understood), "--root-dir", flags["--root-dir"]]
     arguments += ["--node-name", flags["--hostname-override"], "--log-level", "warning"]
     os.execv(sys.executable, [sys.executable, "-m", "engine.cli", "run", *arguments])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -49,7 +50,9 @@ def bench(directory: Path, *arguments: str, **environment: str) -> subprocess.Po
 
 def assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
-    assert list(Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")) == []
+    elsewhere = {path.name for path in Path(tempfile.gettempdir()).glob("kubengine-bench-*")}
+    groups = {path.name for path in Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")}
+    assert groups - elsewhere == set()
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = process.read_bytes()
@@ -64,19 +67,25 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
 ) -> None:
     record, report, page = tmp_path / "record", tmp_path / "out.json", tmp_path / "out.html"
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--output", str(report), "--html", str(page)]
+    arguments += ["--probe-mix", "http=2,tcp=1,exec=1", "--probes-per-second", "4", "--images", "20"]
     run = bench(directory, *arguments, FAKE_KUBELET_RECORD=str(record))
     output, errors = run.communicate(timeout=200)
     assert run.returncode == 0, errors
     result: dict[str, Any] = json.loads(report.read_text())
     assert result["complete"]
     assert result["versions"] == {"engine": "this engine", "kubelet": "v1.33.4"}
-    phases = ["start", "pods", "idle", "probing", "churn", "restart", "devices", "preemption"]
+    phases = ["start", "pods", "idle", "probing", "churn", "restart", "devices", "preemption", "image-gc"]
     for label in ("engine", "kubelet"):
         assert list(result["runs"][label]) == phases
         (figures,) = result["runs"][label]["pods"]
         assert figures["runtime_calls"] > 3
         assert 0 < figures["start_p50_s"] <= figures["start_p99_s"]
         assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
+        (figures,) = result["runs"][label]["probing"]
+        assert figures["http_per_s"] > 0
+        assert figures["exec_per_s"] >= 0
+        (figures,) = result["runs"][label]["image-gc"]
+        assert figures["images"] == 21  # and the one that the pods had
     assert "ENGINE/KUBELET" in output
     assert page.read_text().count("<svg") > 10
     given = json.loads(record.read_text())
@@ -106,6 +115,20 @@ def test_an_unknown_kubelet_version_is_said(kubelet: Path, directory: Path, vers
     _, errors = run.communicate(timeout=100)
     assert run.returncode == 0, errors
     assert f"kubelet: {version} is outside 1.28 to 1.36" in errors
+
+
+def test_what_an_old_kubelet_lacks_is_said_and_its_logs_are_cleaned_away(
+    kubelet: Path, directory: Path
+) -> None:
+    arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start,pods,image-gc", "--markdown"]
+    run = bench(directory, *arguments, FAKE_KUBELET_VERSION="v1.28.15")
+    output, errors = run.communicate(timeout=100)
+    assert run.returncode == 0, errors
+    assert "kubelet: v1.28.15 has no podLogsDir" in errors
+    assert "image-gc: kubelet: collects when it likes" in errors
+    assert "| phase | figure | engine | kubelet | engine / kubelet |" in output
+    assert list(Path("/var/log/pods").glob("bench_bench-*")) == []
+    assert_nothing_left(directory)
 
 
 def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
@@ -153,12 +176,61 @@ def test_an_agent_that_is_killed_ends_the_run_cleanly(directory: Path) -> None:
     assert_nothing_left(directory)
 
 
+@pytest.fixture
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system of its own of 16 MB."""
+    path = directory / "small"
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+        path.rmdir()
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(1 << 12)):
+            pass
+
+
+@pytest.mark.root
+def test_a_full_disk_ends_the_run_cleanly_and_says_what_was_measured(small_disk: Path) -> None:
+    run = bench(small_disk, "node", *SMALL, "--limit", "8", "--phases", "start,idle,pods,churn")
+    assert run.stderr is not None
+    for line in run.stderr:
+        if "start:" in line:
+            break
+    fill(small_disk)
+    output, errors = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert f"the file system of {small_disk}" in errors
+    assert "measured so far" in errors
+    assert "Traceback" not in errors
+    assert "cpu_s" in output
+    (small_disk / "filler").unlink()
+    assert_nothing_left(small_disk)
+
+
+@pytest.mark.root
+def test_a_report_that_does_not_fit_is_said_and_not_left_in_part(directory: Path, small_disk: Path) -> None:
+    fill(small_disk)
+    report = small_disk / "out.json"
+    run = bench(directory, "node", *SMALL, "--phases", "start", "--output", str(report))
+    output, errors = run.communicate(timeout=100)
+    assert run.returncode == 1
+    assert f"{report}: not written: No space left on device" in errors
+    assert "cpu_s" in output
+    assert not report.exists()
+
+
 @pytest.mark.slow
 def test_scale_prints_a_table(directory: Path) -> None:
     run = bench(directory, "scale", "--pods", "2,4", "--seconds", "1")
     output, errors = run.communicate(timeout=120)
     assert run.returncode == 0, errors
     header, _, *rows = output.splitlines()
-    assert header.startswith("| pods | start_cpu_ms | ready_s")
+    assert header.startswith("| pods | all Ready after | CPU for it |")
     assert [row.split("|")[1].strip() for row in rows] == ["2", "4"]
     assert_nothing_left(directory)
