@@ -111,7 +111,8 @@ cdef extern from "probe_run.h" nogil:
     probe *loop_next_news(probe_loop *)
     void loop_notify(probe_loop *)
     void eventfd_clear(int)
-    void probe_schedule(probe_loop *, probe *, uint64_t)
+    void probe_schedule(probe_loop *, probe *, uint64_t, uint64_t)
+    uint64_t probe_grid(const probe *)
     void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint32_t)
     void probe_forget_excerpt(probe *)
     void probe_forget_target(probe_loop *, probe *)
@@ -195,7 +196,7 @@ cdef class ProbeLoop:
         p.state.initial_delay_ms = <int64_t>(initial_delay * 1000)
         p.state.never_restarts = never_restarts
         p.initial = PROBE_INITIAL[type]
-        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in))
+        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in), probe_grid(p))
         cdef uint32_t key = p.key
         loop_unlock(self._loop)
         return key

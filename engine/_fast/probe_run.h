@@ -228,7 +228,7 @@ static inline void loop_observe(probe_loop *l, probe *p, const probe_observation
 }
 
 static inline void loop_trigger(probe_loop *l, probe *p) {
-    if (!p->ended) probe_schedule(l, p, monotonic_ns());
+    if (!p->ended) probe_schedule(l, p, monotonic_ns(), 1);
 }
 
 static inline void probe_set_address(probe *p, int family, const char *packed, uint16_t port) {

@@ -249,14 +249,14 @@ static inline uint32_t microseconds(uint64_t ns) {
     return ns / 1000 < UINT32_MAX ? (uint32_t)(ns / 1000) : UINT32_MAX;
 }
 
-/* Ticks begin on multiples of so many milliseconds: the longer the period the coarser, so that many slow
- * probes share a waking. */
+/* Ticks begin on multiples of so many milliseconds, so that many probes share a waking and the caches that the
+ * first of them warms.  The phase of a probe is random anyway; periods of whole seconds stay exact. */
 static inline uint64_t probe_grid(const probe *p) {
-    return p->period_ns >= 10000000000u ? 16 : p->period_ns >= 1000000000u ? 4 : 1;
+    return p->period_ns >= 10000000000u ? 40 : p->period_ns >= 1000000000u ? 20 : 1;
 }
 
-static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns) {
-    uint64_t grid = probe_grid(p), tick = (tick_of(due_ns) + grid - 1) / grid * grid;
+static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint64_t grid) {
+    uint64_t tick = (tick_of(due_ns) + grid - 1) / grid * grid;
     p->due_ns = due_ns;
     timer_arm(&l->wheel, &p->tick, tick);
     loop_wake_for(l, tick);
@@ -284,7 +284,7 @@ static inline void probe_begin(probe_loop *l, probe *p) {
 static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
     uint64_t due = p->tick.expires * NS_PER_MS, next = p->due_ns + p->period_ns;
     if (next <= now) next += (now - next) / p->period_ns * p->period_ns + p->period_ns;
-    probe_schedule(l, p, next);
+    probe_schedule(l, p, next, probe_grid(p));
     if (p->running) {
         p->tick_waiting = 1;
         return;
