@@ -55,8 +55,8 @@ class StoredImage:
         image = cri.Image(
             id=self.id, repo_tags=self.tags, repo_digests=self.digests, size=self.size, pinned=self.pinned
         )
-        if user.isdigit() or not user:
-            image.uid.value = int(user or 0)
+        if user.isdigit():
+            image.uid.value = int(user)
         else:
             image.username = user
         return image

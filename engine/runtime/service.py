@@ -189,6 +189,8 @@ class RuntimeService:
             security.HasField("run_as_user") or security.run_as_username
         ):
             raise InvalidInput("run_as_group needs run_as_user or run_as_username", subject=subject)
+        if security.privileged and not sandbox.config.linux.security_context.privileged:
+            raise InvalidInput("a privileged container needs a privileged pod", subject=subject)
         image = self._backend.images.resolve(config.image.image)
         if image is None:
             raise Missing("not here; pull it first", subject=f"image {config.image.image!r}")

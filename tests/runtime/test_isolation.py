@@ -497,3 +497,26 @@ async def test_cdi_devices_bring_nodes_mounts_and_environment(
             await pods.create(sandbox, "true", CDI_devices=[cri.CDIDevice(name="vendor.example/gpu=9")])
         with pytest.raises(Refused, match="hooks"):
             await pods.create(sandbox, "true", CDI_devices=[cri.CDIDevice(name="vendor.example/gpu=hooked")])
+
+
+async def test_privileged_containers_need_a_privileged_pod(pods: Pods) -> None:
+    with pytest.raises(Refused, match="privileged"):
+        await pods.create(await pods.pod(), "true", linux=secure(privileged=True))
+
+
+async def test_host_paths_that_are_links_or_not_there(pods: Pods, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    mounts = [
+        cri.Mount(host_path=str(tmp_path / "link"), container_path="/link"),
+        cri.Mount(host_path=str(tmp_path / "missing"), container_path="/missing"),
+    ]
+    assert await pods.output("ls /link; ls -ld /missing | cut -c1-10", mounts=mounts) == "file\ndrwxr-xr-x"
+    assert (tmp_path / "missing").is_dir()
+
+
+async def test_an_image_without_a_user_names_none(pods: Pods) -> None:
+    image = await pods.client.image_status("busybox")
+    assert image is not None
+    assert (image.HasField("uid"), image.username) == (False, "")

@@ -18,7 +18,7 @@ PRIVATE, HOST_TO_CONTAINER, BIDIRECTIONAL = 0, 1, 2
 NODES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9), "tty": (5, 0)}
 LINKS = {
     "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
-    "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx", "core": "/proc/kcore",
+    "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx",
 }  # fmt: skip
 NOT_DEVICES = ("/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/fd", "/dev/console", "/dev/ptmx")
 SAFE = linux.MS_NOSUID | linux.MS_NOEXEC | linux.MS_NODEV
