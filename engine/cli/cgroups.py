@@ -134,6 +134,7 @@ def plan(
     """Show what every group would have for these pods, touching nothing."""
     from engine.api.defaults import apply_defaults
     from engine.api.documents import load_config, load_pods
+    from engine.api.errors import InvalidInput
     from engine.api.quantity import Quantity
     from engine.cgroups.plan import plan as plan_groups
     from engine.cgroups.runtime_formula import detect_formula
@@ -152,8 +153,12 @@ def plan(
         **machine.capacity(Path("/"), config.max_pods),
         "pid": machine.max_pids(),
     }
-    capacity |= {"cpu": Quantity.parse(cpu)} if cpu else {}
-    capacity |= {"memory": Quantity.parse(memory)} if memory else {}
+    for name, text in (("cpu", cpu), ("memory", memory)):
+        if text:
+            try:
+                capacity[name] = Quantity.parse(text)
+            except InvalidInput as error:
+                raise InvalidInput(str(error), subject=f"--{name}") from None
     formula = cpu_weight or kubengine.cgroups.cpu_weight
     if formula == "auto":
         formula, _ = detect_formula(kubengine.cgroups.oci_runtime)

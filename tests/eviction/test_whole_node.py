@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -13,7 +12,7 @@ from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
 from engine.eviction import NodeView
 from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
-from tests.node.conftest import Bench
+from tests.node.conftest import Bench, eventually
 
 from .private_node import MIB
 
@@ -65,21 +64,14 @@ def phase(bench, name):
     return pod.status.phase if pod is not None else ""
 
 
-async def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not come true in time"
-        await asyncio.sleep(0.05)
-
-
 async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(bench):
     eviction = bench.node.rooms["eviction"]
     bench.write("within", eater(30, "100Mi"), annotations=API)
     bench.write("greedy", eater(25), annotations=API)
-    await until(lambda: phase(bench, "within") == phase(bench, "greedy") == "Running")
+    await eventually(lambda: phase(bench, "within") == phase(bench, "greedy") == "Running")
     assert eviction.under_pressure == ()
     bench.write("greediest", eater(120), annotations=API)
-    await until(lambda: phase(bench, "greediest") == "Failed")
+    await eventually(lambda: phase(bench, "greediest") == "Failed")
     status = pod_of(bench, "greediest").status
     assert status.reason == "Evicted"
     assert status.message.startswith(
@@ -89,15 +81,15 @@ async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(ben
     assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
     event = next(e for e in bench.node.recorder if e.reason == "Evicted")
     assert event.annotations["starved_resource"] == "memory"
-    await until(lambda: eviction.under_pressure == ())
+    await eventually(lambda: eviction.under_pressure == ())
     assert phase(bench, "within") == phase(bench, "greedy") == "Running"
     assert bench.node.registry.metrics["kubelet_evictions"].values == {("memory.available",): 1}
 
 
 async def test_a_static_pod_is_never_evicted(bench):
     bench.write("static", eater(180))
-    await until(lambda: bench.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
-    await until(lambda: "EvictionThresholdMet" in bench.reasons())
+    await eventually(lambda: bench.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
+    await eventually(lambda: "EvictionThresholdMet" in bench.reasons())
     await asyncio.sleep(1.5)
     assert phase(bench, "static") == "Running"
     assert "Evicted" not in bench.reasons()

@@ -18,6 +18,7 @@ from engine.images import ImageManager
 from engine.images.lease import ImageLeases, normalized
 from engine.images.steady_clock import SteadyClock
 from engine.wire import cri_v1_pb2 as cri
+from tests.node.conftest import eventually
 
 GIB = 1 << 30
 
@@ -107,9 +108,8 @@ async def test_a_failure_is_an_event_from_the_second_in_a_row(disk):
     runtime.fail["list_images"] = Refused("no list")
     world = make(runtime)
     await world.manager.start()
-    await asyncio.sleep(0.2)
+    await eventually(lambda: "ImageGCFailed" in reasons(world.recorder))
     await world.manager.stop()
-    assert "ImageGCFailed" in reasons(world.recorder)
     first = next(iter(world.recorder))
     assert first.message == "no list"
     runtime.fail.clear()

@@ -90,7 +90,7 @@ class Bench:
         return [event.reason for event in self.node.recorder]
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits until something holds; fails showing its name when it never does."""
     deadline = time.monotonic() + seconds
     while not condition():
