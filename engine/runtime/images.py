@@ -123,9 +123,9 @@ class ImageStore:
                 await asyncio.to_thread(self._import_matching, reference)
             image = self.get(reference)
         if image is None:
-            where = f" nor in an archive in {self._archives}" if self._archives else ""
+            where = f", nor in an archive in {self._archives}" if self._archives else ""
             raise Missing(
-                f"neither in the store{where}; there is no registry, use `kubengine runtime import FILE`",
+                f"not in the store{where}; there is no registry, use `kubengine runtime import FILE`",
                 subject=f"image {reference!r}",
             )
         return image.message()
