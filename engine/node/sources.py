@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ class ManifestDirectory:
         while True:
             self._ensure_watch()
             self._dirty.clear()
-            if self._read() or not self.ready.is_set():
+            if await self._read() or not self.ready.is_set():
                 self._on_change(self._desired())
             self.ready.set()
             try:
@@ -92,11 +93,15 @@ class ManifestDirectory:
         except Refused as error:
             log.warning("%s; manifests are re-read every %g s only", error, self._period)
 
-    def _read(self) -> bool:
-        """Re-reads what changed; whether the pods did."""
-        found = self._stamps()
-        if found is None:
+    async def _read(self) -> bool:
+        """Re-reads what changed; whether the pods did. Pods stay when the directory can't be read."""
+        try:
+            found, faults = await asyncio.to_thread(_stamps, self._path)
+        except OSError as error:
+            self._report(InvalidInput(error.strerror or str(error), subject=str(self._path)))
             return False
+        for fault in faults:
+            self._report(fault)
         changed = False
         for path in list(self._files):
             if path not in found:
@@ -107,28 +112,6 @@ class ManifestDirectory:
             if known is None or known.stamp != stamp:
                 changed |= self._read_file(path, stamp)
         return changed
-
-    def _stamps(self) -> dict[Path, Stamp] | None:
-        """Size, time and inode of every manifest; None (pods stay) when the directory can't be read."""
-        try:
-            paths = sorted(self._path.iterdir()) if self._path.is_dir() else [self._path]
-            if not self._path.exists():
-                return {}
-        except OSError as error:
-            self._report(InvalidInput(error.strerror or str(error), subject=str(self._path)))
-            return None
-        stamps: dict[Path, Stamp] = {}
-        for path in paths:
-            try:
-                info = path.stat()
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self._report(InvalidInput(error.strerror or str(error), subject=str(path)))
-                continue
-            if not path.name.startswith(".") and path.is_file():
-                stamps[path] = (info.st_size, info.st_mtime_ns, info.st_ino)
-        return stamps
 
     def _read_file(self, path: Path, stamp: Stamp) -> bool:
         file = self._files.setdefault(path, _File(stamp))
@@ -167,3 +150,27 @@ class ManifestDirectory:
         if str(error) not in self._reported:
             self._reported = {*list(self._reported)[-999:], str(error)}
             self._on_fault(error)
+
+
+def _stamps(path: Path) -> tuple[dict[Path, Stamp], list[InvalidInput]]:
+    """Size, time and inode of every manifest, in the order of their names, and what can't be looked at.
+
+    For a thread: to look at thousands of files would keep the agent's loop from everything else.
+    """
+    if not path.exists():
+        return {}, []
+    stamps: dict[Path, Stamp] = {}
+    faults = []
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if each.name.startswith("."):
+            continue
+        try:
+            info = each.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            faults.append(InvalidInput(error.strerror or str(error), subject=str(each)))
+            continue
+        if stat.S_ISREG(info.st_mode):
+            stamps[each] = (info.st_size, info.st_mtime_ns, info.st_ino)
+    return stamps, faults
