@@ -17,6 +17,7 @@ from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.run import Cluster, ask
 
 distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'kubengine[plan]'")
+dask = pytest.importorskip("dask")
 
 ASKED = PreemptParameters(critical=True, requests={"cpu": 2, "memory": "2Gi"})
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::Depr
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
-    with warnings.catch_warnings():
+    directory = str(tmp_path_factory.mktemp("dask"))
+    with warnings.catch_warnings(), dask.config.set({"temporary-directory": directory}):
         warnings.simplefilter("ignore")
         with distributed.LocalCluster(
             n_workers=3,
@@ -33,7 +35,7 @@ def workers(tmp_path_factory):
             processes=True,
             host="127.0.0.1",
             dashboard_address=None,
-            local_directory=str(tmp_path_factory.mktemp("dask")),
+            local_directory=directory,
             silence_logs=50,
         ) as cluster:
             yield cluster
