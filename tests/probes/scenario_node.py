@@ -10,10 +10,11 @@ import msgspec
 from engine.api.config import CrashLoopBackOffConfig
 from engine.api.duration import Duration
 from engine.api.pod import Pod
+from engine.api.status import ContainerStatus
 from engine.node import Node
 from engine.probes import ProbeManager
 from tests.node.conftest import Bench
-from tests.system.conftest import container
+from tests.system.conftest import WAIT, container
 
 
 class ScenarioNode:
@@ -37,9 +38,19 @@ class ScenarioNode:
         return found
 
     def run(
-        self, script: str, *, name: str = "p", sidecar: bool = False, grace: int = 1, **probes: Any
+        self,
+        script: str,
+        *,
+        name: str = "p",
+        sidecar: bool = False,
+        main: str = WAIT,
+        grace: int = 1,
+        **probes: Any,
     ) -> None:
-        """Write a manifest; probes are as in one, except that `ms` holds the annotation's times."""
+        """Write a manifest; probes are as in one, except that `ms` holds the annotation's times.
+
+        A sidecar stands beside a container `main`, which runs that script.
+        """
         times = {type: probe.pop("ms") for type, probe in probes.items() if "ms" in probe}
         app = container(
             "app", script, **{f"{type}Probe": {"periodSeconds": 1, **probe} for type, probe in probes.items()}
@@ -48,7 +59,7 @@ class ScenarioNode:
         if sidecar:
             spec |= {
                 "initContainers": [{**app, "restartPolicy": "Always"}],
-                "containers": [container("main")],
+                "containers": [container("main", main)],
             }
         annotation = msgspec.json.encode({"app": times}).decode()
         self._manifests[name] = self.bench.write(name, spec, annotations={"kubengine.dev/probes": annotation})
@@ -61,18 +72,28 @@ class ScenarioNode:
         assert found is not None
         return found
 
-    def restarts(self, name: str = "p", container: str = "app") -> int:
+    def statuses(self, name: str = "p") -> dict[str, ContainerStatus]:
         pod = self.bench.pod(name)
         if pod is None:
-            return 0
-        statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
-        return next((s.restart_count for s in statuses if s.name == container), 0)
+            return {}
+        found = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
+        return {status.name: status for status in found}
+
+    def restarts(self, name: str = "p", container: str = "app") -> int:
+        status = self.statuses(name).get(container)
+        return status.restart_count if status is not None else 0
 
     def ready(self, name: str = "p") -> bool:
-        pod = self.bench.pod(name)
-        return pod is not None and any(
-            s.name == "app" and s.ready for s in pod.status.container_statuses or []
-        )
+        status = self.statuses(name).get("app")
+        return status is not None and status.ready
+
+    def running(self, name: str, container: str) -> bool:
+        status = self.statuses(name).get(container)
+        return status is not None and status.state is not None and status.state.running is not None
+
+    def probe(self, type: str, name: str = "p") -> dict[str, Any]:
+        probes: list[dict[str, Any]] = self.manager.describe(pod=self.pod(name).uid)["probes"]
+        return next(probe for probe in probes if probe["type"] == type)
 
     def container_id(self, name: str = "p") -> str:
         (status,) = self.pod(name).status.container_statuses or []

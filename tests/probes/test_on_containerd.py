@@ -15,6 +15,7 @@ from .conftest import until
 from .scenario_node import ScenarioNode
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
+BOTH = pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
 
 WAIT = "while true; do sleep 1; done"
 STUBBORN = "trap '' TERM; while true; do sleep 1; done"
@@ -74,7 +75,7 @@ async def node(
     await closing
 
 
-@pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
+@BOTH
 async def test_failing_liveness_restarts_again_and_again(node, sidecar):
     for kind, (script, probe) in UNHEALTHY_AFTER_2_S.items():
         times = {**FAST, "initialDelayMilliseconds": 1000}
@@ -95,7 +96,7 @@ async def test_failing_liveness_restarts_again_and_again(node, sidecar):
         assert {node.restarts(kind, "main") for kind in seen} == {0}
 
 
-@pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
+@BOTH
 async def test_healthy_liveness_never_restarts(node, sidecar):
     for kind, (script, probe) in HEALTHY.items():
         times = {**FAST, "initialDelayMilliseconds": 1000}
@@ -112,9 +113,14 @@ async def test_initial_delay_is_honoured(node):
     assert node.times("Unhealthy")[0] - node.times("Started")[0] >= 2.5
 
 
-async def test_failing_readiness_never_restarts(node):
-    node.run(WAIT, readiness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST})
+@BOTH
+async def test_failing_readiness_never_restarts(node, sidecar):
+    """Nor does a sidecar that isn't ready keep the main container from starting."""
+    unready = {"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST}
+    node.run(WAIT, sidecar=sidecar, readiness=unready)
     await until(lambda: len(node.messages()) > 8, 20)
+    if sidecar:
+        await until(lambda: node.running("p", "main"), 20)
     assert node.restarts() == 0
     assert not node.ready()
     conditions = {c.type: c.status for c in node.pod().status.conditions or []}
@@ -150,25 +156,38 @@ async def test_redirects(node):
     assert node.restarts("local") == node.restarts("away") == 0
 
 
-async def test_startup_delays_liveness(node):
-    """Liveness would fail from the beginning; it only counts once the startup probe has succeeded."""
+@BOTH
+async def test_startup_delays_liveness(node, sidecar):
+    """Liveness would fail from the beginning; it only counts once the startup probe has succeeded.
+
+    The main container waits for its sidecar to have started.
+    """
     node.run(
         f"sleep 3; touch /tmp/started; {WAIT}",
+        sidecar=sidecar,
         startup={"exec": {"command": ["cat", "/tmp/started"]}, "failureThreshold": 60, "ms": FAST},
         liveness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST},
     )
     await until(lambda: node.restarts() == 1, 30)
     assert node.times("Unhealthy", "Liveness")[0] - node.times("Started")[0] >= 2.5
     assert node.times("Unhealthy", "Startup")[0] < node.times("Unhealthy", "Liveness")[0]
+    if sidecar:
+        await until(lambda: node.running("p", "main"), 20)
+        started = {c: node.times("Started", f"container {c}")[0] for c in ("app", "main")}
+        assert started["main"] - started["app"] >= 2.5
 
 
-async def test_failing_startup_restarts(node):
-    node.run(WAIT, startup={"exec": {"command": ["false"]}, "failureThreshold": 3, "ms": FAST})
+@BOTH
+async def test_failing_startup_restarts(node, sidecar):
+    failing = {"exec": {"command": ["false"]}, "failureThreshold": 3, "ms": FAST}
+    node.run(WAIT, sidecar=sidecar, startup=failing)
     await until(lambda: node.restarts() >= 1, 20)
     assert any("failed startup probe" in message for message in node.messages("Killing"))
+    if sidecar:
+        assert node.times("Started", "container main") == []
 
 
-@pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])
+@BOTH
 @pytest.mark.parametrize("type", ["liveness", "startup"])
 async def test_the_probes_own_grace_period_replaces_the_pods(node, type, sidecar):
     """The container ignores SIGTERM and its pod grants a minute; the probe grants a second."""
@@ -192,6 +211,28 @@ async def test_probes_while_terminating(node):
     assert node.restarts() == 0
     await until(lambda: node.bench.pod("p") is None, 20)
     assert len(node.times("Started")) == 1
+
+
+async def test_a_sidecars_probes_while_terminating(node):
+    """It outlives the main container, which takes its time: liveness has ended, readiness goes on."""
+    good = {"exec": {"command": ["true"]}, "failureThreshold": 1, "ms": FAST}
+    node.run(
+        f"trap 'exit 0' TERM; {WAIT}",
+        sidecar=True,
+        main=f"trap 'sleep 6; exit 0' TERM; {WAIT}",
+        grace=30,
+        readiness=dict(good),
+        liveness=dict(good),
+    )
+    await until(lambda: node.ready() and node.running("p", "main"), 20)
+    node.delete()
+    await until(lambda: node.probe("liveness")["ended"], 15)
+    before = node.probe("readiness")["outcomes"]["success"]
+    await until(lambda: node.probe("readiness")["outcomes"]["success"] > before, 15)
+    assert node.running("p", "app")
+    await until(lambda: node.bench.pod("p") is None, 40)
+    assert not any(message.startswith("Liveness") for message in node.messages())
+    assert len(node.times("Started")) == 2
 
 
 async def test_ready_pods_stay_ready_across_an_agent_restart(node):
