@@ -99,5 +99,7 @@ def test_examples_load() -> None:
         pods, warnings = load_pods(path)
         assert len(pods) == 1, path
         assert not warnings
-    for path in (ROOT / "examples").glob("*config*.yaml"):
+    configs = sorted((ROOT / "examples").glob("*config*.yaml"))
+    assert configs
+    for path in configs:
         load_config([path])
