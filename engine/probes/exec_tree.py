@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_AT_ONCE = (0.0,)
+_UNTIL_KILLED = (0.1, 0.4, 1.5)
 
 
 class Leftovers:
@@ -34,11 +36,15 @@ class Leftovers:
         looking = asyncio.to_thread(sessions_since, container_id, since)
         self._noted[probe] = asyncio.ensure_future(looking)
 
-    async def kill(self, probe: int, container_id: str) -> None:
-        """The command timed out."""
+    async def kill(self, probe: int, container_id: str, *, cut_off: bool) -> None:
+        """The command timed out. One that was cut off from here is about to be killed by the runtime."""
         noted = self._noted.pop(probe, None)
-        if noted is not None:
-            await asyncio.to_thread(kill_orphaned, container_id, await noted)
+        if noted is None:
+            return
+        sessions = await noted
+        for pause in _UNTIL_KILLED if cut_off else _AT_ONCE:
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(kill_orphaned, container_id, sessions)
 
     def forget(self, probe: int) -> None:
         self._noted.pop(probe, None)

@@ -364,7 +364,8 @@ class ProbeManager:
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
         worker.output = why = self._why(worker, reason, detail, excerpt)
         if reason == Reason.EXEC_TIMEOUT:
-            self._do(self._leftovers.kill(worker.key, worker.container.runtime_id))
+            cut_off = worker.spec.timeout % 1 > 0
+            self._do(self._leftovers.kill(worker.key, worker.container.runtime_id, cut_off=cut_off))
         name = worker.spec.type.capitalize()
         if outcome == rule.OUTCOME_WARNING:
             self._event(worker, "ProbeWarning", f"{name} probe warning: {why}")

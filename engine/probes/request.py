@@ -7,6 +7,7 @@ its container's id (`probe_request.h`).
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Sequence
 
 from engine.api.errors import InvalidInput
@@ -83,7 +84,7 @@ def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
 
     The windows are as wide as they go, so that no output waits for ours. Raises `InvalidInput`.
     """
-    seconds = max(1, round(timeout))
+    seconds = math.ceil(timeout)
     message = ExecSyncRequest(cmd=command, timeout=seconds).SerializeToString()
     if len(message) > MAX_COMMAND:
         raise InvalidInput(f"longer than {MAX_COMMAND} bytes", subject="exec command")
