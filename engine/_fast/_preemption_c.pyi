@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-def use_avx2(wanted: bool | None) -> None: ...
+def use_width(doubles: int) -> None: ...
 def victims(
     ranking: NDArray[np.int64],
     qos: NDArray[np.uint8],

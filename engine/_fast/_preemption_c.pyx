@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free, malloc
 cdef extern from "preemption_kernel.h" nogil:
     enum:
         KB_MAX_NEEDS
-    int kb_use_avx2
+    int kb_width
     ctypedef struct kb_columns:
         int needs
         const int64_t *column[32]
@@ -36,10 +36,10 @@ cdef extern from "preemption_kernel.h" nogil:
                        int64_t *shortage, kb_workspace *space)
 
 
-def use_avx2(wanted):
-    """Force the plain (False) or the AVX2 (True) copy, or go by the processor (None); for tests."""
-    global kb_use_avx2
-    kb_use_avx2 = -1 if wanted is None else <int>bool(wanted)
+def use_width(int doubles):
+    """Go on with the copy for 2, 4 (AVX2) or 8 (AVX-512) doubles at once, 0 by the processor; for tests."""
+    global kb_width
+    kb_width = doubles
 
 
 cdef int fill(kb_columns *columns, kb_preemptor *who, const int64_t[:, ::1] ranking, const uint8_t[::1] qos,

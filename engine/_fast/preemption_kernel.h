@@ -1,23 +1,36 @@
 /* Victims for a preemptor on one node: classes, sums, then the search. Compiled for plain hardware and,
-   on x86-64, for AVX2; which one runs is decided when the program runs. */
+   on x86-64, for AVX2 and AVX-512; which one runs is decided when the program runs. */
 #ifndef KUBENGINE_PREEMPTION_KERNEL_H
 #define KUBENGINE_PREEMPTION_KERNEL_H
 
 #include "preemption_types.h"
 
 #define KB_NAME(name) name##_plain
-#include "preemption_tree.h"
+#define KB_LANES 2
+#include "preemption_scan.h"
 #include "preemption_search.h"
 #undef KB_NAME
+#undef KB_LANES
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define KB_HAVE_AVX2 1
+#define KB_HAVE_AVX 1
 #pragma GCC push_options
 #pragma GCC target("avx2")
 #define KB_NAME(name) name##_avx2
-#include "preemption_tree.h"
+#define KB_LANES 4
+#include "preemption_scan.h"
 #include "preemption_search.h"
 #undef KB_NAME
+#undef KB_LANES
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw")
+#define KB_NAME(name) name##_avx512
+#define KB_LANES 8
+#include "preemption_scan.h"
+#include "preemption_search.h"
+#undef KB_NAME
+#undef KB_LANES
 #pragma GCC pop_options
 #endif
 
@@ -30,23 +43,20 @@ typedef struct {
     int32_t value; /* the preemptor's priority */
 } kb_preemptor;
 
-static int kb_use_avx2 = -1;
+static int kb_width = 0; /* doubles to a register; 0: not yet decided */
 
 static int32_t kb_choose(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
                          int32_t *victims, kb_workspace *space)
 {
-#ifdef KB_HAVE_AVX2
-    if (kb_use_avx2 < 0)
-        kb_use_avx2 = __builtin_cpu_supports("avx2") != 0;
-    if (kb_use_avx2)
+#ifdef KB_HAVE_AVX
+    if (kb_width == 0)
+        kb_width = __builtin_cpu_supports("avx512dq") ? 8 : __builtin_cpu_supports("avx2") ? 4 : 2;
+    if (kb_width == 8)
+        return kb_choose_avx512(columns, needs, rows, n, victims, space);
+    if (kb_width == 4)
         return kb_choose_avx2(columns, needs, rows, n, victims, space);
 #endif
     return kb_choose_plain(columns, needs, rows, n, victims, space);
-}
-
-static size_t kb_bytes_for(int64_t n, int needs)
-{
-    return kb_tree_bytes(n, needs) + 64;
 }
 
 /* `rows` (NULL: first .. first + n) in list order; `scratch` has room for 3 n. Victims go to `victims`
@@ -59,7 +69,13 @@ static int32_t kb_victims(const kb_columns *columns, const kb_preemptor *who, co
     int64_t after[KB_MAX_NEEDS], best_effort_left[KB_MAX_NEEDS], wanted[KB_MAX_NEEDS];
     int32_t guaranteed = 0, burstable = 0, best_effort = 0;
     int64_t i;
-    int s, impossible = 0;
+    int s, short_of = 0, impossible = 0;
+    for (s = 0; s < columns->needs; s++) {
+        shortage[s] = 0;
+        short_of |= needs[s] > 0;
+    }
+    if (!short_of)
+        return 0;
     for (i = 0; i < n; i++) {
         const int32_t row = rows ? rows[i] : (int32_t)(first + i);
         const uint8_t flags = who->flags[row];

@@ -1,187 +1,236 @@
 /* The greedy distance search of critical-pod preemption; the rule is in `_preemption_py.py`.
 
-   Candidates of one QoS class are the leaves of a 16-ary tree whose inner entries bound everything below
-   them: the largest amount per short resource (so the smallest possible distance), the smallest memory and
-   cpu request and the latest position (so the best possible tie), and the largest sum of shares of the needs
-   that any one pod has: with k needs no distance is below (k - sum)^2 / k. A round descends only where the
-   bound can still win, so most rows are never looked at. Bounds are computed with reciprocals and a margin;
-   what decides is always the exact distance, divided and summed as the rule does.
+   Each round takes the candidate nearest to what remains. Few candidates are simply all looked at. Among
+   many, a *front* holds the nearest hundred or so, chosen by one look at all; the following rounds look at the
+   front alone for as long as no other candidate can have overtaken it:
 
-   Included once per instruction set, after `preemption_tree.h`. */
+   Let u be the vector of shares that would remain after a candidate, its length the root of its distance. If
+   every need has shrunk by at most the factor g since the front was chosen, then the vector is now at least
+   g u - (g - 1) in each component, so its length at least g |u| - (g - 1) sqrt(k). With the least |u| outside
+   the front that bounds all others at once (`kb_settled`).
 
-static inline unsigned KB_NAME(kb_bits)(kb_four_masks mask)
+   Equal candidates may be more than the front holds. Then it holds the best of them by the rule's further
+   criteria; the others stay behind the last of those, because a candidate that is moved in the list is only
+   ever moved forward. Estimates use reciprocals and a margin; what decides is always the exact distance, divided
+   and summed as the rule does.
+
+   Included once per instruction set, after `preemption_scan.h`. */
+
+static void KB_NAME(kb_enter)(kb_pool *pool, const kb_columns *columns, const kb_remaining *left)
 {
-#ifdef __AVX2__
-    return (unsigned)__builtin_ia32_movmskpd256((kb_four)mask);
-#else
-    return (mask[0] & 1) | (mask[1] & 2) | (mask[2] & 4) | (mask[3] & 8);
-#endif
-}
-
-/* Sums of squared remaining shares for the 16 entries of a node, by reciprocals, raised by `shares` where
-   they say more (NULL: rows need no bound). Returns a bit for each that is at most `limit`. */
-static inline unsigned KB_NAME(kb_bounds)(const double *h, const double *shares, const kb_remaining *left,
-                                          double limit, double *sums)
-{
-    const kb_four zero = {0.0, 0.0, 0.0, 0.0};
-    kb_four sum[4] = {zero, zero, zero, zero};
-    unsigned bits = 0;
-    int a, i;
+    int a;
+    int32_t i;
     for (a = 0; a < left->count; a++) {
-        const kb_four *has = (const kb_four *)(h + left->slot[a] * KB_FAN);
-        const double inverse = left->inverse[a];
-        for (i = 0; i < 4; i++) {
-            kb_four rest = 1.0 - has[i] * inverse;
-            rest = (kb_four)((kb_four_masks)rest & (rest > zero));
-            sum[i] += rest * rest;
+        const int64_t *column = columns->column[left->slot[a]];
+        const int64_t need = left->need[a];
+        double *h = pool->h + (int64_t)left->slot[a] * pool->stride;
+        for (i = 0; i < pool->n; i++) {
+            const int64_t has = column ? column[pool->row[i]] : 1;
+            h[i] = (double)(has < need ? has : need);
         }
+        for (; i < kb_padded(pool->n); i++)
+            h[i] = -INFINITY;
     }
-    for (i = 0; shares && i < 4; i++) {
-        kb_four rest = (double)left->count - ((const kb_four *)shares)[i] * left->growth;
-        kb_four_masks higher;
-        rest = (kb_four)((kb_four_masks)rest & (rest > zero));
-        rest = rest * rest * left->per_need;
-        higher = rest > sum[i];
-        sum[i] = (kb_four)(((kb_four_masks)rest & higher) | ((kb_four_masks)sum[i] & ~higher));
-    }
-    for (i = 0; i < 4; i++) {
-        ((kb_four *)sums)[i] = sum[i];
-        bits |= KB_NAME(kb_bits)(sum[i] <= limit) << (i * 4);
-    }
-    return bits;
 }
 
-static inline double KB_NAME(kb_distance)(const kb_columns *columns, const kb_remaining *left, int32_t row)
+/* The last candidate takes the place of the one that leaves. */
+static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t entry)
 {
-    double sum = 0.0;
+    const int32_t last = --pool->n;
     int a;
     for (a = 0; a < left->count; a++) {
-        const double rest = (double)(left->need[a] - kb_amount(columns, left->slot[a], row));
-        if (rest > 0.0) {
-            const double share = rest / (double)left->need[a];
-            sum += share * share;
-        }
+        double *h = pool->h + (int64_t)left->slot[a] * pool->stride;
+        h[entry] = h[last];
+        h[last] = -INFINITY;
     }
-    return sum;
+    pool->row[entry] = pool->row[last];
+    if (pool->position)
+        pool->position[entry] = pool->position[last];
 }
 
-/* The exact distance of an imaginary pod with an inner entry's largest amounts. */
-static inline double KB_NAME(kb_box_distance)(const double *h, int entry, const kb_remaining *left)
+/* Whether two rows ask for the same of everything that is short, as far as it counts. */
+static int KB_NAME(kb_same)(const kb_columns *columns, const kb_remaining *left, int32_t one, int32_t other)
 {
-    double sum = 0.0;
     int a;
     for (a = 0; a < left->count; a++) {
-        const double need = (double)left->need[a];
-        const double rest = need - h[left->slot[a] * KB_FAN + entry];
-        if (rest > 0.0) {
-            const double share = rest / need;
-            sum += share * share;
-        }
+        const int64_t has = kb_amount(columns, left->slot[a], one);
+        const int64_t also = kb_amount(columns, left->slot[a], other);
+        if ((has < left->need[a] ? has : left->need[a]) != (also < left->need[a] ? also : left->need[a]))
+            return 0;
     }
-    return sum;
+    return 1;
 }
 
-static void KB_NAME(kb_search_rows)(const kb_tree *tree, const kb_columns *columns, const kb_remaining *left,
-                                    int64_t node, kb_best *best)
+static kb_best KB_NAME(kb_tie_of)(const kb_columns *columns, int32_t row, int32_t position)
 {
-    double sums[KB_FAN];
-    const int64_t first = node * KB_FAN;
-    unsigned bits = KB_NAME(kb_bounds)(tree->h[0] + first * tree->width, NULL, left,
-                                       best->distance + left->margin, sums);
-    for (; bits; bits &= ~(1u << (31 - __builtin_clz(bits)))) {
-        const int i = 31 - __builtin_clz(bits);
-        const int64_t entry = first + i;
-        double distance;
-        if (sums[i] > best->distance + left->margin || tree->position[0][entry] < 0)
-            continue;
-        distance = KB_NAME(kb_distance)(columns, left, tree->row[entry]);
-        if (kb_better(distance, tree->memory[0][entry], tree->cpu[0][entry], tree->position[0][entry], best)) {
-            best->distance = distance;
-            best->memory = tree->memory[0][entry];
-            best->cpu = tree->cpu[0][entry];
-            best->position = tree->position[0][entry];
-            best->entry = (int32_t)entry;
-        }
-    }
+    const kb_best tie = {0.0, columns->memory[row], columns->cpu[row], position, -1, row};
+    return tie;
 }
 
-static void KB_NAME(kb_search)(const kb_tree *tree, const kb_columns *columns, const kb_remaining *left,
-                               int level, int64_t node, kb_best *best, int64_t *touched)
+/* Keep the best `room` of equally near candidates in a heap with the worst on top. */
+static void KB_NAME(kb_keep)(kb_best *heap, int32_t *size, int32_t room, kb_best one)
 {
-    double sums[KB_FAN];
-    const int64_t first = node * KB_FAN;
-    const double *h = tree->h[level] + first * tree->width;
-    unsigned bits;
-    *touched += KB_FAN;
-    if (level == 0) {
-        KB_NAME(kb_search_rows)(tree, columns, left, node, best);
-        return;
-    }
-    bits = KB_NAME(kb_bounds)(h, tree->shares[level] + first, left, best->distance + left->margin, sums);
-    if (best->entry < 0) { /* the first descent: towards the nearest */
-        unsigned rest = bits;
-        int nearest = -1;
-        for (; rest; rest &= rest - 1) {
-            const int i = __builtin_ctz(rest);
-            if (tree->position[level][first + i] >= 0 && (nearest < 0 || sums[i] < sums[nearest]))
-                nearest = i;
-        }
-        if (nearest >= 0) {
-            KB_NAME(kb_search)(tree, columns, left, level - 1, first + nearest, best, touched);
-            bits &= ~(1u << nearest);
+    int32_t at = 0;
+    if (*size < room) {
+        for (at = (*size)++; at > 0 && kb_better(&heap[(at - 1) / 2], &one); at = (at - 1) / 2)
+            heap[at] = heap[(at - 1) / 2];
+    } else {
+        if (!kb_better(&one, &heap[0]))
+            return;
+        for (;;) {
+            int32_t below = 2 * at + 1;
+            if (below >= room)
+                break;
+            if (below + 1 < room && kb_better(&heap[below], &heap[below + 1]))
+                below++;
+            if (!kb_better(&one, &heap[below]))
+                break;
+            heap[at] = heap[below];
+            at = below;
         }
     }
-    /* Backwards: where amounts are larger, memory is smaller and positions are later. */
-    for (; bits; bits &= ~(1u << (31 - __builtin_clz(bits)))) {
-        const int i = 31 - __builtin_clz(bits);
-        const int64_t entry = first + i;
-        if (sums[i] > best->distance + left->margin || tree->position[level][entry] < 0)
-            continue;
-        if (tree->exact && sums[i] + left->margin >= best->distance &&
-            !kb_better(KB_NAME(kb_box_distance)(h, i, left), tree->memory[level][entry],
-                       tree->cpu[level][entry], tree->position[level][entry], best))
-            continue;
-        if (level == 1) {
-            *touched += KB_FAN;
-            KB_NAME(kb_search_rows)(tree, columns, left, entry, best);
-        } else {
-            KB_NAME(kb_search)(tree, columns, left, level - 1, entry, best, touched);
-        }
-    }
+    heap[at] = one;
 }
 
-static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_tree *tree, const kb_columns *columns, int32_t row)
+/* Limits of the estimates between which the front ends (`kb_limits`). The least of each block say it for all
+   where near candidates are not next to each other. */
+static void KB_NAME(kb_front_limits)(const kb_pool *all, const kb_remaining *left, double nearest, double *low,
+                                     double *high)
+{
+    const int32_t blocks = kb_padded(all->n) / KB_BLOCK;
+    int64_t count = 0;
+    int32_t block;
+    *low = nearest - 0.25 * left->margin;
+    *high = (double)left->count + 1.0;
+    if (blocks > KB_FRONT) {
+        KB_NAME(kb_limits)(all->least, blocks, KB_FRONT / 2, KB_FRONT * 7 / 8, left->margin, low, high);
+        for (block = 0; *low == *high && block < blocks && count <= KB_FRONT; block++)
+            if (all->least[block] <= *high)
+                count += __builtin_popcount(KB_NAME(kb_near)(all, block, *high));
+        if (*low == *high && count <= KB_FRONT)
+            return;
+        *low = nearest - 0.25 * left->margin;
+    }
+    KB_NAME(kb_limits)(all->estimate, all->n, KB_FRONT / 2, KB_FRONT, left->margin, low, high);
+}
+
+static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_columns *columns,
+                                     const kb_remaining *left, int64_t *touched)
+{
+    kb_best ties[KB_FRONT / 2];
+    double low, high;
+    int32_t n = 0, kept = 0, equal = -1, block, i;
+    int a, alike = 1;
+    KB_NAME(kb_front_limits)(all, left, KB_NAME(kb_estimate)(all, left, touched), &low, &high);
+    /* backwards: among equals the later are better */
+    for (block = kb_padded(all->n) / KB_BLOCK - 1; block >= 0; block--) {
+        unsigned near;
+        if (all->least[block] > high)
+            continue;
+        for (near = KB_NAME(kb_near)(all, block, high); near; near &= ~(1u << (31 - __builtin_clz(near)))) {
+            const int32_t at = block * KB_BLOCK + 31 - __builtin_clz(near);
+            const int32_t row = all->row[at];
+            if (all->estimate[at] <= low) {
+                front->pool.row[n] = row;
+                front->pool.position[n++] = at;
+            } else {
+                alike = alike && (equal < 0 || KB_NAME(kb_same)(columns, left, equal, row));
+                equal = row;
+                KB_NAME(kb_keep)(ties, &kept, KB_FRONT / 2, KB_NAME(kb_tie_of)(columns, row, at));
+            }
+        }
+    }
+    front->tied = kept > 0 && alike;
+    if (front->tied)
+        front->edge = ties[0];
+    for (i = 0; i < kept; i++) {
+        front->pool.row[n] = ties[i].row;
+        front->pool.position[n++] = ties[i].position;
+    }
+    front->pool.n = n;
+    low = (alike ? KB_NAME(kb_next)(all->estimate, all->n, high) : low) - left->margin;
+    front->outside = low > 0.0 ? sqrt(low) : 0.0;
+    front->count = left->count;
+    for (a = 0; a < left->count; a++)
+        front->need[left->slot[a]] = (double)left->need[a];
+    KB_NAME(kb_enter)(&front->pool, columns, left);
+}
+
+/* Whether the front's best is the best of all. */
+static int KB_NAME(kb_settled)(kb_front *front, const kb_columns *columns, const kb_remaining *left,
+                               const kb_best *best)
+{
+    double growth = 1.0, reach;
+    int a;
+    if (front->count != left->count || best->entry < 0)
+        return 0;
+    for (a = 0; a < left->count; a++) {
+        const double grown = front->need[left->slot[a]] * left->inverse[a];
+        growth = grown > growth ? grown : growth;
+    }
+    if (growth > 2.0)
+        return 0;
+    reach = growth * front->outside - (growth - 1.0) * sqrt((double)left->count);
+    if (reach <= 0.0 || best->distance + left->margin >= reach * reach)
+        return 0;
+    if (!front->tied)
+        return 1;
+    front->edge.distance = KB_NAME(kb_distance)(columns, left, front->edge.row);
+    return !kb_better(&front->edge, best);
+}
+
+static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, int32_t row)
 {
     int a, kept = 0;
-    left->growth = 0.0;
     for (a = 0; a < left->count; a++) {
         const int64_t need = left->need[a] - kb_amount(columns, left->slot[a], row);
         if (need > 0) {
             left->slot[kept] = left->slot[a];
             left->need[kept] = need;
-            left->inverse[kept] = 1.0 / (double)need;
-            if (left->inverse[kept] > left->growth * tree->weight[left->slot[kept]])
-                left->growth = left->inverse[kept] / tree->weight[left->slot[kept]];
-            kept++;
+            left->inverse[kept++] = 1.0 / (double)need;
         }
     }
     left->count = kept;
-    left->per_need = 1.0 / (double)(kept ? kept : 1);
     left->margin = KB_MARGIN_PER_NEED * (double)(kept + 1);
 }
 
-/* How many rounds it takes at least. */
-static double KB_NAME(kb_fewest_rounds)(const kb_tree *tree, const kb_remaining *left)
+/* The nearest of all by the front, which is chosen anew where it cannot say. One that failed at once is not
+   worth its choice: for some rounds all are looked at. */
+static kb_best KB_NAME(kb_next_of_many)(kb_front *front, kb_pool *all, const kb_columns *columns,
+                                        const kb_remaining *left, int64_t *touched)
 {
-    const int top = tree->levels - 1;
-    double rounds = 0.0;
-    int a;
-    for (a = 0; a < left->count; a++) {
-        const double largest = KB_NAME(kb_largest)(tree->h[top] + left->slot[a] * KB_FAN);
-        const double share = (double)left->need[a] / (largest + 1.0);
-        rounds = share > rounds ? share : rounds;
+    kb_best best = {INFINITY, INT64_MAX, INT64_MAX, -1, -1, -1};
+    if (front->count) {
+        best = KB_NAME(kb_nearest)(&front->pool, columns, left, touched);
+        if (KB_NAME(kb_settled)(front, columns, left, &best)) {
+            front->served++;
+            return best;
+        }
+        front->pause = front->served > 2 ? 1 : front->pause * 2;
+        front->pause = front->pause > KB_LONGEST_PAUSE ? KB_LONGEST_PAUSE : front->pause;
+        if (front->pause > 1) {
+            front->rest = front->pause;
+            front->count = 0;
+            return KB_NAME(kb_nearest)(all, columns, left, touched);
+        }
     }
-    return rounds;
+    KB_NAME(kb_choose_front)(front, all, columns, left, touched);
+    front->served = 0;
+    best = KB_NAME(kb_nearest)(&front->pool, columns, left, touched);
+    if (KB_NAME(kb_settled)(front, columns, left, &best))
+        return best;
+    front->count = 0;
+    return KB_NAME(kb_nearest)(all, columns, left, touched);
+}
+
+static void KB_NAME(kb_leave_front)(kb_front *front, const kb_pool *all, const kb_remaining *left,
+                                    const kb_best *best)
+{
+    int32_t *position = front->pool.position;
+    int32_t i;
+    KB_NAME(kb_leave)(&front->pool, left, best->entry);
+    for (i = 0; i < front->pool.n; i++)
+        position[i] = position[i] == all->n - 1 ? best->position : position[i];
 }
 
 /* Victims among `rows` for `needs` (one per column, 0 where nothing is short); how many. The caller has
@@ -189,12 +238,14 @@ static double KB_NAME(kb_fewest_rounds)(const kb_tree *tree, const kb_remaining 
 static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
                                   int32_t *victims, kb_workspace *space)
 {
-    kb_tree tree;
+    int32_t front_rows[KB_FRONT], front_positions[KB_FRONT];
     kb_remaining left;
+    char *at = space->arena;
+    kb_pool all;
+    kb_front front;
     kb_best best;
-    int32_t chosen = 0, seed = -1, i;
-    int64_t weighed;
-    int s, sorted = 0, rounds;
+    int32_t chosen = 0;
+    int s;
     left.count = 0;
     for (s = 0; s < columns->needs; s++) {
         if (needs[s] > 0) {
@@ -203,42 +254,25 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
             left.inverse[left.count++] = 1.0 / (double)needs[s];
         }
     }
+    if (!left.count)
+        return 0;
     left.margin = KB_MARGIN_PER_NEED * (double)(left.count + 1);
-    while (left.count && n > 0) {
-        KB_NAME(kb_build)(&tree, columns, &left, rows, n, sorted, space);
-        if (!sorted && n > KB_FAN * KB_FAN &&
-            KB_NAME(kb_fewest_rounds)(&tree, &left) > KB_ROUNDS_BEFORE_SORTING) {
-            sorted = 1;
-            continue;
-        }
-        seed = -1;
-        left.per_need = 1.0 / (double)left.count;
-        KB_NAME(kb_weigh)(&tree, &left);
-        weighed = space->touched;
-        for (rounds = 0; left.count && tree.length; rounds++) {
-            if (!sorted && n > KB_FAN * KB_FAN && rounds == KB_ROUNDS_BEFORE_SORTING)
-                break;
-            if (space->touched - weighed > KB_WORK_BEFORE_WEIGHING * (int64_t)n) {
-                KB_NAME(kb_weigh)(&tree, &left);
-                weighed = space->touched;
-            }
-            best.distance = (double)left.count + 1.0;
-            best.memory = best.cpu = INT64_MAX;
-            best.position = best.entry = -1;
-            if (seed >= 0)
-                KB_NAME(kb_search)(&tree, columns, &left, 0, seed / KB_FAN, &best, &space->touched);
-            KB_NAME(kb_search)(&tree, columns, &left, tree.levels - 1, 0, &best, &space->touched);
-            seed = best.entry;
-            victims[chosen++] = tree.row[seed];
-            KB_NAME(kb_subtract)(&left, &tree, columns, tree.row[seed]);
-            KB_NAME(kb_remove)(&tree, seed);
-        }
-        if (!left.count)
-            break;
-        n = tree.length;
-        for (i = 0; i < n; i++)
-            rows[i] = tree.row[tree.slot_at[i]];
-        sorted = 1;
+    at = kb_pool_at(&all, at, rows, NULL, n, columns->needs);
+    kb_pool_at(&front.pool, at, front_rows, front_positions, KB_FRONT, columns->needs);
+    all.n = n;
+    front.count = front.pool.n = 0;
+    KB_NAME(kb_enter)(&all, columns, &left);
+    front.pause = 1;
+    front.rest = KB_ROWS_BEFORE_A_FRONT / n + 1;
+    while (left.count && all.n) {
+        best = all.n > KB_WORTH_A_FRONT && front.rest-- <= 0
+                   ? KB_NAME(kb_next_of_many)(&front, &all, columns, &left, &space->touched)
+                   : KB_NAME(kb_nearest)(&all, columns, &left, &space->touched);
+        if (front.count)
+            KB_NAME(kb_leave_front)(&front, &all, &left, &best);
+        victims[chosen++] = best.row;
+        KB_NAME(kb_leave)(&all, &left, best.position);
+        KB_NAME(kb_subtract)(&left, columns, best.row);
     }
     return chosen;
 }

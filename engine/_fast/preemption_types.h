@@ -1,26 +1,22 @@
-/* What the preemption search works on: a 16-ary tree over the candidates of one QoS class, kept in arrays
-   that are carved from one block of memory. The layout and its bounds are explained in
-   `preemption_search.h`. */
+/* What the preemption search works on: candidates of one QoS class as columns of doubles, and what is still
+   short. The idea is explained in `preemption_search.h`. */
 #ifndef KUBENGINE_PREEMPTION_TYPES_H
 #define KUBENGINE_PREEMPTION_TYPES_H
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "radix_order.h"
-
-#define KB_FAN 16
-#define KB_LEVELS 8
 #define KB_MAX_NEEDS 32
+#define KB_BLOCK 16          /* columns are padded to whole blocks */
+#define KB_FRONT 256 /* candidates in a front, at most */
+#define KB_WORTH_A_FRONT 512 /* fewer are looked at faster than a front is chosen */
+#define KB_ROWS_BEFORE_A_FRONT 16384 /* looked at in rounds without one */
+#define KB_LONGEST_PAUSE 16
+#define KB_ROUNDS_BEFORE_EQUALS 8
 /* 1 - h * (1/need) differs from (need - h)/need by less than 2^-50 whatever the sizes. */
 #define KB_MARGIN_PER_NEED (1.0 / 70368744177664.0)
-#define KB_EXACT_DOUBLE (1LL << 53)
-#define KB_ROUNDS_BEFORE_SORTING 16
-#define KB_WORK_BEFORE_WEIGHING 4 /* entries looked at per row; by then the bounds have lost their grip */
-
-typedef double kb_four __attribute__((vector_size(32), aligned(8), may_alias));
-typedef int64_t kb_four_masks __attribute__((vector_size(32), aligned(8), may_alias));
 
 typedef struct {
     int needs;                           /* how many resources are short */
@@ -29,77 +25,90 @@ typedef struct {
 } kb_columns;
 
 typedef struct {
-    int levels, width; /* width: resources that have a slot in `h` */
-    int32_t length;    /* candidates left */
-    int32_t at_first;  /* candidates when it was built */
-    int exact;         /* every amount and need is exact as a double */
-    double *h[KB_LEVELS];
-    double *shares[KB_LEVELS]; /* sum over the needs of amount / need, as of the last weighing */
-    double weight[KB_MAX_NEEDS];
-    int64_t *memory[KB_LEVELS], *cpu[KB_LEVELS];
-    int32_t *position[KB_LEVELS]; /* -1: nothing (left) here */
-    int32_t *row, *slot_at;
-} kb_tree;
-
-typedef struct {
     int count;
     int slot[KB_MAX_NEEDS]; /* index into kb_columns, in the order of the requirements */
     int64_t need[KB_MAX_NEEDS];
     double inverse[KB_MAX_NEEDS];
-    double margin;
-    double growth, per_need; /* shares have grown at most so much since; 1 / count */
+    double margin; /* more than an estimate of a distance can be off */
 } kb_remaining;
+
+/* `n` candidates: amounts at `h[slot * stride + i]`, minus infinity in the padding; estimated distances. */
+typedef struct {
+    int32_t n, stride;
+    double *h, *estimate;
+    double *least; /* of each block of estimates */
+    int32_t *row;
+    int32_t *position; /* place in the list of all candidates; NULL: `i` itself */
+} kb_pool;
 
 typedef struct {
     double distance;
     int64_t memory, cpu;
-    int32_t position, entry;
+    int32_t position, entry, row;
 } kb_best;
+
+/* The nearest candidates, and what is known of all others (`kb_settled`). */
+typedef struct {
+    kb_pool pool;
+    int count;                  /* how many resources were short then */
+    double need[KB_MAX_NEEDS];  /* how much of each, by slot */
+    double outside;             /* the square root of a distance that the others exceeded */
+    int tied;                   /* except those that asked for the same as `edge` and came after it */
+    kb_best edge;
+    int served, pause, rest; /* rounds: decided by it; to look at all after it fails at once; left of those */
+} kb_front;
 
 typedef struct {
     void *arena;
     size_t bytes;
-    int64_t touched; /* tree entries whose bound or distance was computed */
+    int64_t touched; /* distances estimated */
 } kb_workspace;
 
-static int64_t kb_amount(const kb_columns *columns, int need, int32_t row)
+static int64_t kb_amount(const kb_columns *columns, int slot, int32_t row)
 {
-    return columns->column[need] ? columns->column[need][row] : 1;
+    return columns->column[slot] ? columns->column[slot][row] : 1;
 }
 
-static int kb_better(double distance, int64_t memory, int64_t cpu, int32_t position, const kb_best *best)
+static int kb_better(const kb_best *one, const kb_best *other)
 {
-    if (distance != best->distance)
-        return distance < best->distance;
-    if (memory != best->memory)
-        return memory < best->memory;
-    if (cpu != best->cpu)
-        return cpu < best->cpu;
-    return position > best->position;
+    if (one->distance != other->distance)
+        return one->distance < other->distance;
+    if (one->memory != other->memory)
+        return one->memory < other->memory;
+    if (one->cpu != other->cpu)
+        return one->cpu < other->cpu;
+    return one->position > other->position;
 }
 
-/* Entries per level for n rows, padded to whole nodes. */
-static int kb_shape(int64_t n, int64_t *entries)
+static int32_t kb_padded(int64_t n)
 {
-    int levels = 0;
-    do {
-        n = (n + KB_FAN - 1) / KB_FAN;
-        entries[levels++] = n * KB_FAN;
-    } while (n > 1);
-    return levels;
+    return (int32_t)((n + KB_BLOCK - 1) / KB_BLOCK * KB_BLOCK);
 }
 
-static size_t kb_tree_bytes(int64_t n, int needs)
+/* Bytes of a pool of n candidates, without their rows. */
+static size_t kb_pool_bytes(int64_t n, int needs)
 {
-    int64_t entries[KB_LEVELS], all = 0;
-    const int levels = kb_shape(n > 0 ? n : 1, entries);
-    int level;
-    for (level = 0; level < levels; level++)
-        all += entries[level];
-    return (size_t)all * ((size_t)needs * 8 + 28) + (size_t)entries[0] * 40 + 2048;
+    return ((size_t)kb_padded(n) * (size_t)(needs + 1) + (size_t)kb_padded(kb_padded(n) / KB_BLOCK)) * 8;
 }
 
-/* Memory for a search among n rows; 0 if there is none. */
+/* A pool of `rows` at `at`; where the memory after it begins. */
+static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positions, int64_t n, int needs)
+{
+    pool->stride = kb_padded(n);
+    pool->h = (double *)at;
+    pool->estimate = pool->h + (int64_t)needs * pool->stride;
+    pool->least = pool->estimate + pool->stride;
+    pool->row = rows;
+    pool->position = positions;
+    return at + kb_pool_bytes(n, needs);
+}
+
+static size_t kb_bytes_for(int64_t n, int needs)
+{
+    return kb_pool_bytes(n, needs) + kb_pool_bytes(KB_FRONT, needs);
+}
+
+/* Memory for a search; 0 if there is none. */
 static int kb_reserve(kb_workspace *space, size_t bytes)
 {
     if (space->bytes >= bytes)
@@ -113,19 +122,17 @@ static int kb_reserve(kb_workspace *space, size_t bytes)
     return 1;
 }
 
-static void *kb_carve(char **at, size_t bytes)
-{
-    void *here = *at;
-    *at += (bytes + 31) & ~(size_t)31;
-    return here;
-}
-
 /* What is left of `need` after `rows` are gone; amounts are not negative. */
 static int64_t kb_left(const kb_columns *columns, int slot, int64_t need, const int32_t *rows, int32_t n)
 {
+    const int64_t *column = columns->column[slot];
     int32_t i;
+    if (need <= 0)
+        return 0;
+    if (!column)
+        return n >= need ? 0 : need - n;
     for (i = 0; i < n; i++) {
-        const int64_t has = kb_amount(columns, slot, rows[i]);
+        const int64_t has = column[rows[i]];
         if (has >= need)
             return 0;
         need -= has;
