@@ -340,5 +340,11 @@ async def test_unwilling_clients_are_left_after_a_moment(made: Made, monkeypatch
         await client.until(lambda: client.closed)
 
 
+async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
+    with pytest.raises(Refusal, match="need ports") as refusal:
+        await WebSocket.connect(made.server.url(PortForwardTicket(SANDBOX, [])), V4)
+    assert refusal.value.status == 400
+
+
 async def _true(value: object) -> bool:
     return bool(value)

@@ -152,7 +152,11 @@ class Relay:
             if fd in self.outputs and event & (select.POLLIN | select.POLLHUP | select.POLLERR):
                 self._read_output(fd)
                 done = True
-            if fd == self._stdin and event & (select.POLLOUT | select.POLLERR):
+            if fd == self._stdin and event & select.POLLERR and fd not in self.outputs:
+                self._input.clear()  # nobody will read it any more
+                self._close_input()
+                done = True
+            elif fd == self._stdin and event & select.POLLOUT:
                 self._write_input()
                 done = True
             if fd in self.peers:

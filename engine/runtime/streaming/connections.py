@@ -59,7 +59,6 @@ class SpdyConnection:
     async def run(self) -> None:
         try:
             while data := await self._link.read():
-                self._moved()
                 try:
                     events = self._session.receive(data)
                 except spdy.SpdyError as error:
@@ -67,6 +66,8 @@ class SpdyConnection:
                     await self._flush()
                     return
                 self._windows.set()
+                if events:
+                    self._moved()
                 for event in events:
                     await self._handle(event)
                 await self._flush()

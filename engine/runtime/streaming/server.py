@@ -122,6 +122,8 @@ class StreamingServer:
                 raise _Rejected(503, f"{MAX_SESSIONS} sessions are open")
             ticket = self._redeem(request)
             upgrade = _negotiate(request, ticket)
+            if isinstance(ticket, PortForwardTicket) and upgrade.version == protocol.V4 and not ticket.ports:
+                raise _Rejected(400, "channels of a WebSocket need ports that PortForward was asked for")
         except TimeoutError:
             return
         except h11.RemoteProtocolError as error:
