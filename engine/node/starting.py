@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
-from engine.api.events import NORMAL, WARNING
+from engine.api.events import NORMAL
 from engine.api.pod import Container, Pod
 from engine.cgroups.containers import ContainerResources
 from engine.devices.run_options import DeviceRunOptions
@@ -28,6 +28,10 @@ from engine.wire import cri_v1_pb2 as cri
 
 CONTAINER_LOGS = Path("/var/log/containers")
 MAX_HOSTNAME = 63
+
+
+class SandboxRefused(Refused):
+    """The runtime made no sandbox for a pod."""
 
 
 def hostname(pod: Pod) -> str:
@@ -50,14 +54,12 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
 
 
 async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig) -> None:
-    """Runs the sandbox and reads it back. Raises what the runtime says."""
+    """Runs the sandbox and reads it back. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
         sandbox_id = await services.runtime.run_pod_sandbox(config)
     except Refused as error:
-        text = f"Failed to create pod sandbox: {error.message}"
-        services.recorder.pod(pod, WARNING, "FailedCreatePodSandBox", text)
-        raise
+        raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
     await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
 
 

@@ -26,7 +26,7 @@ from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.runtime_state import EXITED, ContainerRecord
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.starting import sandbox_config, start_container, start_sandbox
+from engine.node.starting import SandboxRefused, sandbox_config, start_container, start_sandbox
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
 from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
 from engine.node.termination_message import termination_message
@@ -169,7 +169,7 @@ class PodWorker:
 
     async def _run(self) -> None:
         await self._until_ending()
-        await self._persist("stop", self._stop)
+        await self._persist("stopping", self._stop)
         self._stopped.set_result(None)
         self._publish()
         self._services.released(self.pod)
@@ -177,7 +177,7 @@ class PodWorker:
         while not self.removing:
             self._wake.silence()
             await self._wake.wait()
-        await self._persist("remove", self._take_away)
+        await self._persist("removing", self._take_away)
         self._gone.set_result(None)
         self._moved_on(self)
 
@@ -216,11 +216,14 @@ class PodWorker:
             self._publish()
             await self._wake.wait(delay)
 
-    def _failed(self, error: Exception) -> float:
-        """Says what went wrong once, and when to try again."""
+    def _failed(self, error: Exception, doing: str = "syncing") -> float:
+        """Says what went wrong, once while it stays the same; the seconds until another try."""
         if str(error) != self._last_failure:
             self._last_failure = str(error)
-            self._services.recorder.pod(self.pod, WARNING, "FailedSync", f"Error syncing pod: {error}")
+            event, text = "FailedSync", f"Error {doing} pod: {error}"
+            if isinstance(error, SandboxRefused):
+                event, text = "FailedCreatePodSandBox", str(error)
+            self._services.recorder.pod(self.pod, WARNING, event, text)
         self._failures += 1
         self._publish()
         return _retry_seconds(self._failures)
@@ -351,15 +354,14 @@ class PodWorker:
         self._services.cgroups.remove_pod(self.pod.uid)
         self._services.released(self.pod)
 
-    async def _persist(self, what: str, attempt: object) -> None:
+    async def _persist(self, doing: str, attempt: object) -> None:
         """Repeats until it works: ending a pod is never given up."""
         self._failures = 0
         while True:
             try:
                 await attempt()  # type: ignore[operator]
             except (Refused, OSError, InvalidInput) as error:
-                delay = self._failed(error)
-                log.warning("pod %s: cannot %s it yet: %s", self.pod.full_name, what, error)
+                delay = self._failed(error, doing)
                 for refusal in self._refusals:
                     if not refusal.done():
                         refusal.set_exception(error)

@@ -202,10 +202,32 @@ async def test_a_lost_runtime_is_said_and_survived(bench: Bench, hollow: HollowR
     await eventually(lambda: bench.phase("before") == "Running")
     await hollow._server.stop()
     bench.write("during", {"containers": [container()]})
-    await eventually(lambda: "FailedSync" in bench.reasons() or "FailedCreatePodSandBox" in bench.reasons())
+    await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
     assert bench.phase("before") == "Running"
     await hollow._server.start()
     await eventually(lambda: bench.phase("during") == "Running", 30)
+
+
+async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.node.worker.FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("engine.node.worker.LAST_RETRY_SECONDS", 0.05)
+    run, tries = hollow.backend.run_sandbox, 0
+
+    async def refuse(sandbox: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise Refused("no address is left")
+
+    monkeypatch.setattr(hollow.backend, "run_sandbox", refuse)
+    await bench.start()
+    bench.write("poor", {"containers": [container()]})
+    await eventually(lambda: tries >= 4)
+    said = [(e.reason, e.message) for e in bench.node.recorder if e.type == "Warning"]
+    assert said == [("FailedCreatePodSandBox", "Failed to create pod sandbox: no address is left")]
+    monkeypatch.setattr(hollow.backend, "run_sandbox", run)
+    await eventually(lambda: bench.phase("poor") == "Running")
 
 
 async def test_an_unreachable_runtime_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch):
