@@ -35,10 +35,11 @@ class LogFile:
         lines = (self._pending[stream] + data).split(b"\n")
         rest = lines.pop()
         out: list[bytes] = []
+        head = _head(stream)
         for line in lines:
-            _add(out, stream, line, last=b"F")
+            _add(out, head, line, last=b"F")
         while len(rest) >= MAX_LINE:
-            _add(out, stream, rest[:MAX_LINE], last=b"P")
+            _add(out, head, rest[:MAX_LINE], last=b"P")
             rest = rest[MAX_LINE:]
         self._pending[stream] = rest
         self._append(out)
@@ -47,7 +48,7 @@ class LogFile:
         """The stream has ended: what is left without a newline is its last line."""
         if self._fd >= 0 and self._pending[stream]:
             out: list[bytes] = []
-            _add(out, stream, self._pending[stream], last=b"F")
+            _add(out, _head(stream), self._pending[stream], last=b"F")
             self._pending[stream] = b""
             self._append(out)
 
@@ -63,14 +64,15 @@ class LogFile:
             return
 
 
-def _add(out: list[bytes], stream: bytes, line: bytes, *, last: bytes) -> None:
-    stamp = _now()
+def _add(out: list[bytes], head: bytes, line: bytes, *, last: bytes) -> None:
     while len(line) > MAX_LINE:
-        out.append(b"%s %s P %s\n" % (stamp, stream, line[:MAX_LINE]))
+        out.append(b"%s P %s\n" % (head, line[:MAX_LINE]))
         line = line[MAX_LINE:]
-    out.append(b"%s %s %s %s\n" % (stamp, stream, last, line))
+    out.append(b"%s %s %s\n" % (head, last, line))
 
 
-def _now() -> bytes:
+def _head(stream: bytes) -> bytes:
+    """Time and stream; what was read at once has one time."""
     seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
-    return (time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{nanos:09d}Z").encode()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{stamp}.{nanos:09d}Z {stream.decode()}".encode()
