@@ -153,9 +153,10 @@ class ContainerGC:
         self, report: ContainerGCReport, sources_ready: bool, evict_non_deleted: bool
     ) -> None:
         listed = await self._runtime.list_containers()
-        graces = {c.id: c.annotations.get(GRACE_ANNOTATION, "") for c in listed}
+        dead = [container for container in listed if container.state != cri.CONTAINER_RUNNING]
+        graces = {c.id: c.annotations.get(GRACE_ANNOTATION, "") for c in dead}
         plan = containers_to_remove(
-            map(_dead_container, listed),
+            map(_dead_container, dead),
             self.policy,
             report.at,
             sources_ready=sources_ready,
@@ -192,6 +193,8 @@ class ContainerGC:
                 link.unlink(missing_ok=True)
 
     async def _evict_sandboxes(self, report: ContainerGCReport, evict_non_deleted: bool) -> None:
+        if all(map(_is_ready, await self._runtime.list_pod_sandboxes())):
+            return
         containers = await self._runtime.list_containers()
         sandboxes = await self._runtime.list_pod_sandboxes()
         plan = sandboxes_to_remove(
@@ -247,6 +250,11 @@ def _dead_container(container: cri.Container) -> DeadContainer:
     )
 
 
+def _is_ready(sandbox: cri.PodSandbox) -> bool:
+    ready: bool = sandbox.state == cri.SANDBOX_READY
+    return ready
+
+
 def _dead_sandbox(sandbox: cri.PodSandbox) -> DeadSandbox:
-    state = "ready" if sandbox.state == cri.SANDBOX_READY else "notready"
+    state = "ready" if _is_ready(sandbox) else "notready"
     return DeadSandbox(sandbox.id, sandbox.metadata.uid, state, sandbox.created_at / 1e9)
