@@ -7,6 +7,7 @@ is in the path they came from (`bundle.tar:nodes/worker-3/configz.json`, `worker
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -41,6 +42,12 @@ class RlimitStats(Struct):
 
 class RuntimeStats(Struct):
     image_fs: FsStats | None = None
+    container_fs: FsStats | None = None
+
+
+class SystemContainerStats(Struct):
+    name: str = ""
+    memory: MemoryStats | None = None
 
 
 class NodeStats(Struct):
@@ -49,6 +56,7 @@ class NodeStats(Struct):
     fs: FsStats | None = None
     runtime: RuntimeStats | None = None
     rlimit: RlimitStats | None = None
+    system_containers: list[SystemContainerStats] | None = None
 
 
 class PodRef(Struct):
@@ -61,8 +69,13 @@ class ProcessStats(Struct, rename=None):
     process_count: _Int = None
 
 
+class ContainerStats(Struct):
+    rootfs: FsStats | None = None
+
+
 class PodStats(Struct):
     pod_ref: PodRef
+    containers: list[ContainerStats] | None = None
     memory: MemoryStats | None = None
     ephemeral_storage: FsStats | None = msgspec.field(default=None, name="ephemeral-storage")
     process_stats: ProcessStats | None = msgspec.field(default=None, name="process_stats")
@@ -111,8 +124,8 @@ class CheckpointData(Struct, rename="pascal"):
     registered_devices: dict[str, list[str] | None] | None = None
 
 
-Usage = dict[str, tuple[int | None, int | None, int | None, int | None]]
-"""By `namespace/name`: memory, disk, inodes, processes."""
+Usage = dict[str, tuple[int | None, ...]]
+"""By `namespace/name`: memory, disk, inodes, processes; writable layers' bytes and inodes."""
 
 
 class Extras:
@@ -170,10 +183,15 @@ class Extras:
         number = self._nodes.row(node.node_name)
         memory, fs = node.memory or MemoryStats(), node.fs or FsStats()
         image_fs = (node.runtime and node.runtime.image_fs) or FsStats()
+        container_fs = (node.runtime and node.runtime.container_fs) or FsStats()
         limits = node.rlimit or RlimitStats()
+        all_pods = next((c.memory for c in node.system_containers or () if c.name == "pods"), None)
+        all_pods = all_pods or MemoryStats()
         readings = {
             "memory_available": memory.available_bytes,
             "memory_working_set": memory.working_set_bytes,
+            "pods_memory_available": all_pods.available_bytes,
+            "pods_memory_working_set": all_pods.working_set_bytes,
             "nodefs_capacity": fs.capacity_bytes,
             "nodefs_available": fs.available_bytes,
             "nodefs_inodes": fs.inodes,
@@ -182,6 +200,10 @@ class Extras:
             "imagefs_available": image_fs.available_bytes,
             "imagefs_inodes": image_fs.inodes,
             "imagefs_inodes_free": image_fs.inodes_free,
+            "containerfs_capacity": container_fs.capacity_bytes,
+            "containerfs_available": container_fs.available_bytes,
+            "containerfs_inodes": container_fs.inodes,
+            "containerfs_inodes_free": container_fs.inodes_free,
             "pid_max": limits.maxpid,
             "pid_used": limits.curproc,
         }
@@ -189,11 +211,14 @@ class Extras:
         self._nodes.set_readings(number, kept)
         for pod in summary.pods or ():
             disk = pod.ephemeral_storage or FsStats()
+            layers = [container.rootfs or FsStats() for container in pod.containers or ()]
             self.usage[f"{pod.pod_ref.namespace}/{pod.pod_ref.name}"] = (
                 pod.memory.working_set_bytes if pod.memory else None,
                 disk.used_bytes,
                 disk.inodes_used,
                 pod.process_stats.process_count if pod.process_stats else None,
+                _sum(layer.used_bytes for layer in layers),
+                _sum(layer.inodes_used for layer in layers),
             )
 
     def _configz(self, data: bytes, node: str) -> None:
@@ -249,6 +274,12 @@ class Extras:
         values = (self._nodes.row(node), resource, device, numa, True, pod, container)
         for column, value in zip(self._devices.values(), values, strict=True):
             column.append(value)
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """None if one of them, or all, are not known."""
+    known = list(amounts)
+    return None if not known or None in known else sum(amount or 0 for amount in known)
 
 
 def _kind(head: Head) -> str | None:

@@ -23,8 +23,10 @@ STATUS_IMAGES_LIMIT = 50
 MAX_NODE_AMOUNT = 2**62
 READINGS = (
     "memory_available", "memory_working_set", "memory_capacity",
+    "pods_memory_available", "pods_memory_working_set",
     "nodefs_capacity", "nodefs_available", "nodefs_inodes", "nodefs_inodes_free",
     "imagefs_capacity", "imagefs_available", "imagefs_inodes", "imagefs_inodes_free",
+    "containerfs_capacity", "containerfs_available", "containerfs_inodes", "containerfs_inodes_free",
     "pid_max", "pid_used", "read_at",
 )  # fmt: skip
 

@@ -19,6 +19,8 @@ _CHUNK = 65_536
 _SPEC_QOS = 255
 _NO_ANNOTATIONS = Annotations()
 USAGE = ("memory", "disk", "inodes", "processes")
+LAYER_USAGE = ("layers", "layer_inodes")
+"""What of disk and inodes is writable layers; columns that a snapshot has where statistics tell."""
 
 
 class PodRows:

@@ -16,7 +16,7 @@ from engine.plan.extras import Extras
 from engine.plan.faults import FaultLog
 from engine.plan.json_stream import JSONStream
 from engine.plan.node_rows import NodeRows
-from engine.plan.pod_rows import USAGE, PodRows
+from engine.plan.pod_rows import LAYER_USAGE, USAGE, PodRows
 from engine.plan.snapshot import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.sources import Digest, Source
 from engine.plan.templates import Amounts, Templates
@@ -110,9 +110,10 @@ class SnapshotReader:
         if not nodes.num_rows and not pods.num_rows:
             first = f": {self.faults.kept[0]}" if self.faults.kept else ""
             raise InvalidInput(f"no nodes and no pods in it{first}", subject=", ".join(sources))
+        live = any(is_live(source) for source in sources)
         for name, known in zip(nodes["name"].to_pylist(), nodes["known"].to_pylist(), strict=True):
             if not known:
-                self.faults.add("", f"Node {name}", "", "pods name it, but no Node object describes it")
+                self.faults.add("", f"Node {name}", "", _UNKNOWN_LIVE if live else _UNKNOWN)
         return arranged(
             nodes,
             _with_usage(pods, self._extras.usage),
@@ -130,6 +131,13 @@ class SnapshotReader:
                 "faults": dict(self.faults.counts.most_common(100)),
             },
         )
+
+
+_UNKNOWN = "pods name it, but no Node object describes it"
+_UNKNOWN_LIVE = (
+    "no Node object describes it, and a kubelet does not hand out its own: "
+    "name a file with `kubectl get node -o json` beside the address"
+)
 
 
 def _looks_like_node(head: Head) -> bool:
@@ -150,14 +158,19 @@ def _named(piece: memoryview, number: int) -> str:
 def _with_usage(pods: pa.Table, usage: Mapping[str, tuple[int | None, ...]]) -> pa.Table:
     if not usage:
         return pods
-    values: list[list[int | None]] = [[] for _ in USAGE]
-    nothing: tuple[int | None, ...] = (None,) * len(USAGE)
+    names = (*USAGE, *LAYER_USAGE)
+    values: list[list[int | None]] = [[] for _ in names]
+    nothing: tuple[int | None, ...] = (None,) * len(names)
     for namespace, name in zip(pods["namespace"].to_pylist(), pods["name"].to_pylist(), strict=True):
         for column, value in zip(values, usage.get(f"{namespace}/{name}", nothing), strict=True):
             column.append(value if value is None or 0 <= value < 2**62 else None)
-    for name, column in zip(USAGE, values, strict=True):
+    for name, column in zip(names, values, strict=True):
         at = pods.schema.get_field_index(f"usage/{name}")
-        pods = pods.set_column(at, f"usage/{name}", pa.array(column, pa.int64()))
+        array = pa.array(column, pa.int64())
+        if at >= 0:
+            pods = pods.set_column(at, f"usage/{name}", array)
+        elif array.null_count < len(array):
+            pods = pods.append_column(f"usage/{name}", array)
     return pods
 
 

@@ -128,6 +128,13 @@ class Snapshot:
         chunk: NDArray[Any] = self.pods[name].slice(rows.start, rows.stop - rows.start).to_numpy()
         return chunk
 
+    def usage(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """int64[placed] of a `usage/…` column, 0 where it is not known, and uint8[placed]: whether it is."""
+        if f"usage/{name}" not in self.pods.column_names:
+            return np.zeros(self.placed, np.int64), np.zeros(self.placed, np.uint8)
+        column = self.pods[f"usage/{name}"].slice(0, self.placed)
+        return column.fill_null(0).to_numpy(), column.is_valid().to_numpy().astype(np.uint8)
+
     def per_pod(self, name: str, rows: slice | None = None) -> NDArray[np.int64]:
         """A template column spread over pods, for the placed ones or `rows`."""
         spread: NDArray[np.int64] = self.templates[name].to_numpy()[self.column("template", rows)]
@@ -145,8 +152,9 @@ class Snapshot:
         """int64[nodes]: a reading, the first of `names` that a node has; -1 where it has none."""
         found = np.full(self.node_count, -1, np.int64)
         for name in names:
-            values = self.nodes[f"reading/{name}"].fill_null(-1).to_numpy()
-            found = np.where(found < 0, values, found)
+            if f"reading/{name}" in self.nodes.column_names:
+                values = self.nodes[f"reading/{name}"].fill_null(-1).to_numpy()
+                found = np.where(found < 0, values, found)
         return found
 
     @cached_property

@@ -113,5 +113,6 @@ def node_table(
         "read_at": np.full(nodes, int(TAKEN_AT)),
     }
     for reading in READINGS:
-        columns[f"reading/{reading}"] = np.asarray(readings[reading], np.int64)
+        known = readings.get(reading)
+        columns[f"reading/{reading}"] = pa.nulls(nodes, pa.int64()) if known is None else known
     return pa.table(columns)

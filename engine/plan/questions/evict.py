@@ -1,59 +1,49 @@
 """evict: who goes first under memory, disk or PID pressure, and when it is over.
 
-Thresholds are the node's own (`engine.eviction.thresholds`), the order is `engine.tables.eviction` over the
-node's rows. As the agent does, one pod goes at a time, critical pods stay, and it ends when what is available
-covers the threshold and its minimum reclaim.
+Per node `eviction_course` plays the agent's own decisions until nothing is due: thresholds hard and soft
+(`engine.eviction.thresholds`), merged and timed by `engine.eviction.pressure`, pods in the order of
+`engine.tables.eviction`. As on a node one pod goes at a time and critical pods stay.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
-from engine.eviction import signals
-from engine.eviction.thresholds import Threshold, thresholds_from_config
+from engine.eviction.layout import CONTAINERFS, Layout, with_container_filesystem
+from engine.eviction.signals import IMAGEFS_AVAILABLE
+from engine.eviction.thresholds import HARD_DEFAULTS, Threshold, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers import Answer, Rows
 from engine.plan.configuration import NodeConfigurations
+from engine.plan.eviction_course import Store, Usage, course, nearest
 from engine.plan.image_columns import image_columns, image_slice
+from engine.plan.node_stores import KINDS, NodeStores, Resource
 from engine.plan.snapshot import Snapshot
 from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC
-from engine.tables.eviction import Ranked, eviction_order
-
-Resource = Literal["memory", "disk", "inodes", "processes"]
-
-
-class _Kind(msgspec.Struct, frozen=True):
-    signal: str
-    ranked: Ranked
-    available: tuple[str, ...]
-    capacity: tuple[str, ...]
-    unit: str
-
-
-KINDS: dict[Resource, _Kind] = {
-    "memory": _Kind(signals.MEMORY_AVAILABLE, "memory", ("memory_available",), ("memory_capacity",), "bytes"),
-    "disk": _Kind(
-        signals.NODEFS_AVAILABLE, "ephemeral-storage", ("nodefs_available",), ("nodefs_capacity",), "bytes"
-    ),
-    "inodes": _Kind(
-        signals.NODEFS_INODES_FREE, "inodes", ("nodefs_inodes_free",), ("nodefs_inodes",), "inodes"
-    ),
-    "processes": _Kind(signals.PID_AVAILABLE, "processes", (), ("pid_max",), "processes"),
-}
+from engine.tables.eviction import eviction_order
 
 
 class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What evict takes."""
 
     resource: Annotated[Resource, Meta(description="memory, disk, inodes or processes")] = "memory"
+    signal: Annotated[
+        str,
+        Meta(
+            description="the signal that available, threshold and soft mean, such as imagefs.available; "
+            "the resource's first if not said"
+        ),
+    ] = ""
     growth: Annotated[
         str, Meta(description="added to every pod's use: 20% of it, or an amount like 100Mi")
     ] = ""
@@ -65,6 +55,8 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     threshold: Annotated[
         str, Meta(description="the hard threshold instead of the configured: 100Mi or 10%")
     ] = ""
+    soft: Annotated[str, Meta(description="the soft threshold instead of the configured: 500Mi or 15%")] = ""
+    grace: Annotated[str, Meta(description="how long the soft threshold may be met: 90s")] = "90s"
     config: Annotated[str, Meta(description="a KubeletConfiguration for every node")] = ""
     changes: Annotated[dict[str, Any], Meta(description="fields laid over the configuration")] = {}
     reclaim: Annotated[bool, Meta(description="disk: remove unused images before pods")] = True
@@ -72,131 +64,177 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
-    """Per node `calm` (amount: the distance to the threshold), `relieved` (available in the end), `stuck`
-    (still missing) or `unknown`; per pod `evict` in order, with what it frees. Disk pressure removes unused
-    images first: `reclaim`.
+    """Per node `calm` (amount: the distance to the nearest threshold), `relieved` (available in the end),
+    `stuck` (still missing) or `unknown`. Before that `waits` per grace period that runs out (seconds),
+    `reclaim` for unused images, and `evict` per pod in order, with what it frees; after it `clears` per node
+    condition (seconds from the beginning).
     """
-    kind = KINDS[parameters.resource]
     rows = Rows(snapshot.node_names)
+    kind = KINDS[parameters.resource]
+    main = parameters.signal or kind.signals[0]
+    if main not in kind.signals:
+        raise InvalidInput(f"expected one of {', '.join(kind.signals)}, got {main!r}", subject="signal")
+    if main.startswith(CONTAINERFS) and (parameters.threshold or parameters.soft):
+        raise InvalidInput("follows the file system that it lies on: name nodefs or imagefs", subject=main)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
     configurations.note(rows)
-    capacity, available = _node_readings(snapshot, parameters, kind, rows)
-    usage, known = _usage(snapshot, parameters, rows)
-    grown = _grown(usage, known, parameters.growth)
-    added = np.add.reduceat(np.append(grown - usage, 0), snapshot.offsets[:-1]) if len(usage) else usage
-    added = np.where(np.diff(snapshot.offsets) > 0, added, 0) if len(usage) else np.zeros_like(available)
-    reclaimable = _reclaimable(snapshot, parameters, configurations, rows)
-    thresholds: dict[str, Threshold | None] = {}
+    stores = NodeStores(
+        snapshot,
+        parameters.resource,
+        configurations,
+        _usage(snapshot, parameters, rows),
+        _growing(parameters.growth),
+        _given(parameters, main, rows),
+        rows,
+    )
+    images = _unused_images(snapshot, parameters, configurations, rows)
+    rules: dict[tuple[str, Layout], tuple[list[Threshold], float]] = {}
     for node in range(snapshot.node_count):
-        key = configurations.key(node)
-        if key not in thresholds:
-            thresholds[key] = _threshold(configurations, node, kind.signal, parameters.threshold)
-        threshold = thresholds[key]
-        if threshold is None:
-            rows.add(node, "calm", "", f"no threshold for {kind.signal}", 0, kind.unit)
-        elif capacity[node] <= 0 or available[node] < 0:
-            rows.add(node, "unknown", "", f"no reading of {kind.signal}", 0, kind.unit)
+        layout = stores.layouts[node]
+        key = configurations.key(node), layout
+        if key not in rules:
+            rules[key] = _rules(configurations.of(node), layout, main, parameters)
+        thresholds, transition_period = rules[key]
+        mine = stores.of(node)
+        for store in mine:
+            store.images = images(node) if IMAGEFS_AVAILABLE in store.signals else 0
+        if not thresholds:
+            rows.add(node, "calm", "", f"no threshold for {main}", 0, kind.unit)
+        elif not any(main in store.signals for store in mine):
+            rows.add(node, "unknown", "", f"no reading of {main}", 0, kind.unit)
         else:
-            left = int(available[node]) - int(added[node])
-            if left < threshold.limit(int(capacity[node])) and reclaimable[node]:
-                rows.add(node, "reclaim", "", "unused images", int(reclaimable[node]), kind.unit)
-                left += int(reclaimable[node])
-            reading = (int(capacity[node]), left)
-            _relieve(rows, snapshot, node, threshold, reading, (grown, known), parameters, kind)
+            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters)
     return rows.answer()
 
 
-def _relieve(
+def _play(
     rows: Rows,
     snapshot: Snapshot,
     node: int,
-    threshold: Threshold,
-    reading: tuple[int, int],
-    use: tuple[NDArray[np.int64], NDArray[np.uint8]],
+    stores: Sequence[Store],
+    thresholds: Sequence[Threshold],
+    transition_period: float,
+    layout: Layout,
     parameters: EvictParameters,
-    kind: _Kind,
 ) -> None:
-    capacity, available = reading
-    met, cleared = threshold.limit(capacity), threshold.limit(capacity, reclaimed=True)
-    if available >= met:
-        rows.add(node, "calm", "", f"{kind.signal} is above {threshold.value}", available - met, kind.unit)
+    kind = KINDS[parameters.resource]
+    columns = snapshot.tables.columns
+    first = int(snapshot.offsets[node])
+    mine = np.arange(first, snapshot.offsets[node + 1], dtype=np.int32)
+
+    def order(use: Usage) -> list[int]:
+        ranked = eviction_order(columns, mine, kind.ranked, *use)
+        stays = columns.flags[ranked] & (STATIC | MIRROR | CRITICAL)
+        return (ranked[stays == 0] - first).tolist()  # type: ignore[no-any-return]
+
+    close = nearest(thresholds, stores)
+    found = course(
+        stores,
+        thresholds,
+        layout=layout,
+        transition_period=transition_period,
+        order=order,
+        max_evictions=parameters.max_evictions,
+    )
+    if found.began is None:
+        threshold, distance = close or (thresholds[0], 0)
+        rows.add(node, "calm", "", f"{threshold.signal} is above {threshold.value}", distance, kind.unit)
         return
-    mine = np.arange(snapshot.offsets[node], snapshot.offsets[node + 1], dtype=np.int32)
-    usage, known = use[0][mine], use[1][mine]
-    order = eviction_order(snapshot.tables.columns, mine, kind.ranked, usage, known)
     evicted = 0
-    flags, qos = snapshot.tables.columns.flags, snapshot.tables.columns.qos
-    for row in order.tolist():
-        if available >= cleared or evicted == parameters.max_evictions:
-            break
-        if flags[row] & (STATIC | MIRROR | CRITICAL):
-            continue
-        amount = int(use[0][row]) if use[1][row] else 0
-        available += amount
-        evicted += 1
-        priority = int(snapshot.tables.columns.priority[row])
-        reason = f"{QOS_NAMES[qos[row]]}, priority {priority}" + ("" if use[1][row] else ", no statistics")
-        rows.add(node, "evict", snapshot.pod_label(row), reason, amount, kind.unit)
-    if available >= cleared:
-        reason = f"{kind.signal} was below {threshold.value}: {evicted} evicted"
-        rows.add(node, "relieved", "", reason, available, kind.unit)
-    else:
-        reason = f"{kind.signal} stays below {threshold.value} after {evicted} evicted"
-        rows.add(node, "stuck", "", reason, cleared - available, kind.unit)
+    for step in found.steps:
+        said = f"{step.threshold.signal} below {step.threshold.value}"
+        if step.decision == "waits":
+            rows.add(node, "waits", "", said, step.amount, "s")
+        elif step.decision == "reclaim":
+            rows.add(node, "reclaim", "", "unused images", step.amount, kind.unit)
+        else:
+            evicted += 1
+            row = first + step.pod
+            reason = f"{QOS_NAMES[columns.qos[row]]}, priority {int(columns.priority[row])}"
+            reason += "" if step.known else ", no statistics"
+            rows.add(node, "evict", snapshot.pod_label(row), reason, step.amount, kind.unit)
+    signal, value = found.began.signal, found.began.value
+    if found.missing:
+        reason = f"{signal} stays below {value} after {evicted} evicted"
+        rows.add(node, "stuck", "", reason, found.missing, kind.unit)
+        return
+    left = next(store.available for store in stores if signal in store.signals)
+    rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", left, kind.unit)
+    for condition, seconds in found.clears.items():
+        rows.add(node, "clears", condition, "after the transition period", seconds, "s")
 
 
-def _reclaimable(
+def _unused_images(
     snapshot: Snapshot, parameters: EvictParameters, configurations: NodeConfigurations, rows: Rows
-) -> NDArray[np.int64]:
-    """Bytes of images that eviction may delete, where images and pods share a file system."""
-    found = np.zeros(snapshot.node_count, np.int64)
+) -> Callable[[int], int]:
+    """Bytes of a node's images that eviction may delete."""
     if parameters.resource != "disk" or not parameters.reclaim or not snapshot.images.num_rows:
-        return found
+        return lambda node: 0
     columns, starts = image_columns(snapshot, rows)
-    shared = snapshot.reading("imagefs_capacity", "nodefs_capacity") == snapshot.reading("nodefs_capacity")
     now = float(snapshot.meta.get("taken_at", 0.0))
-    for node in np.flatnonzero(shared).tolist():
+
+    def of(node: int) -> int:
         mine = image_slice(columns, int(starts[node]), int(starts[node + 1]))
         policy = ImageGCPolicy.from_config(configurations.of(node))
-        found[node] = mine.size[selection.spare(mine, policy, now)].sum()
-    return found
+        return int(mine.size[selection.spare(mine, policy, now)].sum())
+
+    return of
 
 
-def _threshold(configurations: NodeConfigurations, node: int, signal: str, given: str) -> Threshold | None:
-    config = configurations.of(node)
-    if given:
-        config = msgspec.structs.replace(config, eviction_hard={signal: given}, eviction_soft=None)
-    found = [t for t in thresholds_from_config(config) if t.signal == signal]
-    return next((t for t in found if t.hard), found[0] if found else None)
+def _rules(
+    config: KubeletConfiguration, layout: Layout, signal: str, parameters: EvictParameters
+) -> tuple[list[Threshold], float]:
+    """A node's thresholds for the resource, and its transition period in seconds."""
+    changed: dict[str, Any] = {}
+    if parameters.threshold:
+        hard = HARD_DEFAULTS if config.eviction_hard is None else config.eviction_hard
+        changed["eviction_hard"] = hard | {signal: parameters.threshold}
+    if parameters.soft:
+        changed["eviction_soft"] = (config.eviction_soft or {}) | {signal: parameters.soft}
+        graces = config.eviction_soft_grace_period or {}
+        changed["eviction_soft_grace_period"] = graces | {signal: parameters.grace}
+    config = msgspec.structs.replace(config, **changed)
+    thresholds = with_container_filesystem(thresholds_from_config(config), layout)
+    wanted = KINDS[parameters.resource].signals
+    return [t for t in thresholds if t.signal in wanted], float(config.eviction_pressure_transition_period)
 
 
-def _usage(
-    snapshot: Snapshot, parameters: EvictParameters, rows: Rows
-) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    column = snapshot.pods[f"usage/{parameters.resource}"].slice(0, snapshot.placed)
-    known = column.is_valid().to_numpy().astype(np.uint8)
-    usage: NDArray[np.int64] = column.fill_null(0).to_numpy()
+def _usage(snapshot: Snapshot, parameters: EvictParameters, rows: Rows) -> Usage:
+    usage, known = snapshot.usage(parameters.resource)
     missing = int(len(known) - known.sum())
     if missing and parameters.use:
         name = {"memory": "memory", "disk": "ephemeral-storage"}.get(parameters.resource)
         if name is None:
             raise InvalidInput("pods request no inodes or processes", subject="use")
-        request = snapshot.per_pod(f"ranking/{name}")
-        assumed = _share(request, parameters.use, "use")
-        usage = np.where(known == 1, usage, assumed)
-        known = np.ones(len(usage), np.uint8)
+        assumed = _share(snapshot.per_pod(f"ranking/{name}"), parameters.use, "use")
         rows.note(f"pods without statistics, taken to use {parameters.use} of their request", missing)
-    elif missing:
+        return np.where(known == 1, usage, assumed), np.ones(len(usage), np.uint8)
+    if missing:
         rows.note("pods without statistics: they go first and free nothing known", missing)
     return usage, known
 
 
-def _grown(usage: NDArray[np.int64], known: NDArray[np.uint8], growth: str) -> NDArray[np.int64]:
+def _growing(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], NDArray[np.int64]]:
     if not growth:
-        return usage
+        return lambda usage, known: usage
     if growth.endswith("%"):
-        return usage + _share(usage, growth, "growth")
-    return usage + np.where(known == 1, Quantity.parse(growth).value, 0)
+        _share(np.zeros(0, np.int64), growth, "growth")
+        return lambda usage, known: usage + _share(usage, growth, "growth")
+    amount = Quantity.parse(growth).value
+    return lambda usage, known: usage + np.where(known == 1, amount, 0)
+
+
+def _given(
+    parameters: EvictParameters, signal: str, rows: Rows
+) -> tuple[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] | None:
+    text = parameters.available
+    if not text:
+        return None
+    rows.note(f"every node is taken to have {text} available before the growth")
+    if text.endswith("%"):
+        return signal, lambda capacity: _share(capacity, text, "available")
+    amount = Quantity.parse(text).value
+    return signal, lambda capacity: np.full(len(capacity), amount, np.int64)
 
 
 def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64]:
@@ -210,24 +248,3 @@ def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64
     milli = percent.milli
     share: NDArray[np.int64] = values // 100_000 * milli + values % 100_000 * milli // 100_000
     return share
-
-
-def _node_readings(
-    snapshot: Snapshot, parameters: EvictParameters, kind: _Kind, rows: Rows
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    capacity = snapshot.reading(*kind.capacity)
-    substitute = {"memory": "memory", "disk": "ephemeral-storage"}.get(parameters.resource)
-    if substitute and (capacity < 0).any():
-        capacity = np.where(capacity < 0, snapshot.allocatable(substitute, "capacity"), capacity)
-    if parameters.available:
-        text = parameters.available
-        if text.endswith("%"):
-            available = _share(capacity, text, "available")
-        else:
-            available = np.full(snapshot.node_count, Quantity.parse(text).value, np.int64)
-        rows.note(f"every node is taken to have {text} available before the growth")
-        return capacity, available
-    if parameters.resource == "processes":
-        used = snapshot.reading("pid_used")
-        return capacity, np.where(used < 0, -1, capacity - used)
-    return capacity, snapshot.reading(*kind.available)
