@@ -18,7 +18,7 @@ from engine.plan.json_stream import JSONStream
 from engine.plan.node_rows import NodeRows
 from engine.plan.pod_rows import LAYER_USAGE, USAGE, PodRows
 from engine.plan.snapshot import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
-from engine.plan.sources import Digest, Source
+from engine.plan.sources import Digest, Source, is_live
 from engine.plan.templates import Amounts, Templates
 from engine.tables import ResourceNames
 
@@ -131,6 +131,13 @@ class SnapshotReader:
                 "faults": dict(self.faults.counts.most_common(100)),
             },
         )
+
+
+_UNKNOWN = "pods name it, but no Node object describes it"
+_UNKNOWN_LIVE = (
+    "no Node object describes it, and a kubelet does not hand out its own: "
+    "name a file with `kubectl get node -o json` beside the address"
+)
 
 
 _UNKNOWN = "pods name it, but no Node object describes it"

@@ -20,7 +20,7 @@ from typing import Protocol, cast
 from engine.api.errors import InvalidInput, Unavailable
 from engine.plan.read_ahead import CHUNK
 
-LIVE_PATHS = ("/pods", "/stats/summary", "/configz")
+LIVE_PATHS = ("/pods", "/kubengine/node", "/stats/summary", "/configz")
 LIVE_TIMEOUT = 30.0
 MAX_LIVE_BYTES = 256 * 1024 * 1024
 SNAPSHOT_MAGIC = b"PK\x03\x04"
@@ -77,7 +77,7 @@ def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator
     A columnar snapshot is yielded unread, with `is_snapshot`. Raises `InvalidInput` naming the path.
     """
     for path in paths:
-        if path.startswith(("http://", "https://")):
+        if is_live(path):
             yield from _live(path, digest)
         elif path != "-" and Path(path).is_dir():
             for file in sorted(p for p in Path(path).rglob("*") if p.is_file()):
@@ -85,6 +85,10 @@ def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator
                     yield from _opened(_open(str(file)), str(file), digest, advance)
         else:
             yield from _opened(_open(path), path, digest, advance)
+
+
+def is_live(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
 
 
 def total_size(paths: list[str]) -> int | None:
@@ -154,7 +158,8 @@ def _members(stream: Stream, origin: str) -> Iterator[Source]:
 
 
 def _live(url: str, digest: Digest) -> Iterator[Source]:
-    """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port."""
+    """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port; its Node
+    object too from Kubengine, which alone hands it out."""
     base = url.rstrip("/")
     for path in LIVE_PATHS:
         try:

@@ -433,6 +433,11 @@ def test_a_live_node_over_http(tmp_path):
             assert snapshot.placed == 1
             assert snapshot.reading("memory_available").tolist() == [5]
             assert '"maxPods":9' in snapshot.nodes["config"][0].as_py()
+            faults = FaultLog()
+            load_snapshot([url], faults=faults)
+            assert "a kubelet does not hand out its own" in faults.kept[0].problem
+            answers["/kubengine/node"] = json.dumps(node()).encode()
+            assert load_snapshot([url], strict=True).nodes["known"].to_pylist() == [True]
             del answers["/configz"], answers["/stats/summary"]
             assert load_snapshot([str(tmp_path / "node.json"), url]).placed == 1
             del answers["/pods"]
