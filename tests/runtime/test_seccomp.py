@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 
@@ -11,6 +12,17 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.runtime import seccomp
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods
+
+
+def _missing() -> bool:
+    try:
+        ctypes.CDLL(seccomp.LIBRARY)
+    except OSError:
+        return True
+    return False
+
+
+pytestmark = pytest.mark.skipif(_missing(), reason=f"{seccomp.LIBRARY} is not installed")
 
 BLOCK_CHMOD = {
     "defaultAction": "SCMP_ACT_ALLOW",
