@@ -140,13 +140,6 @@ _UNKNOWN_LIVE = (
 )
 
 
-_UNKNOWN = "pods name it, but no Node object describes it"
-_UNKNOWN_LIVE = (
-    "no Node object describes it, and a kubelet does not hand out its own: "
-    "name a file with `kubectl get node -o json` beside the address"
-)
-
-
 def _looks_like_node(head: Head) -> bool:
     return bool(head.metadata.name) and b'"nodeInfo"' in bytes(head.status)
 
