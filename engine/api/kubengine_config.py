@@ -88,8 +88,8 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
     """`max_connections`: sockets that the native loop has open at once, at most half of the process's
     descriptors; what is due beyond it waits.
 
-    `library_concurrency`: exec, HTTPS and by-name probes that run at once. `metrics`: whose samples
-    `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a pod's containers) or `off`.
+    `library_concurrency`: HTTPS and by-name probes that run at once, and as many commands in containers.
+    `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a pod's containers) or `off`.
     """
 
     max_connections: int = 1024
