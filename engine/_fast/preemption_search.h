@@ -265,9 +265,12 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
     front.pause = 1;
     front.rest = KB_ROWS_BEFORE_A_FRONT / n + 1;
     while (left.count && all.n) {
-        best = all.n > KB_WORTH_A_FRONT && front.rest-- <= 0
-                   ? KB_NAME(kb_next_of_many)(&front, &all, columns, &left, &space->touched)
-                   : KB_NAME(kb_nearest)(&all, columns, &left, &space->touched);
+        if (all.n > KB_WORTH_A_FRONT && front.rest-- <= 0) {
+            best = KB_NAME(kb_next_of_many)(&front, &all, columns, &left, &space->touched);
+        } else {
+            front.count = 0;
+            best = KB_NAME(kb_nearest)(&all, columns, &left, &space->touched);
+        }
         if (front.count)
             KB_NAME(kb_leave_front)(&front, &all, &left, &best);
         victims[chosen++] = best.row;

@@ -88,8 +88,11 @@ def test_kernel_is_the_twin_where_rows_are_many(situation):
     agree(situation)
 
 
-@pytest.mark.parametrize("pods", [900, 6_000], ids=["few blocks", "many blocks"])
-@pytest.mark.parametrize("share", [0.01, 0.1])
+@pytest.mark.parametrize(
+    ("pods", "share"),
+    [(900, 0.01), (900, 0.7), (6_000, 0.01), (6_000, 0.1)],
+    ids=["few", "until few are left", "many", "many rounds"],
+)
 @pytest.mark.parametrize(
     "kind",
     ["random", "sizes", "pods only", "one value", "two values", "correlated", "clustered", "huge", "heavy"],
