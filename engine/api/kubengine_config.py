@@ -89,7 +89,8 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
     descriptors; what is due beyond it waits.
 
     `library_concurrency`: HTTPS and by-name probes that run at once, and as many commands in containers.
-    `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a pod's containers) or `off`.
+    `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a
+    pod's containers) or `off`.
     """
 
     max_connections: int = 1024
