@@ -109,7 +109,7 @@ class Rows:
         object: pa.Array | str,
         reason: pa.Array | str,
         amount: NDArray[np.integer[Any]],
-        unit: str,
+        unit: pa.Array | str,
     ) -> None:
         """Many rows at once; texts are one for all, or an Arrow string or dictionary array."""
         self._flush()
@@ -125,7 +125,7 @@ class Rows:
                     else object.cast(pa.large_string()),
                     "reason": _texts(reason, count),
                     "amount": _numbers(amount, pa.int64()),
-                    "unit": _repeated(unit, count),
+                    "unit": _texts(unit, count),
                 },
                 SCHEMA,
             )

@@ -22,6 +22,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.cgroups.containers import container_resources
 from engine.cgroups.conversion import shares_to_weight
+from engine.cgroups.files import FileRules
 from engine.cgroups.levels import Contribution, LevelSums
 from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.values import pod_values
@@ -322,6 +323,56 @@ def test_cgroup_values_are_the_agents(cluster, version, changes):
         reserved = levels["Burstable"].memory
         wanted = -1 if reserved is None else max(reserved, 0) // 4096 * 4096
         assert mine["kubepods/burstable", limit] == wanted
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_cgroup_file_is_the_agents_where_nodes_are_configured_differently(cluster, version):
+    """Whole lists of files, against the functions that the agent calls pod by pod."""
+    texts = [
+        "{}",
+        '{"featureGates":{"MemoryQoS":true},"memoryThrottlingFactor":0.8,"qosReserved":{"memory":"70%"}}',
+        '{"cpuCFSQuota":false,"podPidsLimit":512,"singleProcessOOMKill":true}',
+        '{"featureGates":{"CustomCPUCFSQuotaPeriod":true},"cpuCFSQuotaPeriod":"20ms"}',
+    ]
+    own = [texts[node % len(texts)] for node in range(cluster.node_count)]
+    at = cluster.nodes.schema.get_field_index("config")
+    nodes = cluster.nodes.set_column(at, "config", pa.array(own, pa.large_string()))
+    cluster = replace(cluster, nodes=nodes)
+    answer = cgroups(cluster, CgroupsParameters(version=version, detail=["qos", "pods", "containers"]))
+    files = FileRules(version, controllers=frozenset(["cpu", "memory", "pids"]))
+
+    def plain(found: dict[str, str]) -> list[tuple[str, int]]:
+        first = [(name, text.split()[0]) for name, text in found.items()]
+        return [(name, -1 if text in ("max", "-1") else int(text)) for name, text in first]
+
+    for node in range(0, cluster.node_count, 3):
+        mine: dict[str, list[tuple[str, int]]] = {}
+        for row in rows_of(answer, cluster.node_names[node]):
+            mine.setdefault(row["object"], []).append((row["decision"], row["amount"]))
+        config = msgspec.json.decode(own[node], type=KubeletConfiguration, dec_hook=decode_hook)
+        capacity = {n: int(cluster.allocatable(n, "capacity")[node]) for n in ("cpu", "memory")}
+        settings = CgroupSettings.resolve(config, capacity, cgroup_v2=version == 2)
+        sums = LevelSums()
+        for pod in pods_of_node(cluster, node):
+            sums.put(pod.uid, Contribution.of(pod))
+            assert mine.pop(pod.full_name) == plain(files.files(pod_values(pod, settings.pods)))
+            for container in pod.all_containers:
+                given = container_resources(pod, container, settings.containers)
+                shares = given.cpu_shares
+                assert mine.pop(f"{pod.full_name}:{container.name}") == [
+                    ("cpu.weight", shares_to_weight(shares)) if version == 2 else ("cpu.shares", shares),
+                    ("cpu.quota", given.cpu_quota or -1),
+                    ("memory.max", given.memory_limit_in_bytes or -1),
+                    ("oom_score_adj", given.oom_score_adj),
+                    *plain(dict(given.unified)),
+                ]
+        levels = sums.values(settings.levels)
+        names = {
+            "Guaranteed": "kubepods",
+            "Burstable": "kubepods/burstable",
+            "BestEffort": "kubepods/besteffort",
+        }
+        assert mine == {names[level]: plain(files.files(values)) for level, values in levels.items()}
 
 
 def test_lint_finds_mixed_formulas_and_an_empty_reservation(cluster):

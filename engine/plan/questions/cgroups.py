@@ -1,38 +1,40 @@
 """cgroups: the values of pods, containers and QoS levels under another version, formula or configuration.
 
-Values come from `engine.cgroups` (`pod_values`, `container_resources`, `LevelSums`, `FileRules`), once per
-template and class, since pods of one template have the same. Faults among them are found by `cgroup_lint`.
+Values come from the kernel of `engine.cgroups.bulk` over the whole snapshot (`cgroup_columns`), files from
+`engine.cgroups.files`, once per distinct set of values. Faults among them are found by `cgroup_lint`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine._fast.cgroup_values import NONE
+from engine._fast.cgroup_values import UNLIMITED as UNLIMITED_QUOTA
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from engine.cgroups.containers import ContainerRules, container_resources
-from engine.cgroups.conversion import WeightFormula, shares_to_weight
+from engine.cgroups.bulk import weight_table
+from engine.cgroups.conversion import MIN_SHARES, WeightFormula
 from engine.cgroups.files import FileRules
-from engine.cgroups.levels import LevelSums
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.values import GroupValues, pod_values
-from engine.plan.answers import Answer, Rows
+from engine.cgroups.levels import LEVELS
+from engine.cgroups.values import MEMORY_HIGH, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues
+from engine.plan.answers import Answer, Rows, coded
+from engine.plan.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.configuration import NodeConfigurations
-from engine.plan.objects import pod_object, template_pod
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node
 from engine.plan.snapshot import Snapshot
-from engine.tables import BURSTABLE as BURSTABLE_CODE
-from engine.tables import GUARANTEED as GUARANTEED_CODE
+from engine.tables import QOS_NAMES
 
 CONTROLLERS = frozenset(["cpu", "memory", "pids"])
 UNLIMITED = -1
 LEVEL_NAMES = {GUARANTEED: "kubepods", BURSTABLE: "kubepods/burstable", BEST_EFFORT: "kubepods/besteffort"}
-_UNITS = {"cpu.shares": "shares", "cpu.weight": "weight", "pids.max": "processes"}
+_UNITS = {"cpu.shares": "shares", "cpu.weight": "weight", "pids.max": "processes", MEMORY_OOM_GROUP: ""}
+_TYPE = pa.large_string()
 
 Detail = Literal["qos", "pods", "containers", "lint"]
 
@@ -62,155 +64,201 @@ def cgroups(snapshot: Snapshot, parameters: CgroupsParameters) -> Answer:
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
     configurations.note(rows)
     files = FileRules(parameters.version, parameters.formula, controllers=CONTROLLERS)  # type: ignore[arg-type]
+    columns = cgroup_columns(snapshot, configurations, parameters.version, parameters.formula, rows)
+    labels = snapshot.pod_labels(np.arange(snapshot.placed)).cast(_TYPE)
     detail = set(parameters.detail)
-    pods = _PodFiles(snapshot, files)
-    resolved: dict[tuple[Any, ...], CgroupSettings] = {}
-    columns = _Columns(snapshot)
-    mixed = parameters.container_formula not in (None, parameters.formula) and parameters.version == 2
-    for node in range(snapshot.node_count):
-        key = (configurations.key(node), columns.cpu[node], columns.memory[node])
-        if key not in resolved:
-            resolved[key] = CgroupSettings.resolve(
-                configurations.of(node), columns.capacity(node), cgroup_v2=parameters.version == 2
-            )
-        settings = resolved[key]
-        levels = columns.sums(node).values(settings.levels)
-        if "qos" in detail:
-            for level, values in levels.items():
-                _add_files(rows, node, LEVEL_NAMES[level], files.files(values), level)
-        mine = slice(int(snapshot.offsets[node]), int(snapshot.offsets[node + 1]))
-        if "pods" in detail:
-            labels = columns.labels(mine)
-            for row, label in zip(range(mine.start, mine.stop), labels, strict=True):
-                _add_files(rows, node, label, pods.of(row, settings)[1], "")
-        if "containers" in detail:
-            for row in range(mine.start, mine.stop):
-                _add_containers(rows, node, snapshot, row, settings.containers, parameters)
-        if "lint" in detail:
-            shares = np.array(
-                [pods.of(row, settings)[0].cpu_shares or 0 for row in range(mine.start, mine.stop)]
-            )
-            if parameters.version == 2:
-                shares = _weights(shares, parameters.formula)
-            lint_node(rows, node, _node_shares(columns, node, mine, shares, levels, files), mixed=mixed)
-    return rows.answer()
+    if "qos" in detail:
+        _add_levels(rows, columns, files)
+    if "pods" in detail:
+        _add_pods(rows, snapshot, columns, labels, files)
+    if "containers" in detail:
+        _add_containers(rows, snapshot, columns, labels, parameters)
+    if "lint" in detail:
+        mixed = parameters.container_formula not in (None, parameters.formula) and parameters.version == 2
+        _lint(rows, snapshot, columns, parameters, mixed=mixed)
+    return rows.answer(sort=True)
 
 
-class _Columns:
-    """Per-pod sums that levels need, and node capacities."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.snapshot = snapshot
-        self.cpu = _known(snapshot, "cpu")
-        self.memory = _known(snapshot, "memory")
-        self.qos = snapshot.column("qos")
-        self.pod_cpu = snapshot.per_pod("request/cpu")
-        self.pod_memory = snapshot.per_pod("request/memory")
-        self.usage = snapshot.pods["usage/memory"].slice(0, snapshot.placed).fill_null(-1).to_numpy()
-
-    def capacity(self, node: int) -> dict[str, int]:
-        amounts = {"cpu": int(self.cpu[node]), "memory": int(self.memory[node])}
-        return {name: amount for name, amount in amounts.items() if amount >= 0}
-
-    def sums(self, node: int) -> LevelSums:
-        mine = slice(int(self.snapshot.offsets[node]), int(self.snapshot.offsets[node + 1]))
-        qos = self.qos[mine]
-        burstable, guaranteed = qos == BURSTABLE_CODE, qos == GUARANTEED_CODE
-        return LevelSums(
-            burstable_milli=int(self.pod_cpu[mine][burstable].sum()),
-            burstable_memory=int(self.pod_memory[mine][burstable].sum()),
-            guaranteed_memory=int(self.pod_memory[mine][guaranteed].sum()),
-        )
-
-    def labels(self, rows: slice) -> list[str]:
-        labels: list[str] = self.snapshot.pod_labels(np.arange(rows.start, rows.stop)).to_pylist()
-        return labels
+def _add_levels(rows: Rows, columns: CgroupColumns, files: FileRules) -> None:
+    nodes = columns.values.levels.shape[1]
+    distinct, code = np.unique(
+        np.vstack([columns.values.levels[:6], columns.level_limited]),
+        axis=1,
+        return_inverse=True,
+    )
+    written = []
+    for values in distinct.T.tolist():
+        levels = _level_values(values[:6], limited=bool(values[6]))
+        written += [files.files(levels[level]) for level in LEVELS]
+    count = len(LEVELS)
+    codes = np.repeat(code.reshape(-1), count) * count + np.tile(np.arange(count), nodes)
+    levels_of = pa.DictionaryArray.from_arrays
+    index = pa.array(np.tile(np.arange(count, dtype=np.int32), nodes))
+    _add_files(
+        rows,
+        np.repeat(np.arange(nodes), count),
+        levels_of(index, pa.array([LEVEL_NAMES[level] for level in LEVELS])).cast(_TYPE),
+        levels_of(index, pa.array(LEVELS)),
+        codes,
+        written,
+    )
 
 
-def _known(snapshot: Snapshot, resource: str) -> NDArray[np.int64]:
-    capacity = snapshot.allocatable(resource, "capacity")
-    return np.where(capacity < 0, snapshot.allocatable(resource), capacity)
+def _level_values(values: list[int], *, limited: bool) -> dict[str, GroupValues]:
+    """A column of the kernel's level values as groups."""
+    shares, _weight, burstable, best_effort, root_protected, protected = values
+    return {
+        GUARANTEED: GroupValues(unified=_protection(root_protected)),
+        BURSTABLE: GroupValues(
+            cpu_shares=shares, memory=burstable if limited else None, unified=_protection(protected)
+        ),
+        BEST_EFFORT: GroupValues(cpu_shares=MIN_SHARES, memory=best_effort if limited else None),
+    }
 
 
-class _PodFiles:
-    """Values and files per (template, class, rules), computed once each."""
-
-    def __init__(self, snapshot: Snapshot, files: FileRules) -> None:
-        self._specs = snapshot.templates["spec"]
-        self._template = snapshot.column("template")
-        self._qos = snapshot.column("qos")
-        self._files = files
-        self._known: dict[tuple[Any, ...], tuple[GroupValues, Mapping[str, str]]] = {}
-
-    def of(self, row: int, settings: CgroupSettings) -> tuple[GroupValues, Mapping[str, str]]:
-        key = (self._template[row], self._qos[row], settings.pods)
-        found = self._known.get(key)
-        if found is None:
-            pod = template_pod(self._specs[int(self._template[row])].as_py(), int(self._qos[row]))
-            values = pod_values(pod, settings.pods)
-            found = self._known[key] = (values, self._files.files(values))
-        return found
+def _protection(amount: int) -> dict[str, str]:
+    return {MEMORY_MIN: str(amount)} if amount > 0 else {}
 
 
-def _add_files(rows: Rows, node: int, object: str, files: Mapping[str, str], reason: str) -> None:
-    for name, text in files.items():
-        first = text.split()[0] if text else "max"
-        amount = UNLIMITED if first in ("max", "-1") else int(first)
-        rows.add(node, name, object, reason, amount, _unit(name))
+def _add_pods(
+    rows: Rows, snapshot: Snapshot, columns: CgroupColumns, labels: pa.Array, files: FileRules
+) -> None:
+    node = snapshot.column("node")
+    profile = columns.profile[node]
+    templates = snapshot.templates.num_rows
+    kind = (profile * templates + snapshot.column("template")) * len(QOS_NAMES) + snapshot.column("qos")
+    _, first, code = np.unique(kind, return_index=True, return_inverse=True)
+    written = [
+        files.files(_pod_values(columns.values.pods[:, row].tolist(), columns.profiles[profile[row]]))
+        for row in first.tolist()
+    ]
+    _add_files(rows, node, labels, "", code.reshape(-1), written)
+
+
+def _pod_values(values: list[int], profile: Profile) -> GroupValues:
+    """A column of the kernel's pod values as a group."""
+    shares, _weight, quota, memory, protected = values
+    limited = quota != NONE
+    return GroupValues(
+        cpu_shares=shares,
+        cpu_quota=(UNLIMITED if quota == UNLIMITED_QUOTA else quota) if limited else None,
+        cpu_period=profile.pods.cpu_period_us if limited else None,
+        memory=None if memory == NONE else memory,
+        pids=profile.pods.pids_limit if profile.pods.pids_limit > 0 else None,
+        unified=_protection(protected),
+    )
+
+
+def _add_files(
+    rows: Rows,
+    node: NDArray[Any],
+    objects: pa.Array,
+    reasons: pa.Array | str,
+    codes: NDArray[np.int64],
+    written: list[dict[str, str]],
+) -> None:
+    """Rows of the files of every object: those of `written[code]`."""
+    names: dict[str, int] = {}
+    flat = [
+        (names.setdefault(name, len(names)), _amount(text))
+        for files in written
+        for name, text in files.items()
+    ]
+    if not flat:
+        return
+    table = np.array(flat, np.int64)
+    lengths = np.array([len(files) for files in written])
+    starts = np.cumsum(lengths) - lengths
+    counts = lengths[codes]
+    source = spread(starts[codes], counts)
+    repeated = pa.array(np.repeat(np.arange(len(codes)), counts))
+    name = table[source, 0]
+    rows.block(
+        np.repeat(node, counts),
+        coded(name, list(names)),
+        pc.take(objects, repeated),
+        reasons if isinstance(reasons, str) else pc.take(reasons, repeated),
+        table[source, 1],
+        coded(name, [_unit(n) for n in names]),
+    )
+
+
+def _amount(text: str) -> int:
+    first = text.split(maxsplit=1)[0] if text else "max"
+    return UNLIMITED if first in ("max", "-1") else int(first)
 
 
 def _unit(name: str) -> str:
-    if name.startswith("memory."):
-        return "bytes"
-    return _UNITS.get(name, "µs" if name.startswith("cpu.") else "")
+    unit = "bytes" if name.startswith("memory.") else "µs" if name.startswith("cpu.") else ""
+    return _UNITS.get(name, unit)
 
 
 def _add_containers(
-    rows: Rows, node: int, snapshot: Snapshot, row: int, rules: ContainerRules, parameters: CgroupsParameters
+    rows: Rows,
+    snapshot: Snapshot,
+    columns: CgroupColumns,
+    labels: pa.Array,
+    parameters: CgroupsParameters,
 ) -> None:
-    pod = pod_object(snapshot, row)
-    for container in pod.all_containers:
-        given = container_resources(pod, container, rules)
-        name = f"{pod.full_name}:{container.name}"
-        if parameters.version == 1:
-            rows.add(node, "cpu.shares", name, "", given.cpu_shares, "shares")
-        else:
-            formula = parameters.container_formula or parameters.formula
-            weight = shares_to_weight(given.cpu_shares, formula)
-            rows.add(node, "cpu.weight", name, formula, weight, "weight")
-        rows.add(node, "cpu.quota", name, "", given.cpu_quota or UNLIMITED, "µs")
-        limit = given.memory_limit_in_bytes or UNLIMITED
-        rows.add(node, "memory.max", name, "", limit, "bytes")
-        rows.add(node, "oom_score_adj", name, pod.status.qos_class, given.oom_score_adj, "")
-        for file, text in given.unified.items():
-            rows.add(node, file, name, "", UNLIMITED if text == "max" else int(text), _unit(file))
-
-
-def _weights(shares: NDArray[np.int64], formula: WeightFormula) -> NDArray[np.int64]:
-    distinct, index = np.unique(shares, return_inverse=True)
-    return np.array([shares_to_weight(int(s), formula) for s in distinct], np.int64)[index]
-
-
-def _node_shares(
-    columns: _Columns,
-    node: int,
-    mine: slice,
-    weights: NDArray[np.int64],
-    levels: Mapping[str, GroupValues],
-    files: FileRules,
-) -> NodeShares:
-    def weight(level: str) -> int:
-        shares = levels[level].cpu_shares or 0
-        return shares_to_weight(shares, files.formula) if files.version == 2 else shares
-
-    return NodeShares(
-        cpu_milli=int(columns.cpu[node]),
-        qos=columns.qos[mine],
-        weight=weights,
-        request=columns.pod_cpu[mine],
-        usage=columns.usage[mine],
-        burstable_weight=weight(BURSTABLE),
-        best_effort_weight=weight(BEST_EFFORT),
-        burstable_limit=levels[BURSTABLE].memory,
-        best_effort_limit=levels[BEST_EFFORT].memory,
+    shares, _weight, quota, limit, score, protected, high = columns.values.containers
+    node = snapshot.column("node")[columns.owner]
+    formula = parameters.container_formula or parameters.formula
+    grouped = np.array(
+        [p.containers.cgroup_v2 and not p.containers.single_process_oom_kill for p in columns.profiles]
+    )[columns.profile[node]]
+    share = shares if parameters.version == 1 else weight_table(formula)[shares].astype(np.int64)
+    every = np.ones(len(node), np.bool_)
+    fields = (
+        ("cpu.shares" if parameters.version == 1 else "cpu.weight", share, every),
+        ("cpu.quota", np.where(quota == 0, UNLIMITED, quota), every),
+        ("memory.max", np.where(limit == 0, UNLIMITED, limit), every),
+        ("oom_score_adj", score, every),
+        (MEMORY_OOM_GROUP, np.ones(len(node), np.int64), grouped),
+        (MEMORY_MIN, protected, protected != 0),
+        (MEMORY_HIGH, high, high != 0),
     )
+    there = np.stack([present for _, _, present in fields], axis=1)
+    row, field = np.nonzero(there)
+    names = [name for name, _, _ in fields]
+    reasons = ["", *QOS_NAMES, formula if parameters.version == 2 else ""]
+    reason = np.where(
+        names.index("oom_score_adj") == field, snapshot.column("qos")[columns.owner][row] + 1, 0
+    )
+    reason = np.where(field == 0, len(reasons) - 1, reason)
+    objects = pc.binary_join_element_wise(
+        pc.take(labels, pa.array(columns.owner)), columns.names, pa.scalar(":", _TYPE)
+    )
+    rows.block(
+        node[row],
+        coded(field, names),
+        pc.take(objects, pa.array(row)),
+        coded(reason, reasons),
+        np.stack([values for _, values, _ in fields], axis=1)[there],
+        coded(field, [_unit(name) for name in names]),
+    )
+
+
+def _lint(
+    rows: Rows, snapshot: Snapshot, columns: CgroupColumns, parameters: CgroupsParameters, *, mixed: bool
+) -> None:
+    share = 1 if parameters.version == 2 else 0
+    best_effort = int(weight_table(parameters.formula)[MIN_SHARES]) if share else MIN_SHARES
+    qos, request = snapshot.column("qos"), snapshot.per_pod("request/cpu")
+    used, known = snapshot.usage("memory")
+    used = np.where(known == 1, used, -1)
+    for node in range(snapshot.node_count):
+        mine = slice(int(snapshot.offsets[node]), int(snapshot.offsets[node + 1]))
+        levels = columns.values.levels[:, node].tolist()
+        limited = columns.level_limited[node]
+        shares = NodeShares(
+            cpu_milli=int(columns.capacity[node]),
+            qos=qos[mine],
+            weight=columns.values.pods[share, mine],
+            request=request[mine],
+            usage=used[mine],
+            burstable_weight=levels[share],
+            best_effort_weight=best_effort,
+            burstable_limit=levels[2] if limited else None,
+            best_effort_limit=levels[3] if limited else None,
+        )
+        lint_node(rows, node, shares, mixed=mixed)
