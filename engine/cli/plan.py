@@ -6,6 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine.plan.answers import Answer
 from engine.plan.explain import explain
 from engine.plan.faults import FaultLog
 from engine.plan.output import FORMATS, format_for, provenance, write_answer
+from engine.plan.progress import Step, progress
 from engine.plan.questions import QUESTIONS
 from engine.plan.run import Cluster, Selection, ask
 
@@ -80,6 +82,12 @@ def opened(snapshot: tuple[str, ...], *, strict: bool, quiet: bool) -> Cluster:
     return cluster
 
 
+def computing(label: str, questions: int, options: dict[str, Any]) -> AbstractContextManager[Step]:
+    """A progress bar over so many questions, at a terminal."""
+    shown = not options["quiet"] and sys.stderr.isatty()
+    return progress(label, questions, shown=shown, unit="questions")
+
+
 def report_faults(faults: FaultLog) -> None:
     for fault in faults.kept[:10]:
         click.echo(f"fault: {fault}", err=True)
@@ -117,14 +125,16 @@ def verb(name: str) -> click.Command:
         parameters = parameters_from(asked.parameters, given)
         cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
         selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
-        answer = ask(
-            cluster,
-            name,
-            parameters,
-            selection=selection,
-            shard_pods=options["shard_pods"],
-            dask=options["dask"],
-        )
+        with computing(name, 1, options) as step:
+            answer = ask(
+                cluster,
+                name,
+                parameters,
+                selection=selection,
+                shard_pods=options["shard_pods"],
+                dask=options["dask"],
+                step=step,
+            )
         deliver(answer, cluster, {"question": name, "parameters": given}, options)
 
     decorated = parameter_options(asked.parameters)(output_options(source_options(run)))

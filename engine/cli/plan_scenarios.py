@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from engine.api.errors import InvalidInput
-from engine.cli.plan import deliver, opened, output_options, source_options
+from engine.cli.plan import computing, deliver, opened, output_options, source_options
 from engine.plan.diff import difference
 from engine.plan.questions import QUESTIONS
 from engine.plan.run import Cluster, Selection, ask
@@ -26,7 +26,8 @@ def run(context: click.Context, /, file: str, **options: Any) -> None:
     """Ask everything in a scenario file. Exit status 1 if an assertion does not hold."""
     plan = Plan(Path(file))
     cluster = _cluster(plan, options)
-    outcome = plan.run(cluster, shard_pods=options["shard_pods"], dask=options["dask"])
+    with computing(Path(file).name, plan.questions, options) as step:
+        outcome = plan.run(cluster, shard_pods=options["shard_pods"], dask=options["dask"], step=step)
     asked = {"file": file, "points": [name for _, name, _ in outcome.points], "seed": plan.file.seed}
     asked["failures"] = [f"{failure.scenario}: {failure.message}" for failure in outcome.failures]
     deliver(outcome.answer, cluster, asked, options)
@@ -62,18 +63,20 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     sides = [_object(side_a, "-a"), _object(side_b, "-b")]
     cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
     selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
-    answers = []
+    asked_of = []
     for name, side in zip("ab", sides, strict=True):
         try:
-            parameters = msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters)
+            asked_of.append(msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters))
         except msgspec.ValidationError as error:
             raise InvalidInput(str(error), subject=f"-{name}") from None
-        answers.append(
+    with computing(question, len(sides), options) as step:
+        answers = [
             ask(
                 cluster, question, parameters, selection=selection,
-                shard_pods=options["shard_pods"], dask=options["dask"],
+                shard_pods=options["shard_pods"], dask=options["dask"], step=step,
             )
-        )  # fmt: skip
+            for parameters in asked_of
+        ]  # fmt: skip
     asked = {"question": question, "with": base, "a": sides[0], "b": sides[1]}
     deliver(difference(*answers), cluster, asked, options)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
 from engine.plan.faults import FaultLog
+from engine.plan.progress import progress, silent
 from engine.plan.reader import SnapshotReader
 from engine.plan.snapshot import Snapshot
 from engine.plan.snapshot_file import SnapshotFile, is_snapshot_file, spooled
@@ -26,7 +25,7 @@ def load_snapshot(
         return SnapshotFile(Path(paths[0])).load()
     digest = hashlib.sha256()
     reader = SnapshotReader(faults)
-    for source in open_sources(paths, digest, advance or _silent):
+    for source in open_sources(paths, digest, advance or silent):
         if source.is_snapshot:
             if len(paths) > 1:
                 raise InvalidInput("a columnar snapshot stands alone", subject=source.origin)
@@ -39,39 +38,7 @@ def load_snapshot(
     return reader.snapshot(digest, paths)
 
 
-def _silent(_: int) -> None:
-    pass
-
-
-@contextmanager
-def progress(label: str, total: int | None, *, shown: bool) -> Iterator[Advance]:
-    """A progress bar on standard error while the block runs; nothing if not `shown`."""
-    if not shown:
-        yield _silent
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(label, total=total)
-        yield lambda count: bar.advance(task, count)
-
-
 def load_shown(paths: list[str], *, strict: bool, shown: bool, faults: FaultLog) -> Snapshot:
     """`load_snapshot` with a progress bar."""
-    with progress("reading", total_size(paths), shown=shown) as advance:
+    with progress("reading", total_size(paths), shown=shown, unit="bytes") as advance:
         return load_snapshot(paths, strict=strict, faults=faults, advance=advance)

@@ -7,7 +7,7 @@ loses nothing, because its shards are computed again elsewhere.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -60,8 +60,15 @@ def answer_shard(name: str, parameters: bytes, packed: Packed) -> tuple[bytes, d
     return _to_bytes(answer.table), dict(answer.notes)
 
 
-def ask_on_dask(scheduler: str, name: str, parameters: msgspec.Struct, shards: Iterator[Snapshot]) -> Answer:
-    """Raises `Unavailable` if the scheduler cannot be reached, `InvalidInput` as the question does."""
+def ask_on_dask(
+    scheduler: str,
+    name: str,
+    parameters: msgspec.Struct,
+    shards: Iterator[Snapshot],
+    answered: Callable[[int], None],
+) -> Answer:
+    """`answered` is told the pods of each shard that is done. Raises `Unavailable` if the scheduler cannot be
+    reached, `InvalidInput` as the question does."""
     try:
         from distributed import Client
     except ImportError:
@@ -71,21 +78,33 @@ def ask_on_dask(scheduler: str, name: str, parameters: msgspec.Struct, shards: I
     except (OSError, ValueError) as error:
         raise Unavailable(f"no Dask scheduler answers: {error}", subject=scheduler) from None
     with client:
-        return joined(_in_order(client, name, msgspec.json.encode(parameters), shards))
+        return joined(_in_order(client, name, msgspec.json.encode(parameters), shards, answered))
 
 
-def _in_order(client: Any, name: str, parameters: bytes, shards: Iterator[Snapshot]) -> Iterator[Answer]:
+def _in_order(
+    client: Any,
+    name: str,
+    parameters: bytes,
+    shards: Iterator[Snapshot],
+    answered: Callable[[int], None],
+) -> Iterator[Answer]:
     """Answers in the order of shards, a bounded number in flight."""
     waiting: deque[Any] = deque()
+
+    def first() -> Answer:
+        future, pods = waiting.popleft()
+        answer = _result(future)
+        answered(pods)
+        return answer
+
     for shard in shards:
         window = max(len(client.scheduler_info(n_workers=-1)["workers"]), 1) * SHARDS_PER_WORKER
         while len(waiting) >= window:
-            yield _result(waiting.popleft())
-        waiting.append(
-            client.submit(answer_shard, name, parameters, pack(shard), pure=False, retries=RETRIES)
-        )
+            yield first()
+        future = client.submit(answer_shard, name, parameters, pack(shard), pure=False, retries=RETRIES)
+        waiting.append((future, shard.placed))
     while waiting:
-        yield _result(waiting.popleft())
+        yield first()
 
 
 def _result(future: Any) -> Answer:

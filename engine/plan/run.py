@@ -6,7 +6,7 @@ one node each and are put together in the order of nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from engine.api.errors import InvalidInput
 from engine.plan.answers import Answer, joined
 from engine.plan.faults import FaultLog
 from engine.plan.load import load_shown
+from engine.plan.progress import Step, silent
 from engine.plan.questions import QUESTIONS, Question
 from engine.plan.selection import select_nodes
 from engine.plan.snapshot import Snapshot
@@ -80,6 +81,13 @@ class Cluster:
         return self._snapshot
 
     @property
+    def pod_count(self) -> int:
+        """Pods that count on a node, those that are not in memory included."""
+        if self._snapshot is None and self._file is not None:
+            return self._file.pod_count
+        return self.whole.placed
+
+    @property
     def meta(self) -> dict[str, object]:
         if self._snapshot is not None:
             return self._snapshot.meta
@@ -114,18 +122,38 @@ def ask(
     selection: Selection | None = None,
     shard_pods: int = 0,
     dask: str = "",
+    step: Step = silent,
 ) -> Answer:
-    """One question. `shard_pods` bounds the pods in memory; `dask` is a scheduler's address.
+    """One question. `shard_pods` bounds the pods in memory; `dask` is a scheduler's address; `step` is told
+    which part of the question is answered, 1.0 in all.
 
     Raises `InvalidInput` for parameters or nodes that make no sense.
     """
     asked = question(name)
     selection = selection or Selection()
     if not asked.per_node:
-        return joined([asked.ask(selection.of(cluster.whole), parameters)])
-    shards = Cluster(selection.of(cluster.whole)).shards if selection else cluster.shards
+        answer = joined([asked.ask(selection.of(cluster.whole), parameters)])
+        step(1.0)
+        return answer
+    selected = Cluster(selection.of(cluster.whole)) if selection else cluster
+    pods = max(selected.pod_count, 1)
+
+    def answered(shard_pods: int) -> None:
+        step(shard_pods / pods)
+
     if dask:
         from engine.plan.on_dask import ask_on_dask
 
-        return ask_on_dask(dask, name, parameters, shards(shard_pods or DASK_SHARD_PODS))
-    return joined(asked.ask(shard, parameters) for shard in shards(shard_pods or SHARD_PODS))
+        return ask_on_dask(dask, name, parameters, selected.shards(shard_pods or DASK_SHARD_PODS), answered)
+    return joined(_in_turn(asked, parameters, selected.shards(shard_pods or SHARD_PODS), answered))
+
+
+def _in_turn(
+    asked: Question,
+    parameters: msgspec.Struct,
+    shards: Iterator[Snapshot],
+    answered: Callable[[int], None],
+) -> Iterator[Answer]:
+    for shard in shards:
+        yield asked.ask(shard, parameters)
+        answered(shard.placed)

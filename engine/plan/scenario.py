@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from engine.plan.answers import Answer, joined
 from engine.plan.diff import difference
+from engine.plan.progress import Step, silent
 from engine.plan.questions import QUESTIONS
 from engine.plan.run import Cluster, Selection, ask
 from engine.plan.yaml_document import YAMLDocument, split_error
@@ -192,8 +193,13 @@ class Plan:
             where = (*at, "sweep", swept) if swept in scenario.sweep else (*key, *path)
             raise self._document.error(where, text) from None
 
-    def run(self, cluster: Cluster, *, shard_pods: int = 0, dask: str = "") -> Outcome:
-        """Ask everything, in order, then check the assertions."""
+    @property
+    def questions(self) -> int:
+        """How many are asked in all; both sides of a difference count."""
+        return sum(len(typed) for mine in self.points for _, typed, _ in mine)
+
+    def run(self, cluster: Cluster, *, shard_pods: int = 0, dask: str = "", step: Step = silent) -> Outcome:
+        """Ask everything, in order, then check the assertions; `step` is told of each question."""
         answers: list[Answer] = []
         points: list[tuple[str, str, dict[str, Any]]] = []
         failures: list[Failure] = []
@@ -201,7 +207,15 @@ class Plan:
             selection = Selection(tuple(scenario.nodes), scenario.selector, scenario.sample, self.file.seed)
             for name, typed, chosen in mine:
                 found = [
-                    ask(cluster, scenario.ask, one, selection=selection, shard_pods=shard_pods, dask=dask)
+                    ask(
+                        cluster,
+                        scenario.ask,
+                        one,
+                        selection=selection,
+                        shard_pods=shard_pods,
+                        dask=dask,
+                        step=step,
+                    )
                     for one in typed
                 ]
                 answer = difference(*found) if scenario.diff is not None else found[0]

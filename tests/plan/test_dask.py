@@ -53,7 +53,7 @@ def test_the_answer_is_the_same_bit_for_bit(cluster, workers, name, asked):
 
 def test_a_killed_worker_changes_nothing(cluster, workers, monkeypatch):
     here = ask(Cluster(cluster), "preempt", ASKED)
-    killed = []
+    killed, done = [], []
 
     def slow_shards():
         for index, shard in enumerate(Cluster(cluster).shards(30)):
@@ -66,8 +66,9 @@ def test_a_killed_worker_changes_nothing(cluster, workers, monkeypatch):
             time.sleep(0.02)
             yield shard
 
-    there = on_dask.ask_on_dask(workers.scheduler_address, "preempt", ASKED, slow_shards())
+    there = on_dask.ask_on_dask(workers.scheduler_address, "preempt", ASKED, slow_shards(), done.append)
     assert killed
+    assert sum(done) == cluster.placed
     assert there.table.equals(here.table)
 
 
