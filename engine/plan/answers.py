@@ -28,6 +28,16 @@ SCHEMA: Final = pa.schema(
     ]
 )
 COLUMNS: Final = tuple(SCHEMA.names)
+RESOURCE_UNITS: Final = {
+    "cpu": "milli-CPU",
+    "memory": "bytes",
+    "ephemeral-storage": "bytes",
+    "pods": "pods",
+}
+"""Units of amounts of a resource; other resources are counted in pieces."""
+USED_BEFORE: Final = "used-before"
+USED_AFTER: Final = "used-after"
+"""Decisions of rows that say how much of a resource (the object) a node that changes uses then."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,11 @@ class Rows:
     def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
         for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
             values.append(value)
+
+    def add_use(self, node: int, resource: str, before: int, after: int, unit: str) -> None:
+        """How much of a resource is used on a node before and after what was decided."""
+        self.add(node, USED_BEFORE, resource, "", before, unit)
+        self.add(node, USED_AFTER, resource, "", after, unit)
 
     def note(self, text: str, count: int = 0) -> None:
         """What the answer rests on, and how many nodes or pods that is about; counts of shards are added."""

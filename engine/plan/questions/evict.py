@@ -67,7 +67,8 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     """Per node `calm` (amount: the distance to the nearest threshold), `relieved` (available in the end),
     `stuck` (still missing) or `unknown`. Before that `waits` per grace period that runs out (seconds),
     `reclaim` for unused images, and `evict` per pod in order, with what it frees; after it `clears` per node
-    condition (seconds from the beginning).
+    condition (seconds from the beginning). `used-before` and `used-after` per memory, file system or process
+    ids of a node under pressure.
     """
     rows = Rows(snapshot.node_names)
     kind = KINDS[parameters.resource]
@@ -128,6 +129,7 @@ def _play(
         return (ranked[stays == 0] - first).tolist()  # type: ignore[no-any-return]
 
     close = nearest(thresholds, stores)
+    before = [store.available for store in stores]
     found = course(
         stores,
         thresholds,
@@ -153,6 +155,9 @@ def _play(
             reason = f"{QOS_NAMES[columns.qos[row]]}, priority {int(columns.priority[row])}"
             reason += "" if step.known else ", no statistics"
             rows.add(node, "evict", snapshot.pod_label(row), reason, step.amount, kind.unit)
+    for store, available in zip(stores, before, strict=True):
+        used, left = store.capacity - available, store.capacity - store.available
+        rows.add_use(node, store.signals[0].partition(".")[0], used, left, kind.unit)
     signal, value = found.began.signal, found.began.value
     if found.missing:
         reason = f"{signal} stays below {value} after {evicted} evicted"

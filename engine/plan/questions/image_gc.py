@@ -59,7 +59,8 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
     """Rows `collect` (bytes freed), `idle`, `short` (bytes missing) or `unknown` per node; `remove` per
-    image, `used-again` per image that the history uses within a day of its removal.
+    image, `used-again` per image that the history uses within a day of its removal; `used-before` and
+    `used-after` of the file system where any goes.
     """
     rows = Rows(snapshot.node_names)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
@@ -85,6 +86,10 @@ def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:
         mine = image_slice(columns, first, last)
         removed, verdict = _run(mine, policy, int(capacity[node]), int(available[node]), now)
         rows.add(node, *verdict)
+        if removed:
+            used = int(capacity[node]) - int(available[node])
+            freed = sum(int(mine.size[row]) for row, _ in removed)
+            rows.add_use(node, "imagefs", used, used - freed, "bytes")
         for row, reason in removed:
             position = first + row
             image, called = ids[position].as_py(), names[position].as_py()

@@ -17,7 +17,9 @@ from engine.admission.failures import WrongOS
 from engine.admission.preemption import KUBELET
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
-from engine.plan.answers import Answer, Rows, coded
+from engine.api.quantity import ZERO
+from engine.api.resources import pod_requests, scaled
+from engine.plan.answers import USED_AFTER, USED_BEFORE, Answer, Rows, coded
 from engine.plan.asked_pods import PodParameters, asked_pods
 from engine.plan.fit import Fit, NodeUse, fit, node_use
 from engine.plan.preempt_policy import victims_by_policy
@@ -39,7 +41,8 @@ class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True)
 
 def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
     """Per node and pod `fits`, `preempt` (amount: victims), or `impossible` (amount: what is short). With
-    victims, `victim` per pod that goes (amount: its milli-CPU), and `frees` per node for cpu and memory.
+    victims, `victim` per pod that goes (amount: its milli-CPU), and `frees` per node for cpu and memory,
+    with what its pods request in all before (`used-before`) and after (`used-after`), this pod included.
     """
     rows = Rows(snapshot.node_names)
     pods = asked_pods(snapshot, parameters)
@@ -85,7 +88,7 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
     reasons = _first_short(checked, checked.missing[:, done])
     rows.block(done, "preempt", name, reasons, counts[done], "pods")
     if parameters.victims and len(chosen):
-        _list_victims(rows, use, chosen_offsets, chosen)
+        _list_victims(rows, use, pod, chosen_offsets, chosen)
 
 
 def _victims(
@@ -133,7 +136,9 @@ def _impossible(
             rows.block(mine, "impossible", name, reason, missing[index, mine], unit)
 
 
-def _list_victims(rows: Rows, use: NodeUse, offsets: NDArray[np.int64], chosen: NDArray[np.int32]) -> None:
+def _list_victims(
+    rows: Rows, use: NodeUse, pod: Pod, offsets: NDArray[np.int64], chosen: NDArray[np.int32]
+) -> None:
     columns = use.tables.columns
     node = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     priority = columns.priority[chosen].astype(np.int64)
@@ -148,7 +153,11 @@ def _list_victims(rows: Rows, use: NodeUse, offsets: NDArray[np.int64], chosen: 
     cpu = columns.ranking[CPU_ID][chosen]
     rows.block(node, "victim", labels, coded(codes.reshape(-1), reasons), cpu, "milli-CPU")
     hit = np.flatnonzero(np.diff(offsets))
+    asked = pod_requests(pod)
     for resource, name, unit in ((CPU_ID, "cpu", "milli-CPU"), (MEMORY_ID, "memory", "bytes")):
         totals = np.concatenate([np.zeros(1, np.int64), np.cumsum(columns.ranking[resource][chosen])])
         freed = totals[offsets[1:]] - totals[offsets[:-1]]
         rows.block(hit, "frees", name, "", freed[hit], unit)
+        before, taken = use.used[resource], scaled(name, asked.get(name, ZERO))
+        rows.block(hit, USED_BEFORE, name, "", before[hit], unit)
+        rows.block(hit, USED_AFTER, name, "", (before - freed + taken)[hit], unit)

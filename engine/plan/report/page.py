@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from engine.plan.answers import COLUMNS, Answer
+from engine.plan.answers import COLUMNS, USED_AFTER, USED_BEFORE, Answer
 from engine.plan.atomic import atomically
 from engine.plan.output import readable, summary
 from engine.plan.report.plots import plots
@@ -106,6 +106,8 @@ def _numbers(answer: Answer) -> str:
         return _cards(cards)
     totals: dict[tuple[str, str], list[int]] = {}
     for row in summary(answer.table).to_pylist():
+        if row["decision"] in (USED_BEFORE, USED_AFTER):
+            continue
         total = totals.setdefault((row["decision"], row["unit"]), [0, 0])
         total[0] += row["amount_count"]
         total[1] += row["amount_sum"]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from engine.plan.answers import COLUMNS, USED_AFTER, USED_BEFORE
 from engine.plan.output import readable, summary
 from engine.plan.report import svg
 
@@ -31,10 +32,13 @@ class Plot:
 
 def plots(table: pa.Table) -> Iterator[Plot]:
     """Overview first, then sweeps, comparisons, and how nodes differ."""
+    uses = pc.is_in(table["decision"].cast(pa.string()), pa.array([USED_BEFORE, USED_AFTER]))
+    levels, table = table.filter(uses), table.filter(pc.invert(uses))
     kinds = summary(table).to_pylist()
     if not kinds:
         return
     yield _overview(kinds)
+    yield from _used(levels, _shown_scenarios(kinds))
     yield from _sweeps(table)
     yield from _before_after(kinds)
     colors = {
@@ -107,6 +111,32 @@ def _before_after(kinds: list[dict[str, Any]]) -> Iterator[Plot]:
         items = [(name, values[0], values[1]) for name, values in sides.items()]
         drawing = svg.paired_bars(items, ("only under A", "only under B"), "", "rows")
         yield Plot("A against B", "decisions that only one side has", drawing)
+
+
+def _used(levels: pa.Table, scenarios: list[str]) -> Iterator[Plot]:
+    """Per resource, what each node uses before and after; where several pods were asked about, their mean."""
+    by_resource: dict[tuple[str, str, str], pa.Table] = {}
+    plain = levels.cast(pa.schema([(n, pa.string() if n != "amount" else pa.int64()) for n in COLUMNS]))
+    for scenario in scenarios:
+        mine = plain.filter(pc.equal(plain["scenario"], scenario))
+        for resource, unit in dict.fromkeys(
+            zip(mine["object"].to_pylist(), mine["unit"].to_pylist(), strict=True)
+        ):
+            same = pc.and_(pc.equal(mine["object"], resource), pc.equal(mine["unit"], unit))
+            by_resource[scenario, resource, unit] = mine.filter(same)
+    for (scenario, resource, unit), rows in by_resource.items():
+        means = rows.group_by(["node", "decision"], use_threads=False).aggregate([("amount", "mean")])
+        sides: dict[str, dict[str, float]] = {USED_BEFORE: {}, USED_AFTER: {}}
+        for row in means.to_pylist():
+            sides[row["decision"]][row["node"]] = row["amount_mean"]
+        both = [(node, a, sides[USED_AFTER].get(node, a)) for node, a in sides[USED_BEFORE].items()]
+        before, after = (readable(int(sum(amounts)), unit) for amounts in list(zip(*both, strict=True))[1:])
+        title = f"{resource}: used before and after"
+        yield Plot(
+            f"{scenario}: {title}" if scenario else title,
+            f"{len(both):,} nodes that change, {before} → {after} in all",
+            svg.dumbbells(both, ("before", "after"), unit, f"{resource} used, {unit}"),
+        )
 
 
 def _per_node(table: pa.Table, decision: str, unit: str, color: int) -> Iterator[Plot]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 WIDTH, HEIGHT = 560, 280
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+MAX_DUMBBELLS = 80
 SERIES = 8
 """How many series colours the page's style has."""
 
@@ -195,6 +196,33 @@ def paired_bars(
             frame.parts.append(_rect(side, (left, top, right - left, frame.y(0) - top), said))
         frame.x_label(frame.x(index + 0.5), name if len(name) <= 16 else name[:15] + "…")
     frame.caption("", y_text)
+    return frame.done(f"{y_text}: {names[0]} and {names[1]}") + legend(list(names))
+
+
+def dumbbells(
+    items: Sequence[tuple[str, float, float]], names: tuple[str, str], unit: str, y_text: str
+) -> str:
+    """(name, before, after) as two dots on a line each, most before first; of many, an even choice."""
+    ordered = sorted(items, key=lambda item: -item[1])
+    picked = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), MAX_DUMBBELLS)).astype(int))
+    shown = [ordered[index] for index in picked]
+    frame = _Frame(
+        (-0.5, len(shown) - 0.5), ticks(0, max(1.0, *(max(i[1:]) for i in shown)), unit=unit), unit
+    )
+    radius = 4.5 if len(shown) <= 40 else 3
+    for place, (name, before, after) in enumerate(shown):
+        x, ends = frame.x(place), (frame.y(before), frame.y(after))
+        frame.parts.append(
+            f'<line class="drop" x1="{x:.1f}" x2="{x:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>'
+        )
+        for side, value in enumerate((before, after)):
+            said = f"{name}, {names[side]}: {short(value, unit)}"
+            frame.parts.append(
+                f'<circle class="s{side}" cx="{x:.1f}" cy="{ends[side]:.1f}" r="{radius}">'
+                f"<title>{escape(said)}</title></circle>"
+            )
+    chosen = f" ({len(shown)} of {len(ordered):,})" if len(shown) < len(ordered) else ""
+    frame.caption(f"nodes, from most used before to least{chosen}", y_text)
     return frame.done(f"{y_text}: {names[0]} and {names[1]}") + legend(list(names))
 
 
