@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from engine.api.errors import InvalidInput
 from engine.plan.answers import COLUMNS, Answer, Rows
 from engine.plan.explain import SENTENCES, explain
 from engine.plan.output import format_for, print_table, provenance, readable, write_answer
+from engine.plan.questions import QUESTIONS
+from engine.plan.questions.evict import EvictParameters
+from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.report import render, write_report
 from engine.plan.report.svg import ticks
@@ -125,6 +129,42 @@ def test_an_empty_answer_still_makes_a_page(source):
     assert "Provenance" in render(Rows([]).answer(), source)
 
 
+ASKED = {
+    "preempt": PreemptParameters(critical=True, requests={"cpu": 2, "memory": "2Gi"}),
+    "evict": EvictParameters(threshold="60%", soft="70%"),
+    "image-gc": ImageGCParameters(high=60, low=40),
+}
+
+
+@pytest.mark.parametrize(("name", "resources"), [
+    ("preempt", {"cpu", "memory"}), ("evict", {"memory", "allocatableMemory"}), ("image-gc", {"imagefs"}),
+])  # fmt: skip
+def test_what_is_used_before_and_after_is_shown_and_adds_up(cluster, name, resources):
+    answer = QUESTIONS[name].ask(cluster, ASKED[name])
+    rows = answer.table.to_pylist()
+    used = {side: {} for side in ("used-before", "used-after")}
+    for row in rows:
+        if row["decision"] in used:
+            used[row["decision"]][row["node"], row["object"]] = row["amount"]
+    freed: Counter = Counter()
+    for row in rows:
+        if row["decision"] == "frees":
+            freed[row["node"], row["object"]] += row["amount"]
+        elif row["decision"] in ("evict", "remove"):
+            for resource in resources:
+                freed[row["node"], resource] += row["amount"]
+    taken = {"cpu": 2000, "memory": 2 * 2**30} if name == "preempt" else {}
+    assert {resource for _, resource in used["used-before"]} == resources
+    assert used["used-before"].keys() == used["used-after"].keys() == freed.keys()
+    for (node, resource), before in used["used-before"].items():
+        after = before - freed[node, resource] + taken.get(resource, 0)
+        assert used["used-after"][node, resource] == after
+    page = render(answer, provenance(cluster.meta, {"question": name}))
+    for resource in resources:
+        assert f"{resource}: used before and after" in page
+    assert page.count('class="drop"') == len(used["used-before"])
+
+
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium on the PATH (Debian: chromium)")
 def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     page = tmp_path / "report.html"
@@ -140,6 +180,8 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     )  # fmt: skip
     assert dumped.stdout.count("<svg") >= 4
     assert "preempt" in dumped.stdout
+    assert "cpu: used before and after" in dumped.stdout
+    assert dumped.stdout.count('<line class="drop"') > 2
     assert not re.search(r"CONSOLE.*(Refused|Uncaught|error)", dumped.stderr)
     picture = tmp_path / "report.png"
     subprocess.run(
