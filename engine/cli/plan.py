@@ -122,6 +122,8 @@ def verb(name: str) -> click.Command:
     @functools.wraps(asked.function)
     def run(**options: Any) -> None:
         given = {field: options.pop(f"given_{field}") for field in asked.parameters.__struct_fields__}
+        if options["explained"] and "account" in given:
+            given["account"] = True
         parameters = parameters_from(asked.parameters, given)
         cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
         selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])

@@ -16,6 +16,8 @@ SENTENCES = {
     "waits": "on {node}, {reason} may go on for {amount}",
     "clears": "on {node}, {object} clears {amount} after the beginning",
     "victim": "on {node}, {object} goes ({reason}) and frees {amount}",
+    "step": "on {node}, step {amount} takes {object}: {reason}",
+    "passed-over": "on {node}, {object} stays: {reason}",
     "frees": "on {node}, room for {object}: {amount} come free",
     "admits": "{node} takes {object} {amount} times, then {reason}",
     "refuses": "{node} takes no {object}: {reason}",

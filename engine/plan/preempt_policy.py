@@ -6,13 +6,14 @@ depend on how fast the machine is.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission import NotEnoughToPreempt, preempt
+from engine.admission import NotEnoughToPreempt, Preemption, preempt
 from engine.api.pod import Pod
 from engine.plan.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
@@ -29,33 +30,44 @@ def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
     return mine
 
 
+def node_table(use: NodeUse, node: int) -> PodTable:
+    """One node's pods; their uids are their positions on the node, as text."""
+    tables = use.tables
+    first, last = int(tables.offsets[node]), int(tables.offsets[node + 1])
+    uids = [str(position) for position in range(last - first)]
+    return PodTable.from_columns(node_columns(tables.columns, first, last), tables.resources, uids)
+
+
+def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Nodes on which something is short, and how much of what."""
+    for node in np.flatnonzero(needs.any(axis=0)).tolist():
+        amounts = zip(checked.resources, needs[:, node].tolist(), strict=True)
+        yield node, {name: amount for name, amount in amounts if amount}
+
+
+def preempt_on_node(table: PodTable, pod: Pod, short: dict[str, int], policy: str) -> Preemption:
+    """The agent's decision on one node. Raises `NotEnoughToPreempt`."""
+    return preempt(table, pod, short, policy=policy, time_limit=inf, steps=STEPS)
+
+
 def victims_by_policy(
     use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], int]:
     """Offsets, victim rows, what stays short as int64[k, nodes], and how many searches were cut off."""
-    tables = use.tables
     chosen: list[int] = []
-    offsets = np.zeros(len(tables.offsets), np.int64)
+    counts = np.zeros(needs.shape[1], np.int64)
     left = np.zeros_like(needs)
     unproven = 0
-    for node in range(needs.shape[1]):
-        short = {
-            name: int(n) for name, n in zip(checked.resources, needs[:, node].tolist(), strict=True) if n
-        }
-        if short:
-            first, last = int(tables.offsets[node]), int(tables.offsets[node + 1])
-            table = PodTable.from_columns(
-                node_columns(tables.columns, first, last),
-                tables.resources,
-                [str(r) for r in range(last - first)],
-            )
-            try:
-                found = preempt(table, pod, short, policy=policy, time_limit=inf, steps=STEPS)
-            except NotEnoughToPreempt as error:
-                for name, amount in error.short:
-                    left[checked.resources.index(name), node] = amount
-            else:
-                chosen += [first + row for row in found.rows]
-                unproven += not found.proven
-        offsets[node + 1] = len(chosen)
+    for node, short in short_nodes(checked, needs):
+        first = int(use.tables.offsets[node])
+        try:
+            found = preempt_on_node(node_table(use, node), pod, short, policy)
+        except NotEnoughToPreempt as error:
+            for name, amount in error.short:
+                left[checked.resources.index(name), node] = amount
+        else:
+            chosen += [first + row for row in found.rows]
+            counts[node] = len(found.rows)
+            unproven += not found.proven
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     return offsets, np.array(chosen, np.int32), left, unproven

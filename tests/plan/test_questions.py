@@ -109,6 +109,32 @@ def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
     assert sum(seen.values()) == cluster.node_count
 
 
+@pytest.mark.parametrize("policy", ["kubelet", "priority"])
+@pytest.mark.parametrize("asked", [ASKED[0], ASKED[3]], ids=lambda a: ",".join(map(str, a.items())))
+def test_the_account_is_the_agents_own(cluster: Snapshot, asked, policy):
+    parameters = msgspec.convert({**asked, "policy": policy, "account": True}, PreemptParameters)
+    (pod,) = asked_pods(cluster, parameters)
+    answer = preempt(cluster, parameters)
+    told = 0
+    for node, name in enumerate(cluster.node_names):
+        mine = rows_of(answer, name)
+        steps = [row["object"] for row in mine if row["decision"] == "step"]
+        stays = {row["object"]: row["reason"] for row in mine if row["decision"] == "passed-over"}
+        victims = [row["object"] for row in mine if row["decision"] == "victim"]
+        assert sorted(steps) == sorted(victims)
+        if not victims:
+            continue
+        pods = pods_of_node(cluster, node)
+        by_uid = {p.uid: p.full_name for p in pods}
+        failures = AdmittedPods(node_object(cluster, node), pods).check(pod)
+        short = [(f.resource, f.missing) for f in failures if isinstance(f, InsufficientResource)]
+        decided = preempt_pods(pods, pod, short, policy=policy)
+        assert steps == [by_uid[step.uid] for step in decided.steps()]
+        assert stays == {by_uid[other.uid]: other.why for other in decided.passed_over()}
+        told += 1
+    assert told
+
+
 def test_the_samples_reach_every_verdict(cluster):
     seen = set()
     for asked in ASKED:

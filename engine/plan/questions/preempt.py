@@ -19,14 +19,13 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import pod_requests, scaled
-from engine.plan.answers import USED_AFTER, USED_BEFORE, Answer, Rows, coded
+from engine.plan.answers import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
 from engine.plan.asked_pods import PodParameters, asked_pods
 from engine.plan.fit import Fit, NodeUse, fit, node_use
+from engine.plan.preempt_account import list_account
 from engine.plan.preempt_policy import victims_by_policy
 from engine.plan.snapshot import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
-
-UNITS = {"cpu": "milli-CPU", "memory": "bytes", "ephemeral-storage": "bytes", "pods": "pods"}
 
 
 class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
@@ -37,12 +36,16 @@ class PreemptParameters(PodParameters, kw_only=True, forbid_unknown_fields=True)
         Meta(description="how victims are chosen: kubelet's way, lowest priorities, or fewest"),
     ] = "kubelet"
     victims: Annotated[bool, Meta(description="one row per victim, not only per node")] = True
+    account: Annotated[
+        bool, Meta(description="one row per step of the search, and per pod passed over with the reason")
+    ] = False
 
 
 def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
     """Per node and pod `fits`, `preempt` (amount: victims), or `impossible` (amount: what is short). With
     victims, `victim` per pod that goes (amount: its milli-CPU), and `frees` per node for cpu and memory,
     with what its pods request in all before (`used-before`) and after (`used-after`), this pod included.
+    With account, `step` per victim in the order of choice, and `passed-over` per pod that stays.
     """
     rows = Rows(snapshot.node_names)
     pods = asked_pods(snapshot, parameters)
@@ -52,7 +55,7 @@ def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
     unknown = int((~use.known).sum())
     if unknown:
         rows.note("nodes that no Node object describes: nothing fits there", unknown)
-    return rows.answer(sort=len(pods) > 1 or parameters.victims)
+    return rows.answer(sort=len(pods) > 1 or parameters.victims or parameters.account)
 
 
 def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> None:
@@ -89,6 +92,8 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
     rows.block(done, "preempt", name, reasons, counts[done], "pods")
     if parameters.victims and len(chosen):
         _list_victims(rows, use, pod, chosen_offsets, chosen)
+    if parameters.account:
+        list_account(rows, use, pod, checked, needs, parameters.policy)
 
 
 def _victims(
@@ -132,7 +137,7 @@ def _impossible(
         mine = nodes[first == index]
         if len(mine):
             reason = f"OutOf{resource}: {why}"
-            unit = UNITS.get(resource, "pieces")
+            unit = RESOURCE_UNITS.get(resource, "pieces")
             rows.block(mine, "impossible", name, reason, missing[index, mine], unit)
 
 

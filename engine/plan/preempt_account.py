@@ -1,0 +1,56 @@
+"""How the agent's preemption comes to its victims, node by node: the steps, and who stays and why."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission import NotEnoughToPreempt
+from engine.admission.decision import Requirements, Step, why_not_preemptable
+from engine.admission.preemption import KUBELET
+from engine.api.pod import Pod
+from engine.api.qos import is_critical
+from engine.plan.answers import RESOURCE_UNITS, Rows
+from engine.plan.fit import Fit, NodeUse
+from engine.plan.output import readable
+from engine.plan.preempt_policy import node_table, preempt_on_node, short_nodes
+
+
+def list_account(
+    rows: Rows, use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
+) -> None:
+    """`step` rows in the order of choice (amount: which step), then `passed-over` ones; needs: int64[k, nodes].
+
+    Where not even every pod is enough there are no steps, and only those that may not be preempted are
+    listed.
+    """
+    for node, short in short_nodes(checked, needs):
+        table = node_table(use, node)
+        first, last = use.tables.offsets[node : node + 2].tolist()
+        labels = use.snapshot.pod_labels(np.arange(first, last)).to_pylist()
+        try:
+            found = preempt_on_node(table, pod, short, policy)
+        except NotEnoughToPreempt:
+            for row in table.rows().tolist():
+                why = why_not_preemptable(
+                    table, row, is_critical(pod), pod.spec.priority, respect_protection=policy != KUBELET
+                )
+                if why is not None:
+                    rows.add(node, "passed-over", labels[row], why, 0, "")
+        else:
+            for number, step in enumerate(found.steps(), start=1):
+                rows.add(node, "step", labels[int(step.uid)], _reason(step), number, "")
+            for other in found.passed_over():
+                rows.add(node, "passed-over", labels[int(other.uid)], other.why, 0, "")
+
+
+def _reason(step: Step) -> str:
+    rank = f"{step.qos}, " + ("no priority" if step.priority is None else f"priority {step.priority}")
+    short, frees = _listed(step.short), _listed(step.frees)
+    return f"{rank}; short of {short}; frees {frees} of that; distance {step.distance:.4g}"
+
+
+def _listed(amounts: Requirements) -> str:
+    return ", ".join(
+        f"{name} {readable(amount, RESOURCE_UNITS.get(name, 'pieces'))}" for name, amount in amounts
+    )
