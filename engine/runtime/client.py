@@ -7,6 +7,7 @@ and every failure is one of three errors that name the call and the socket.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -200,8 +201,9 @@ class RuntimeClient:
     async def exec_sync(
         self, container_id: str, command: list[str], timeout_seconds: float
     ) -> cri.ExecSyncResponse:
-        """Runs a command in a container; the runtime kills it after `timeout_seconds` (0: no limit)."""
-        whole = max(1, round(timeout_seconds)) if timeout_seconds else 0
+        """Runs a command in a container; the runtime, which counts whole seconds, kills it after
+        `timeout_seconds` (0: no limit)."""
+        whole = math.ceil(timeout_seconds)
         request = cri.ExecSyncRequest(container_id=container_id, cmd=command, timeout=whole)
         deadline = whole + 5.0 if whole else self._timeout
         return await self._runtime("ExecSync", request, cri.ExecSyncResponse, timeout=deadline)
