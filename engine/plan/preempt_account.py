@@ -19,7 +19,7 @@ from engine.plan.preempt_policy import node_table, preempt_on_node, short_nodes
 def list_account(
     rows: Rows, use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
 ) -> None:
-    """`step` rows in the order of choice (amount: which step), then `passed-over` ones; needs: int64[k, nodes].
+    """`step` rows in order of choice (amount: which step), then `passed-over` ones; needs: int64[k, nodes].
 
     Where not even every pod is enough there are no steps, and only those that may not be preempted are
     listed.
