@@ -113,7 +113,8 @@ class NodeStores:
             (use, known), growth = self._use[self._part(group, self.layouts[node])]
             if group[0] == ALLOCATABLE_MEMORY_AVAILABLE and capacity < 0 and known[mine].all():
                 capacity = self._allocatable_limit(node)
-                available = max(capacity - int((use - growth)[mine].sum()), 0)
+                before = int(use[mine].sum()) - int(growth[mine].sum())
+                available = max(capacity - before, 0)
             if self._given and self._given_signal in group:
                 available = int(self._given[group[0]][node])
             if capacity > 0 and available >= 0:

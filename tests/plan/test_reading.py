@@ -339,7 +339,14 @@ def test_a_bundle_with_everything_per_node(tmp_path):
             "nodeName": "n1",
             "memory": {"availableBytes": 1000, "workingSetBytes": 5000},
             "fs": {"capacityBytes": 100, "availableBytes": 40, "inodes": 50, "inodesFree": 20},
-            "runtime": {"imageFs": {"capacityBytes": 200, "availableBytes": 90}},
+            "runtime": {
+                "imageFs": {"capacityBytes": 200, "availableBytes": 90},
+                "containerFs": {"capacityBytes": 300, "availableBytes": 80},
+            },
+            "systemContainers": [
+                {"name": "kubelet", "memory": {"availableBytes": 1, "workingSetBytes": 1}},
+                {"name": "pods", "memory": {"availableBytes": 700, "workingSetBytes": 60}},
+            ],
             "rlimit": {"maxpid": 99, "curproc": 9},
         },
         "pods": [
@@ -348,6 +355,10 @@ def test_a_bundle_with_everything_per_node(tmp_path):
                 "memory": {"workingSetBytes": 77},
                 "ephemeral-storage": {"usedBytes": 5, "inodesUsed": 6},
                 "process_stats": {"process_count": 7},
+                "containers": [
+                    {"name": "c", "rootfs": {"usedBytes": 2, "inodesUsed": 1}},
+                    {"name": "d", "rootfs": {"usedBytes": 1, "inodesUsed": 3}},
+                ],
             }
         ],
     }
@@ -383,6 +394,9 @@ def test_a_bundle_with_everything_per_node(tmp_path):
     assert faults.total == 0, faults.kept
     assert snapshot.reading("memory_available").tolist() == [1000]
     assert snapshot.reading("imagefs_capacity").tolist() == [200]
+    assert snapshot.reading("containerfs_available").tolist() == [80]
+    assert snapshot.reading("pods_memory_working_set").tolist() == [60]
+    assert [snapshot.usage(name)[0].tolist() for name in ("layers", "layer_inodes")] == [[3], [4]]
     assert snapshot.pods["usage/memory"].to_pylist() == [77]
     assert snapshot.pods["usage/processes"].to_pylist() == [7]
     assert '"maxPods":42' in snapshot.nodes["config"][0].as_py()
