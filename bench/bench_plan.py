@@ -20,6 +20,7 @@ from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize, write
 from engine.plan.asked_pods import asked_pods
 from engine.plan.fit import fit, node_use
 from engine.plan.json_writer import write_list
+from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.preempt import PreemptParameters, preempt
 
 CRITICAL = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
@@ -140,3 +141,11 @@ def test_memory(benchmark, million, capsys):
     peak = benchmark.pedantic(run, rounds=1)
     with capsys.disabled():
         print(f"\npeak {peak} MiB")
+
+
+def test_every_cgroup_value(benchmark):
+    """Levels, pods, containers and lint of 1,000 nodes × 100 pods."""
+    benchmark.group = "every cgroup value of 100,000 pods"
+    asked = CgroupsParameters(detail=["qos", "pods", "containers", "lint"])
+    answer = benchmark.pedantic(cgroups, args=(synthesize(1000, 100, 1), asked), rounds=5, warmup_rounds=1)
+    assert len(answer) > 1_000_000
