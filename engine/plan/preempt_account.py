@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission import NotEnoughToPreempt
+from engine.admission import Preemption
 from engine.admission.decision import Requirements, Step, why_not_preemptable
 from engine.admission.preemption import KUBELET
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.plan.answers import RESOURCE_UNITS, Rows
-from engine.plan.fit import Fit, NodeUse
+from engine.plan.fit import NodeUse
 from engine.plan.output import readable
-from engine.plan.preempt_policy import node_table, preempt_on_node, short_nodes
+from engine.plan.preempt_policy import node_table
 
 
 def list_account(
-    rows: Rows, use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
+    rows: Rows,
+    use: NodeUse,
+    pod: Pod,
+    policy: str,
+    short: Iterable[tuple[int, dict[str, int]]],
+    offsets: NDArray[np.int64],
+    chosen: NDArray[np.int32],
+    stuck: NDArray[np.bool_],
 ) -> None:
-    """`step` rows in order of choice (amount: which step), then `passed-over` ones; needs: int64[k, nodes].
+    """`step` rows in order of choice (amount: which step), then `passed-over` ones, for each node in `short`.
 
-    Where not even every pod is enough there are no steps, and only those that may not be preempted are
-    listed.
+    The victims of node i are rows `chosen[offsets[i]:offsets[i + 1]]`. Where not even every pod is enough
+    (`stuck`) there are no steps, and only those that may not be preempted are listed.
     """
-    for node, short in short_nodes(checked, needs):
+    critical, priority = is_critical(pod), pod.spec.priority
+    for node, missing in short:
         table = node_table(use, node)
         first, last = use.tables.offsets[node : node + 2].tolist()
         labels = use.snapshot.pod_labels(np.arange(first, last)).to_pylist()
-        try:
-            found = preempt_on_node(table, pod, short, policy)
-        except NotEnoughToPreempt:
+        if stuck[node]:
             for row in table.rows().tolist():
                 why = why_not_preemptable(
-                    table, row, is_critical(pod), pod.spec.priority, respect_protection=policy != KUBELET
+                    table, row, critical, priority, respect_protection=policy != KUBELET
                 )
                 if why is not None:
                     rows.add(node, "passed-over", labels[row], why, 0, "")
-        else:
-            for number, step in enumerate(found.steps(), start=1):
-                rows.add(node, "step", labels[int(step.uid)], _reason(step), number, "")
-            for other in found.passed_over():
-                rows.add(node, "passed-over", labels[int(other.uid)], other.why, 0, "")
+            continue
+        victims = (chosen[offsets[node] : offsets[node + 1]] - first).tolist()
+        decision = Preemption(
+            policy=policy,
+            preemptor=pod.full_name,
+            requirements=tuple(missing.items()),
+            victims=tuple(labels[row] for row in victims),
+            rows=tuple(victims),
+            table=table,
+            critical=critical,
+            priority=priority,
+        )
+        for number, step in enumerate(decision.steps(), start=1):
+            rows.add(node, "step", labels[int(step.uid)], _reason(step), number, "")
+        for other in decision.passed_over():
+            rows.add(node, "passed-over", labels[int(other.uid)], other.why, 0, "")
 
 
 def _reason(step: Step) -> str:

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.admission import NotEnoughToPreempt, Preemption, preempt
+from engine.admission import NotEnoughToPreempt, preempt
 from engine.api.pod import Pod
 from engine.plan.fit import Fit, NodeUse
 from engine.tables import PodColumns, PodTable
@@ -45,11 +45,6 @@ def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, d
         yield node, {name: amount for name, amount in amounts if amount}
 
 
-def preempt_on_node(table: PodTable, pod: Pod, short: dict[str, int], policy: str) -> Preemption:
-    """The agent's decision on one node. Raises `NotEnoughToPreempt`."""
-    return preempt(table, pod, short, policy=policy, time_limit=inf, steps=STEPS)
-
-
 def victims_by_policy(
     use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], int]:
@@ -61,7 +56,7 @@ def victims_by_policy(
     for node, short in short_nodes(checked, needs):
         first = int(use.tables.offsets[node])
         try:
-            found = preempt_on_node(node_table(use, node), pod, short, policy)
+            found = preempt(node_table(use, node), pod, short, policy=policy, time_limit=inf, steps=STEPS)
         except NotEnoughToPreempt as error:
             for name, amount in error.short:
                 left[checked.resources.index(name), node] = amount

@@ -23,7 +23,7 @@ from engine.plan.answers import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer,
 from engine.plan.asked_pods import PodParameters, asked_pods
 from engine.plan.fit import Fit, NodeUse, fit, node_use
 from engine.plan.preempt_account import list_account
-from engine.plan.preempt_policy import victims_by_policy
+from engine.plan.preempt_policy import short_nodes, victims_by_policy
 from engine.plan.snapshot import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
 
@@ -93,7 +93,8 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
     if parameters.victims and len(chosen):
         _list_victims(rows, use, pod, chosen_offsets, chosen)
     if parameters.account:
-        list_account(rows, use, pod, checked, needs, parameters.policy)
+        short_where = short_nodes(checked, needs)
+        list_account(rows, use, pod, parameters.policy, short_where, chosen_offsets, chosen, stuck)
 
 
 def _victims(
