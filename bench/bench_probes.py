@@ -26,9 +26,9 @@ from engine._fast._probe_loop_c import PROBE_BYTES, ProbeLoop
 from engine._fast._probe_state_py import RUNNING, Observation
 from engine._fast.probe_state import ProbeState
 from engine.bench.parts import HollowRuntime
+from engine.cri.client import RuntimeClient
 from engine.probes.measure import Measured, first_bytes, measure, watch
 from engine.probes.request import exec_request
-from engine.runtime.client import RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.images import write_busybox

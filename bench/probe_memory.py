@@ -24,9 +24,9 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
+from engine.cri.records import RUNNING, ContainerRecord, PodRecord
 from engine.metrics import Registry
 from engine.node.probing import Probing
-from engine.node.runtime_state import RUNNING, ContainerRecord, PodRecord
 from engine.probes import ProbeManager
 
 KINDS: tuple[dict[str, Any], ...] = (

@@ -25,12 +25,11 @@ from engine.containers.selection import (
     containers_to_remove,
     sandboxes_to_remove,
 )
-from engine.runtime.client import NotFound, RuntimeClient
+from engine.cri import labels
+from engine.cri.client import NotFound, RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 60.0
-UID_LABEL: Final = "io.kubernetes.pod.uid"
-GRACE_ANNOTATION: Final = "io.kubernetes.pod.terminationGracePeriod"
 CONTAINER_LOGS_DIR: Final = Path("/var/log/containers")
 _DEFAULT_GRACE = 30
 _STATES = {
@@ -154,7 +153,7 @@ class ContainerGC:
     ) -> None:
         listed = await self._runtime.list_containers()
         dead = [container for container in listed if container.state != cri.CONTAINER_RUNNING]
-        graces = {c.id: c.annotations.get(GRACE_ANNOTATION, "") for c in dead}
+        graces = {c.id: c.annotations.get(labels.POD_GRACE, "") for c in dead}
         plan = containers_to_remove(
             map(_dead_container, dead),
             self.policy,
@@ -240,7 +239,7 @@ class ContainerGC:
 def _dead_container(container: cri.Container) -> DeadContainer:
     return DeadContainer(
         container.id,
-        container.labels.get(UID_LABEL, ""),
+        container.labels.get(labels.POD_UID, ""),
         container.metadata.name,
         _STATES.get(container.state, "unknown"),
         container.created_at / 1e9,

@@ -3,7 +3,7 @@
 `thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission` decide (pure);
 `readings`, `cgroup_usage`, `measure` and `notifier` (by `usage_events` or `pressure_events`) look at
 cgroups, file systems and the runtime; `manager` puts them together. May touch `engine.api`, `tables`,
-`_fast`, `metrics`, `runtime.client`, `engine.images` and `engine.containers`.
+`_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`.
 """
 
 from engine.eviction.manager import EvictionManager

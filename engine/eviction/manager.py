@@ -25,6 +25,7 @@ from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.containers import ContainerGC
+from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.explain import explain
@@ -40,7 +41,6 @@ from engine.eviction.usage import PodUsage, rank
 from engine.images import ImageManager
 from engine.images.filesystem import runtime_filesystems, same_device
 from engine.metrics import Registry
-from engine.runtime.client import RuntimeClient
 
 HARD_GRACE_SECONDS: Final = 1
 CLEANUP_TIMEOUT: Final = 30.0

@@ -10,15 +10,14 @@ from typing import Final
 
 from engine.api.errors import KubengineError
 from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
+from engine.cri.labels import CONTAINER_NAME, POD_UID
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.images.filesystem import disk_usage
-from engine.runtime.client import RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
 
 STATS_TIMEOUT: Final = 10.0
-UID_LABEL: Final = "io.kubernetes.pod.uid"
-NAME_LABEL: Final = "io.kubernetes.container.name"
 
 PodCgroup = Callable[[str], str | None]
 """The cgroup of a pod by uid, from the root of the hierarchy (`/kubepods/burstable/pod…`)."""
@@ -93,8 +92,8 @@ class PodMeter:
         by_pod: dict[str, dict[str, cri.ContainerStats]] = {}
         for stat in listed:
             labels = stat.attributes.labels
-            name = labels.get(NAME_LABEL, stat.attributes.metadata.name)
-            of_pod = by_pod.setdefault(labels.get(UID_LABEL, ""), {})
+            name = labels.get(CONTAINER_NAME, stat.attributes.metadata.name)
+            of_pod = by_pod.setdefault(labels.get(POD_UID, ""), {})
             known = of_pod.get(name)
             if known is None or known.attributes.metadata.attempt < stat.attributes.metadata.attempt:
                 of_pod[name] = stat

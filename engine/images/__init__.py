@@ -2,7 +2,7 @@
 
 `policy` says when and how much, `selection` which rows of an `ImageTable` and in which order, `collection`
 is one run over the records, `manager` lists, measures and removes through the runtime. May touch
-`engine.api`, `tables`, `_fast`, `metrics` and `runtime.client`; of the disk only statvfs and its own
+`engine.api`, `tables`, `_fast`, `metrics` and `cri.client`; of the disk only statvfs and its own
 records file.
 """
 

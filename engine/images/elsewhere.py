@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from engine.api.errors import KubengineError
+from engine.cri.client import RuntimeClient
 from engine.images.filesystem import RuntimeFilesystems, disk_usage, same_device
 from engine.images.report import REMOVED, ImageGCReport
-from engine.runtime.client import RuntimeClient
 
 MEASURE_TIMEOUT = 30.0
 

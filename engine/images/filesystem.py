@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import Unavailable
+from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading
-from engine.runtime.client import RuntimeClient
 
 STATVFS_TIMEOUT = 10.0
 

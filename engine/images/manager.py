@@ -18,6 +18,8 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
+from engine.cri.labels import POD_NAME, POD_NAMESPACE, POD_UID
 from engine.images import records_file, selection
 from engine.images.collection import Collection
 from engine.images.elsewhere import what_else_fills
@@ -28,7 +30,6 @@ from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
-from engine.runtime.client import RuntimeClient
 from engine.tables import NEVER
 from engine.wire import cri_v1_pb2 as cri
 
@@ -286,10 +287,7 @@ class ImageManager:
         users: dict[str, list[str]] = {}
         for container in self._containers:
             labels = container.labels
-            name = (
-                f"{labels.get('io.kubernetes.pod.namespace', '')}/{labels.get('io.kubernetes.pod.name', '')}"
-                f":{container.metadata.name}"
-            )
+            name = f"{labels.get(POD_NAMESPACE, '')}/{labels.get(POD_NAME, '')}:{container.metadata.name}"
             users.setdefault(self._key_used_by(container), []).append(name)
             for mounted in self._volume_images.get(container.id, ()):
                 users.setdefault(mounted, []).append(f"{name} (image volume)")
@@ -310,7 +308,7 @@ class ImageManager:
         for container in containers:
             if container.id in known:
                 continue
-            if self._image_volumes or container.labels.get("io.kubernetes.pod.uid") in with_volumes:
+            if self._image_volumes or container.labels.get(POD_UID) in with_volumes:
                 status = (await self._runtime.container_status(container.id)).status
                 mounted = (mount.image.image for mount in status.mounts)
                 self._volume_images[container.id] = frozenset(image for image in mounted if image)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.api.errors import Unavailable
+from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.lease import ImageLeases
 from engine.images.records import SeenImage
-from engine.runtime.client import RuntimeClient
 
 GIVE_UP_AFTER: Final = 2
 """Removals in a row without an answer, after which the rest of a run is not tried."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.api.pod import Container, Pod
-from engine.node.runtime_state import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
+from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
 
 Hash = Callable[[Container], str]
 

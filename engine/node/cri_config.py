@@ -12,7 +12,7 @@ from pathlib import Path
 from engine.api._base import to_json
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext, SecurityContext, SecurityProfile
-from engine.node import runtime_state as labels
+from engine.cri import labels
 from engine.node.environment import expand
 from engine.wire import cri_v1_pb2 as cri
 

@@ -6,7 +6,7 @@ import asyncio
 
 from engine.api.errors import Refused
 from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 
 HTTP_SECONDS = 30.0
 

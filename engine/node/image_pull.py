@@ -10,9 +10,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
+from engine.cri.client import RuntimeClient
 from engine.node.backoff import Backoff
 from engine.node.status import Waiting
-from engine.runtime.client import RuntimeClient
 from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10

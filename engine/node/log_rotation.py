@@ -20,8 +20,8 @@ from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.quantity import Quantity
-from engine.node.runtime_state import ContainerRecord
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
+from engine.cri.records import ContainerRecord
 
 log = logging.getLogger("kubengine.logs")
 

@@ -23,6 +23,8 @@ from engine.api.node import Node as NodeObject
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups import CgroupManager, NoCgroups, NodeCgroups
+from engine.cri.client import RuntimeClient
+from engine.cri.records import PodRecord
 from engine.eviction import NodeView
 from engine.metrics import Registry
 from engine.node import machine
@@ -34,14 +36,12 @@ from engine.node.node_resources import NodeResources
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.rooms import Rooms
-from engine.node.runtime_state import PodRecord
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
 from engine.node.summary import node_summary, pod_summary
 from engine.node.volumes import PodVolumes
 from engine.probes import ProbeResult
-from engine.runtime.client import RuntimeClient
 
 log = logging.getLogger("kubengine.node")
 

@@ -15,7 +15,7 @@ from engine.api.events import WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
-from engine.node.runtime_state import PodRecord
+from engine.cri.records import PodRecord
 from engine.node.services import Services
 from engine.node.worker import PodWorker
 

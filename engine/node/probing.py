@@ -16,8 +16,8 @@ import msgspec
 from engine.api.errors import KubengineError
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
+from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.actions import Health
-from engine.node.runtime_state import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.probes import ProbeManager
 
 log = logging.getLogger("kubengine.pods")

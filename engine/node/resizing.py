@@ -15,7 +15,7 @@ from engine.api.pod import Pod
 from engine.api.status import PodCondition
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of
-from engine.node.runtime_state import ContainerRecord
+from engine.cri.records import ContainerRecord
 from engine.node.services import Services
 from engine.node.starting import cri_resources
 from engine.node.stopping import grace_seconds, stop_container

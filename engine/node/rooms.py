@@ -18,15 +18,15 @@ from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.cgroups import NodeCgroups
 from engine.containers import ContainerGC
+from engine.cri.client import RuntimeClient
+from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction import EvictionManager, NodeView
 from engine.images import ImageManager
 from engine.metrics import Registry
 from engine.node.inotify import Watch
 from engine.node.log_rotation import LogRotation
-from engine.node.runtime_state import ContainerRecord
 from engine.probes import ProbeManager, ProbeResult
-from engine.runtime.client import RuntimeClient
 
 
 class Managed(Protocol):

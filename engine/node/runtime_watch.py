@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 
 from engine.api.background import BackgroundTask
 from engine.api.errors import Refused
-from engine.metrics import Registry
-from engine.node.runtime_state import (
+from engine.cri import labels
+from engine.cri.client import NotFound, RuntimeClient, Unimplemented
+from engine.cri.records import (
     PodRecord,
     container_record,
     pod_of,
     sandbox_record,
 )
-from engine.runtime.client import NotFound, RuntimeClient, Unimplemented
+from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.runtime")
@@ -147,7 +148,7 @@ class RuntimeWatch:
 
     async def reread_pod(self, uid: str) -> PodRecord:
         """Asks the runtime about one pod only, for a pod whose picture is in doubt."""
-        selector = {"io.kubernetes.pod.uid": uid}
+        selector = {labels.POD_UID: uid}
         sandboxes = await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(label_selector=selector))
         containers = await self._runtime.list_containers(cri.ContainerFilter(label_selector=selector))
         await self._reread(uid, _Listed(sandboxes, containers))

@@ -13,14 +13,14 @@ from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.cgroups import NodeCgroups
+from engine.cri.client import RuntimeClient
+from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
-from engine.node.runtime_state import ContainerRecord, PodRecord
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.volumes import PodVolumes
-from engine.runtime.client import RuntimeClient
 
 
 @dataclass(slots=True)

@@ -12,18 +12,18 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL
 from engine.api.pod import Container, Pod
 from engine.cgroups.containers import ContainerResources
+from engine.cri.client import NotFound
+from engine.cri.records import CREATED, ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
-from engine.node.runtime_state import CREATED, ContainerRecord, PodRecord
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting
 from engine.node.volumes import hosts_file, mount_path, termination_message_file
-from engine.runtime.client import NotFound
 from engine.wire import cri_v1_pb2 as cri
 
 CONTAINER_LOGS = Path("/var/log/containers")

@@ -19,7 +19,7 @@ from engine.api.status import (
     PodStatus,
     ResourceAmounts,
 )
-from engine.node.runtime_state import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 
 PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 

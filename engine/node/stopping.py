@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
+from engine.cri.client import NotFound
+from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.cri_config import pod_log_directory
 from engine.node.hooks import run_hook
-from engine.node.runtime_state import ContainerRecord, PodRecord
 from engine.node.services import Services
 from engine.node.starting import remove_log_links
-from engine.runtime.client import NotFound
 
 MINIMUM_GRACE_SECONDS = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.node.runtime_state import ContainerRecord
+from engine.cri.records import ContainerRecord
 
 MAX_FILE_BYTES = 4096
 MAX_LOG_BYTES = 2048

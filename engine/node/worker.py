@@ -19,11 +19,11 @@ from engine.api.pod import Container, Pod
 from engine.api.status import ResourceAmounts
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
+from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
 from engine.node.cri_config import container_hash
 from engine.node.image_pull import StartRefused
 from engine.node.resizing import Resize, can_resize, carry_out
-from engine.node.runtime_state import EXITED, ContainerRecord
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.starting import SandboxRefused, sandbox_config, start_container, start_sandbox

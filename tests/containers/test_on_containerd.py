@@ -11,7 +11,7 @@ import pytest
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
 from engine.containers import ContainerGC
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
 from tests.images.pods_on_containerd import PodOnContainerd

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.cri.client import RuntimeClient
 from engine.devices.manager import DeviceManager, DeviceRunOptions
-from engine.runtime.client import RuntimeClient
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri

@@ -16,10 +16,10 @@ from engine.api.kubengine_config import EvictionSection, ImagesSection
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.api.quantity import Quantity
 from engine.containers import ContainerGC
+from engine.cri.client import RuntimeClient
 from engine.eviction import EvictionManager, NodeView
 from engine.images import ImageManager
 from engine.images.filesystem import read_filesystem
-from engine.runtime.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.images.pods_on_containerd import PodOnContainerd, add_image

@@ -12,9 +12,9 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.pod import EmptyDirVolume, Volume
+from engine.cri.client import RuntimeClient
 from engine.eviction import EvictionManager, NodeView
 from engine.images.filesystem import disk_usage, read_filesystem
-from engine.runtime.client import RuntimeClient
 
 from .private_node import MIB, make_pod
 

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 
 from engine.api.errors import KubengineError
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import padding_layer, write_image
 from engine.wire import cri_v1_pb2 as cri

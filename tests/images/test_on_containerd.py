@@ -13,10 +13,10 @@ from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ImagesSection
+from engine.cri.client import RuntimeClient
 from engine.images import ImageManager
 from engine.images.filesystem import read_filesystem
 from engine.metrics import Registry
-from engine.runtime.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, padding_layer
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from engine.api.defaults import apply_defaults
 from engine.api.pod import Container, Pod, PodSpec
-from engine.node.actions import Health, next_actions
-from engine.node.cri_config import container_hash
-from engine.node.runtime_state import (
+from engine.cri.records import (
     CREATED,
     EXITED,
     RUNNING,
@@ -15,6 +13,8 @@ from engine.node.runtime_state import (
     PodRecord,
     SandboxRecord,
 )
+from engine.node.actions import Health, next_actions
+from engine.node.cri_config import container_hash
 
 HEALTHY = Health()
 

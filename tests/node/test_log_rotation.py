@@ -10,8 +10,8 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
+from engine.cri.records import RUNNING, ContainerRecord
 from engine.node.log_rotation import LogRotation, log_limits, surplus
-from engine.node.runtime_state import RUNNING, ContainerRecord
 
 from .conftest import eventually
 

@@ -9,9 +9,9 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
 from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
+from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.backoff import Backoff
 from engine.node.environment import container_environment, expand, field_value, resource_value
-from engine.node.runtime_state import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.static_pods import static_pod
 from engine.node.status import StatusInputs, Waiting, pod_status
 

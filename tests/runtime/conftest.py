@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.runtime.hollow import HollowRuntime
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
 

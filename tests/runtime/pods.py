@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.testing.containerd import mounts_below

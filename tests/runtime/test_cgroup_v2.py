@@ -10,7 +10,7 @@ BODY = r"""
 import asyncio
 import tempfile
 from pathlib import Path
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import write_busybox
 from engine.wire import cri_v1_pb2 as cri

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import Refused
-from engine.runtime.client import RuntimeClient, Unimplemented
+from engine.cri.client import RuntimeClient, Unimplemented
 from engine.runtime.hollow import PREFIX, HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import BUSYBOX, Pods, until

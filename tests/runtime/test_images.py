@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import InvalidInput, Refused
+from engine.cri.client import NotFound
 from engine.runtime.archives import Archive
-from engine.runtime.client import NotFound
 from engine.runtime.images import HOST_NAME, ImageStore
 from engine.runtime.layers import unpack
 from engine.runtime.references import normalised, split_tag

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import Refused
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.wire import cri_v1_pb2 as cri

@@ -16,7 +16,7 @@ import yaml
 
 from engine.api.errors import KubengineError
 from engine.cli._agent import Agent
-from engine.runtime.client import RuntimeClient
+from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 

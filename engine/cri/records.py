@@ -1,4 +1,4 @@
-"""What the runtime holds for a pod, in small values of our own, and how kubelets label it.
+"""What the runtime holds for a pod, in small values of our own.
 
 Pure: built from CRI messages, compared and merged; nothing here calls the runtime.
 """
@@ -9,20 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
 
+from engine.cri import labels
 from engine.wire import cri_v1_pb2 as cri
-
-POD_NAME = "io.kubernetes.pod.name"
-POD_NAMESPACE = "io.kubernetes.pod.namespace"
-POD_UID = "io.kubernetes.pod.uid"
-CONTAINER_NAME = "io.kubernetes.container.name"
-
-HASH = "io.kubernetes.container.hash"
-RESTART_COUNT = "io.kubernetes.container.restartCount"
-MESSAGE_PATH = "io.kubernetes.container.terminationMessagePath"
-MESSAGE_POLICY = "io.kubernetes.container.terminationMessagePolicy"
-PRE_STOP = "io.kubernetes.container.preStopHandler"
-PORTS = "io.kubernetes.container.ports"
-POD_GRACE = "io.kubernetes.pod.terminationGracePeriod"
 
 CREATED = cri.CONTAINER_CREATED
 RUNNING = cri.CONTAINER_RUNNING
@@ -149,10 +137,10 @@ class PodRecord:
         return len(self.sandboxes) + len(self.containers) != before
 
 
-def pod_of(labels: Mapping[str, str]) -> tuple[str, str, str] | None:
+def pod_of(found: Mapping[str, str]) -> tuple[str, str, str] | None:
     """(uid, name, namespace) that a kubelet's labels give, None for containers of others."""
-    uid = labels.get(POD_UID)
-    return (uid, labels.get(POD_NAME, ""), labels.get(POD_NAMESPACE, "")) if uid else None
+    uid = found.get(labels.POD_UID)
+    return (uid, found.get(labels.POD_NAME, ""), found.get(labels.POD_NAMESPACE, "")) if uid else None
 
 
 def container_record(
@@ -160,14 +148,14 @@ def container_record(
 ) -> ContainerRecord:
     """From the runtime's full status. `agent_began` is when this agent started, in Unix seconds."""
     annotations = status.annotations
-    grace = annotations.get(POD_GRACE, "")
+    grace = annotations.get(labels.POD_GRACE, "")
     linux = status.resources.linux if status.HasField("resources") else None
     return ContainerRecord(
         id=status.id,
-        name=intern(status.labels.get(CONTAINER_NAME, status.metadata.name)),
+        name=intern(status.labels.get(labels.CONTAINER_NAME, status.metadata.name)),
         sandbox_id=sandbox_id,
         state=CREATED if _start_was_cut_short(status, agent_began) else status.state,
-        attempt=_number(annotations.get(RESTART_COUNT, ""), status.metadata.attempt),
+        attempt=_number(annotations.get(labels.RESTART_COUNT, ""), status.metadata.attempt),
         created_at=status.created_at * NANO,
         started_at=status.started_at * NANO,
         finished_at=status.finished_at * NANO,
@@ -176,10 +164,11 @@ def container_record(
         message=status.message,
         image=intern(status.image.user_specified_image or status.image.image),
         image_id=intern(status.image_ref),
-        hash=annotations.get(HASH, ""),
+        hash=annotations.get(labels.HASH, ""),
         log_path=status.log_path,
         message_path=next(
-            (m.host_path for m in status.mounts if m.container_path == annotations.get(MESSAGE_PATH)), ""
+            (m.host_path for m in status.mounts if m.container_path == annotations.get(labels.MESSAGE_PATH)),
+            "",
         ),
         grace_seconds=int(grace) if grace.isdigit() else None,
         resources=(linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.node.runtime_state import (
+from engine.cri.records import (
     CREATED,
     EXITED,
     RUNNING,
