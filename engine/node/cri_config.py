@@ -1,6 +1,6 @@
 """Pods and containers as a kubelet describes them to a CRI runtime: names, labels, paths, security.
 
-Pure: messages out, nothing touched. The container hash covers name and image, as the kubelet's (v1.32).
+Pure: messages out, nothing touched.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from engine.api._base import to_json
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext, SecurityContext, SecurityProfile
 from engine.cri import labels
+from engine.node.container_hash import container_hash
 from engine.node.environment import expand
 from engine.wire import cri_v1_pb2 as cri
 
@@ -61,14 +62,6 @@ def pod_log_directory(config: KubeletConfiguration, pod: Pod) -> Path:
     """`/var/log/pods/<namespace>_<name>_<uid>`."""
     meta = pod.metadata
     return Path(config.pod_logs_dir) / f"{meta.namespace}_{meta.name}_{meta.uid}"
-
-
-def container_hash(container: Container) -> str:
-    """FNV-1a of name and image, in hexadecimal: what makes a running container outdated."""
-    value = 2166136261
-    for byte in f'{{"name":"{container.name}","image":"{container.image}"}}'.encode():
-        value = ((value ^ byte) * 16777619) & 0xFFFFFFFF
-    return f"{value:x}"
 
 
 def pod_labels(pod: Pod) -> dict[str, str]:

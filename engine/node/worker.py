@@ -21,7 +21,7 @@ from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
 from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
-from engine.node.cri_config import container_hash
+from engine.node.container_hash import container_hash
 from engine.node.image_pull import StartRefused
 from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.services import Services

@@ -14,7 +14,7 @@ from engine.cri.records import (
     SandboxRecord,
 )
 from engine.node.actions import Health, next_actions
-from engine.node.cri_config import container_hash
+from engine.node.container_hash import container_hash
 
 HEALTHY = Health()
 
