@@ -1,0 +1,280 @@
+"""Files whose names others can change under our hands, opened so that no name leads out.
+
+A container may replace anything in its volumes at any moment: a directory by a link to the host's root, a
+file by a FIFO. So such a path is never handed to the kernel twice. It is looked up once below a directory
+that is already open, by openat2(2) or, where the kernel or a sandbox has no such call, step by step with
+O_NOFOLLOW; then the descriptor is used, not the name.
+
+Every function raises `OSError` naming the path: ELOOP where a link was met, EXDEV where the path leads out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import os
+import stat
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+HANDLE = os.O_PATH | os.O_CLOEXEC
+"""Opens a thing without touching it: no FIFO blocks, no device wakes."""
+
+_OPENAT2 = 437
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_NO_SYMLINKS = 0x04
+_RESOLVE_BENEATH = 0x08
+_RESOLVE_IN_ROOT = 0x10
+_STRICT = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+_ATTEMPTS = 128
+_MOST_LINKS = 40
+_LONGEST_LOOKUP = 4000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[int]:
+    """A handle on a directory whose own path nobody but the host's owner can change; links are followed."""
+    directory = os.open(path, HANDLE | os.O_DIRECTORY)
+    try:
+        yield directory
+    finally:
+        os.close(directory)
+
+
+def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+    """Opens what lies below an open directory without following any link; `..` leads out, always.
+
+    `flags` and `mode` as open(2) has them; the descriptor is closed at exec.
+    """
+    parts = _parts(path)
+    if path.startswith("/") or ".." in parts:
+        raise _error(errno.EXDEV, "leads out of the directory", path)
+    at, held = directory, -1
+    try:
+        while len(os.fsencode("/".join(parts))) > _LONGEST_LOOKUP:
+            head, parts = _split(parts)
+            at = _open_strict(at, head, HANDLE | os.O_DIRECTORY, 0, path)
+            _close(held)
+            held = at
+        return _open_strict(at, parts, flags | os.O_CLOEXEC, mode, path)
+    finally:
+        _close(held)
+
+
+def open_in_root(root: int, path: str, flags: int, mode: int = 0) -> int:
+    """Opens a path as a process would whose root directory is `root`: links lead about inside it only."""
+    flags |= os.O_CLOEXEC
+    if has_openat2():
+        return _openat2(root, "/".join(_parts(path)) or ".", flags, mode, _RESOLVE_IN_ROOT, path)
+    return open_beneath(root, "/".join(_resolve_in_root(root, path)), flags, mode)
+
+
+def make_directories(directory: int, path: str, mode: int) -> int:
+    """A handle on a directory below another, made where it is missing; each one made gets exactly `mode`."""
+    parts = _parts(path)
+    if path.startswith("/") or ".." in parts:
+        raise _error(errno.EXDEV, "leads out of the directory", path)
+    at = os.open(".", HANDLE | os.O_DIRECTORY, dir_fd=directory)
+    try:
+        for part in parts:
+            made = False
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=at)
+                made = True
+            below = _open_strict(at, [part], HANDLE | os.O_DIRECTORY, 0, path)
+            os.close(at)
+            at = below
+            if made:
+                os.chmod(same_file(at), mode)
+    except BaseException:
+        os.close(at)
+        raise
+    return at
+
+
+def read_regular(directory: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
+    """At most `limit` bytes of a regular file, its first or its last ones. EINVAL for anything else."""
+    handle = open_beneath(directory, path, HANDLE)
+    try:
+        return read_handle(handle, path, limit, from_end=from_end)
+    finally:
+        os.close(handle)
+
+
+def read_handle(handle: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
+    """The same of a file that is open already, by `HANDLE` or otherwise; `path` is for errors."""
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise _error(errno.EINVAL, "is not a regular file", path)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with os.fdopen(os.open(same_file(handle), flags), "rb", buffering=0) as file:
+        if from_end:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+        read = bytearray()
+        while len(read) < limit and (part := file.read(limit - len(read))):
+            read += part
+        return bytes(read)
+
+
+def write_regular(directory: int, name: str, data: bytes, mode: int, *, uid: int = -1, gid: int = -1) -> None:
+    """Puts a new file of exactly this mode and owner in the place of whatever has the name, in one step."""
+    if "/" in name or name in ("", ".", ".."):
+        raise _error(errno.EINVAL, "is not a name", name)
+    temporary = f".{os.urandom(8).hex()}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=directory), "wb") as file:
+            file.write(data)
+            file.flush()
+            if (uid, gid) != (-1, -1):
+                os.fchown(file.fileno(), uid, gid)
+            os.fchmod(file.fileno(), mode)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def same_file(descriptor: int) -> str:
+    """A path to what a descriptor stands for, whatever its name is by now; mount(2) takes it."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+@functools.cache
+def has_openat2() -> bool:
+    """Whether the kernel (5.6 and later) has the call and no sandbox forbids it."""
+    try:
+        os.close(_openat2(-100, ".", HANDLE, 0, _RESOLVE_NO_MAGICLINKS, "."))
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EPERM):
+            return False
+        raise
+    return True
+
+
+def _open_strict(directory: int, parts: list[str], flags: int, mode: int, path: str) -> int:
+    if has_openat2():
+        return _openat2(directory, "/".join(parts) or ".", flags, mode, _STRICT, path)
+    at = directory
+    try:
+        for part in parts[:-1]:
+            below = _open_one(at, part, HANDLE | os.O_DIRECTORY, 0, path)
+            if at != directory:
+                os.close(at)
+            at = below
+        return _open_one(at, parts[-1] if parts else ".", flags, mode, path)
+    finally:
+        if at != directory:
+            os.close(at)
+
+
+def _open_one(directory: int, name: str, flags: int, mode: int, path: str) -> int:
+    """One step; a link is ELOOP, which the kernel says in three ways."""
+    try:
+        descriptor = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=directory)
+    except OSError as error:
+        code = error.errno or errno.EIO
+        if code == errno.ENOTDIR and _is_link(directory, name):
+            code = errno.ELOOP
+        raise OSError(code, os.strerror(code), path) from error
+    if flags & os.O_PATH and stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    return descriptor
+
+
+def _is_link(directory: int, name: str) -> bool:
+    try:
+        return stat.S_ISLNK(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _openat2(directory: int, lookup: str, flags: int, mode: int, resolve: int, path: str) -> int:
+    how = _OpenHow(flags, mode if flags & os.O_CREAT else 0, resolve)
+    name = os.fsencode(lookup)
+    for _ in range(_ATTEMPTS):
+        descriptor: int = _libc.syscall(
+            ctypes.c_long(_OPENAT2),
+            ctypes.c_int(directory),
+            ctypes.c_char_p(name),
+            ctypes.byref(how),
+            ctypes.c_size_t(ctypes.sizeof(how)),
+        )
+        if descriptor >= 0:
+            return descriptor
+        code = ctypes.get_errno()
+        if code not in (errno.EAGAIN, errno.EINTR):
+            break
+    raise OSError(code, os.strerror(code), path)
+
+
+def _resolve_in_root(root: int, path: str) -> list[str]:
+    """Where links lead inside `root`. By the time of use they may lead elsewhere: open it strictly."""
+    ahead, done, links = deque(_parts(path)), list[str](), 0
+    while ahead:
+        part = ahead.popleft()
+        if part == "..":
+            del done[-1:]
+            continue
+        target = _link_target(root, [*done, part])
+        if target is None:
+            done.append(part)
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        if target.startswith("/"):
+            done.clear()
+        ahead.extendleft(reversed(_parts(target)))
+    return done
+
+
+def _link_target(root: int, parts: list[str]) -> str | None:
+    """What a link says; None for anything else, and for nothing at all."""
+    try:
+        parent = open_beneath(root, "/".join(parts[:-1]), HANDLE | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.readlink(parts[-1], dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT):
+            return None
+        raise
+    finally:
+        os.close(parent)
+
+
+def _parts(path: str) -> list[str]:
+    if "\0" in path:
+        raise _error(errno.EINVAL, "holds a NUL", path)
+    return [part for part in path.split("/") if part not in ("", ".")]
+
+
+def _split(parts: list[str]) -> tuple[list[str], list[str]]:
+    """The longest beginning that one lookup takes, and the rest."""
+    length = 0
+    for index, part in enumerate(parts):
+        length += len(os.fsencode(part)) + 1
+        if length > _LONGEST_LOOKUP and index:
+            return parts[:index], parts[index:]
+    return parts, []
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _error(code: int, text: str, path: str) -> OSError:
+    return OSError(code, text, path)
