@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import click
+from click.core import ParameterSource
 
 ROOT = Path("/var/lib/kubengine/runtime")
 STATE = Path("/run/kubengine/runtime")
@@ -103,6 +104,7 @@ def command(
     the containers running for the next start, unless --clean-up-on-exit is given.
     """
     if context.invoked_subcommand is not None:
+        context.obj = _given(context)
         return
 
     def make() -> _Runtime:
@@ -129,11 +131,12 @@ def command(
 @command.command("import")
 @click.argument("archives", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @_root
-def import_(archives: tuple[Path, ...], root: Path) -> None:
+@click.pass_context
+def import_(context: click.Context, archives: tuple[Path, ...], root: Path) -> None:
     """Import image archives (docker save, OCI layout), also while a runtime uses the directory."""
     from engine.runtime.images import ImageStore
 
-    store = ImageStore(root)
+    store = ImageStore(_chosen(context, "root", root))
     for archive in archives:
         for image in store.import_archive(archive):
             click.echo(f"{image.id}  {' '.join(image.tags)}")
@@ -142,12 +145,36 @@ def import_(archives: tuple[Path, ...], root: Path) -> None:
 @command.command()
 @_root
 @_state
-def purge(root: Path, state: Path) -> None:
+@click.pass_context
+def purge(context: click.Context, root: Path, state: Path) -> None:
     """Remove everything: processes, cgroups, networks, images and files. The runtime must be stopped."""
     from engine.runtime.embedded import EmbeddedRuntime
 
+    root, state = _chosen(context, "root", root), _chosen(context, "state", state)
     runtime = EmbeddedRuntime(socket=state / "purge.sock", root=root, state=state)
     asyncio.run(runtime.purge())
+
+
+def _given(context: click.Context) -> dict[str, Path]:
+    """The options before the subcommand. Raises UsageError for one that it has no use for."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    useless = given.keys() - {"root", "state"}
+    if useless:
+        option = "--" + min(useless).replace("_", "-")
+        raise click.UsageError(f"{option} means nothing to {context.invoked_subcommand!r}", context)
+    return given
+
+
+def _chosen(context: click.Context, name: str, value: Path) -> Path:
+    """A directory that was given after the subcommand, or before it, or its default."""
+    if context.get_parameter_source(name) is ParameterSource.DEFAULT:
+        given: dict[str, Path] = context.obj
+        return given.get(name, value)
+    return value
 
 
 async def _serve(make: Callable[[], _Runtime], stats_file: Path | None, clean_up: bool) -> None:

@@ -1,26 +1,28 @@
 """Reads image archives: what `docker save` writes, and OCI image layouts in a tar or a directory.
 
 Pure reading: nothing is written here. Layers come out as streams, so that an archive larger than
-memory is no problem.
+memory is no problem. An archive may be anything: what is wrong with it is an InvalidInput about its path.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import io
 import json
-import lzma
 import os
-import tarfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import posixpath
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, TypeVar
+
+import msgspec
 
 from engine.api.errors import InvalidInput
+from engine.runtime import tars
 from engine.runtime.references import normalised, split_tag
 
 INDEXES = (
@@ -30,10 +32,15 @@ INDEXES = (
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
+LIMITS = tars.Limits(entries=100_000, size=256 << 30)
+MAX_DOCUMENT = 8 << 20
+MAX_LINKS = 8
+DIGEST = re.compile(r"[a-z0-9]+:[0-9a-f]{32,128}")
+SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedImage:
+class ArchivedImage(msgspec.Struct, frozen=True):
     """One image. `layers` are member names, first applied first, `diff_ids` the digests of their content."""
 
     config: dict[str, Any]
@@ -48,17 +55,75 @@ class ArchivedImage:
         return "sha256:" + hashlib.sha256(self.raw_config).hexdigest()
 
 
+class _DockerEntry(msgspec.Struct, rename="pascal"):
+    config: str
+    layers: list[str]
+    repo_tags: list[str] | None = None
+
+
+class _Platform(msgspec.Struct):
+    architecture: str = ""
+
+
+class _Descriptor(msgspec.Struct, rename="camel"):
+    digest: str
+    media_type: str = ""
+    annotations: dict[str, str] | None = None
+    platform: _Platform | None = None
+
+
+class _Document(msgspec.Struct):
+    """An OCI index (`manifests`) or manifest (`config`, `layers`)."""
+
+    manifests: list[_Descriptor] | None = None
+    config: _Descriptor | None = None
+    layers: list[_Descriptor] = []
+
+
+class _RootFs(msgspec.Struct):
+    diff_ids: list[str]
+
+
+class _RunConfig(msgspec.Struct, rename="pascal"):
+    """What a container is made from; only its form is looked at here."""
+
+    user: str | None = None
+    env: list[str] | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    working_dir: str | None = None
+    stop_signal: str | None = None
+
+
+class _Config(msgspec.Struct):
+    rootfs: _RootFs
+    config: _RunConfig | None = None
+
+
+class _Member(NamedTuple):
+    offset: int
+    size: int
+    link: str
+
+
 class Archive:
     """An opened archive; use as a context manager. Raises InvalidInput about the archive's path."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tar: tarfile.TarFile | None = None
-        if not path.is_dir():
-            try:
-                self._tar = tarfile.open(path)  # noqa: SIM115  (closed by __exit__)
-            except (tarfile.TarError, EOFError) as error:
-                raise InvalidInput(f"not an image archive: {error}", subject=str(path)) from None
+        self._file: IO[bytes] | None = None
+        self._stream: IO[bytes] | None = None
+        self._members: dict[str, _Member] = {}
+        if path.is_dir():
+            return
+        self._file = _open_regular(path, str(path))
+        try:
+            with self._readable():
+                self._stream = tars.uncompressed(self._file, str(path))
+                self._members = dict(self._index(self._stream))
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> Archive:
         return self
@@ -66,115 +131,180 @@ class Archive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._tar is not None:
-            self._tar.close()
+        if self._file is not None:
+            self._file.close()
 
     def images(self) -> list[ArchivedImage]:
-        if self._has("manifest.json"):
-            return [self._docker_image(entry) for entry in self._json("manifest.json")]
-        if self._has("index.json"):
-            return self._oci_images(self._json("index.json"))
+        with self._readable():
+            if self._has("manifest.json"):
+                entries = self._decoded("manifest.json", self._read("manifest.json"), list[_DockerEntry])
+                return [self._docker_image(entry) for entry in entries]
+            if self._has("index.json"):
+                return self._oci_images(self._decoded("index.json", self._read("index.json"), _Document))
         raise InvalidInput("expected manifest.json (docker save) or index.json (OCI)", subject=str(self.path))
 
-    def layer(self, name: str) -> IO[bytes]:
+    @contextmanager
+    def layer(self, name: str) -> Iterator[IO[bytes]]:
         """The uncompressed layer tar as a stream."""
-        stream = self._open(name)
-        magic = stream.read(6)
-        stream.seek(0)
-        if magic.startswith(b"\x1f\x8b"):
-            return cast(IO[bytes], gzip.GzipFile(fileobj=stream))
-        if magic.startswith(b"BZh"):
-            return bz2.BZ2File(stream)
-        if magic.startswith(b"\xfd7zXZ"):
-            return lzma.LZMAFile(stream)
-        if magic.startswith(b"\x28\xb5\x2f\xfd"):
-            raise InvalidInput("zstd layers are not supported", subject=f"{self.path}: {name}")
-        return stream
+        with self._readable(), self._open(name) as stream:
+            yield tars.uncompressed(stream, f"{self.path}: {name}")
 
-    def _docker_image(self, entry: dict[str, Any]) -> ArchivedImage:
-        raw = self._read(entry["Config"])
-        config = json.loads(raw)
-        diff_ids = config["rootfs"]["diff_ids"]
+    def _index(self, stream: IO[bytes]) -> Iterator[tuple[str, _Member]]:
+        source = tars.Source(stream, LIMITS.size, str(self.path))
+        for _, member in tars.members(source, LIMITS):
+            name = _clean(member.name)
+            if member.isreg() and not member.issparse():
+                yield name, _Member(member.offset_data, member.size, "")
+            elif member.islnk():
+                yield name, _Member(0, 0, _clean(member.linkname))
+            elif member.issym():
+                yield name, _Member(0, 0, _clean(posixpath.join(posixpath.dirname(name), member.linkname)))
+
+    def _docker_image(self, entry: _DockerEntry) -> ArchivedImage:
+        raw = self._read(entry.config)
+        config = self._decoded(entry.config, raw, _Config)
+        diff_ids = self._diff_ids(config, entry.layers)
         manifest = {
             "schemaVersion": 2,
             "mediaType": DOCKER_MANIFEST,
             "config": {"mediaType": DOCKER_CONFIG, "digest": _digest(raw), "size": len(raw)},
             "layers": [
                 {"mediaType": DOCKER_LAYER, "digest": diff_id, "size": self._size(name)}
-                for diff_id, name in zip(diff_ids, entry["Layers"], strict=True)
+                for diff_id, name in zip(diff_ids, entry.layers, strict=True)
             ],
         }
         digest = _digest(json.dumps(manifest, separators=(",", ":")).encode())
-        tags = [normalised(tag) for tag in entry.get("RepoTags") or []]
-        return ArchivedImage(config, raw, entry["Layers"], diff_ids, tags, digest)
+        tags = [normalised(tag) for tag in entry.repo_tags or []]
+        return ArchivedImage(
+            self._decoded(entry.config, raw, dict[str, Any]), raw, entry.layers, diff_ids, tags, digest
+        )
 
-    def _oci_images(self, index: dict[str, Any]) -> list[ArchivedImage]:
+    def _oci_images(self, index: _Document) -> list[ArchivedImage]:
         found: dict[str, ArchivedImage] = {}
-        for descriptor in index["manifests"]:
-            annotations = descriptor.get("annotations") or {}
+        for descriptor in index.manifests or []:
+            annotations = descriptor.annotations or {}
             name = annotations.get("io.containerd.image.name") or annotations.get(
                 "org.opencontainers.image.ref.name", ""
             )
-            digest = descriptor["digest"]
-            document = self._blob_json(digest)
-            if descriptor.get("mediaType") in INDEXES or "manifests" in document:
-                chosen = _for_this_machine(document["manifests"], self.path)
-                document = self._blob_json(chosen["digest"])
-            raw = self._read(_blob(document["config"]["digest"]))
-            config = json.loads(raw)
+            document = self._blob_document(descriptor.digest)
+            if descriptor.media_type in INDEXES or document.manifests is not None:
+                chosen = _for_this_machine(document.manifests or [], self.path)
+                document = self._blob_document(chosen.digest)
+            if document.config is None:
+                raise InvalidInput("names no configuration", subject=f"{self.path}: {descriptor.digest}")
+            raw = self._blob(document.config.digest)
+            config = self._decoded(document.config.digest, raw, _Config)
+            layers = [self._blob_name(layer.digest) for layer in document.layers]
             # A bare tag names nothing; only full names do.
             tags = [normalised(name)] if split_tag(name)[1] or "/" in name else []
-            earlier = found.get(digest)
-            found[digest] = ArchivedImage(
-                config,
+            earlier = found.get(descriptor.digest)
+            found[descriptor.digest] = ArchivedImage(
+                self._decoded(document.config.digest, raw, dict[str, Any]),
                 raw,
-                [_blob(layer["digest"]) for layer in document["layers"]],
-                config["rootfs"]["diff_ids"],
+                layers,
+                self._diff_ids(config, layers),
                 [*(earlier.tags if earlier else ()), *tags],
-                digest,
+                descriptor.digest,
             )
         return list(found.values())
 
-    def _blob_json(self, digest: str) -> dict[str, Any]:
-        raw = self._read(_blob(digest))
+    def _diff_ids(self, config: _Config, layers: Sequence[str]) -> list[str]:
+        diff_ids = config.rootfs.diff_ids
+        if len(diff_ids) != len(layers):
+            raise InvalidInput(f"{len(layers)} layers, {len(diff_ids)} diff_ids", subject=str(self.path))
+        for diff_id in diff_ids:
+            if not SHA256.fullmatch(diff_id):
+                raise InvalidInput(f"bad layer digest {diff_id!r}", subject=str(self.path))
+        return diff_ids
+
+    def _blob_document(self, digest: str) -> _Document:
+        return self._decoded(digest, self._blob(digest), _Document)
+
+    def _blob(self, digest: str) -> bytes:
+        raw = self._read(self._blob_name(digest))
         if _digest(raw) != digest:
             raise InvalidInput(f"blob {digest} is damaged", subject=str(self.path))
-        document: dict[str, Any] = json.loads(raw)
-        return document
+        return raw
 
-    def _json(self, name: str) -> Any:
+    def _blob_name(self, digest: str) -> str:
+        if not DIGEST.fullmatch(digest):
+            raise InvalidInput(f"expected a digest, got {digest!r}", subject=str(self.path))
+        return "blobs/" + digest.replace(":", "/")
+
+    def _decoded(self, name: str, raw: bytes, kind: type[T]) -> T:
         try:
-            return json.loads(self._read(name))
-        except ValueError as error:
-            raise InvalidInput(f"{name}: {error}", subject=str(self.path)) from None
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidInput(str(error), subject=f"{self.path}: {name}") from None
 
     def _has(self, name: str) -> bool:
-        if self._tar is None:
-            return (self.path / name).exists()
-        try:
-            self._tar.getmember(name)
-        except KeyError:
-            return False
-        return True
+        return name in self._members if self._stream is not None else (self.path / name).exists()
 
     def _size(self, name: str) -> int:
-        return (self.path / name).stat().st_size if self._tar is None else self._tar.getmember(name).size
+        with self._open(name) as stream:
+            return stream.seek(0, io.SEEK_END)
 
     def _read(self, name: str) -> bytes:
         with self._open(name) as stream:
-            return stream.read()
+            data = stream.read(MAX_DOCUMENT + 1)
+        if len(data) > MAX_DOCUMENT:
+            raise InvalidInput(f"{name} has more than {MAX_DOCUMENT} bytes", subject=str(self.path))
+        return data
 
     def _open(self, name: str) -> IO[bytes]:
-        if self._tar is None:
-            return (self.path / name).open("rb")
+        wanted = _clean(name)
+        if self._stream is None:
+            if wanted.startswith(".."):
+                raise InvalidInput(f"{name!r} leads out of it", subject=str(self.path))
+            return _open_regular(self.path / wanted, f"{self.path}: {name}")
+        for _ in range(MAX_LINKS):
+            member = self._members.get(wanted)
+            if member is None:
+                break
+            if not member.link:
+                return io.BufferedReader(_Part(self._stream, member.offset, member.size), tars.CHUNK)
+            wanted = member.link
+        raise InvalidInput(f"{name} is missing", subject=str(self.path)) from None
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
         try:
-            member = self._tar.getmember(name)
-            if member.issym() or member.islnk():
-                member = self._tar.getmember(str(Path(name).parent / member.linkname))
-            stream = self._tar.extractfile(member)
-        except KeyError:
-            raise InvalidInput(f"{name} is missing", subject=str(self.path)) from None
-        return stream if stream is not None else io.BytesIO()
+            yield
+        except tars.DAMAGE as error:
+            raise InvalidInput(f"damaged: {error}", subject=str(self.path)) from None
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            raise InvalidInput(f"damaged: {error}", subject=str(self.path)) from None
+
+
+class _Part(io.RawIOBase):
+    """Bytes of a larger stream."""
+
+    def __init__(self, stream: IO[bytes], offset: int, size: int) -> None:
+        self._stream = stream
+        self._offset = offset
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), max(0, self._size - self._position))
+        self._stream.seek(self._offset + self._position)
+        data = self._stream.read(wanted)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def architecture() -> str:
@@ -183,17 +313,29 @@ def architecture() -> str:
     return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
 
 
-def _for_this_machine(manifests: Sequence[dict[str, Any]], path: Path) -> dict[str, Any]:
+def _for_this_machine(manifests: Sequence[_Descriptor], path: Path) -> _Descriptor:
     for descriptor in manifests:
-        platform = descriptor.get("platform") or {}
-        if platform.get("architecture", architecture()) == architecture():
+        platform = descriptor.platform or _Platform()
+        if platform.architecture in ("", architecture()):
             return descriptor
     raise InvalidInput(f"holds nothing for {architecture()}", subject=str(path))
 
 
-def _blob(digest: str) -> str:
-    algorithm, _, value = digest.partition(":")
-    return f"blobs/{algorithm}/{value}"
+def _open_regular(path: Path, subject: str) -> IO[bytes]:
+    """Raises InvalidInput for what is no file, without waiting for a pipe's other end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise InvalidInput("is missing", subject=subject) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidInput("expected a regular file", subject=subject)
+    return os.fdopen(descriptor, "rb")
+
+
+def _clean(name: str) -> str:
+    """A member's name, as its archive's root sees it."""
+    return posixpath.normpath(name.lstrip("/") or ".")
 
 
 def _digest(data: bytes) -> str:

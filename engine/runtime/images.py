@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -20,6 +20,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput
 from engine.runtime.archives import Archive, ArchivedImage
@@ -30,6 +32,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 HOST_NAME = "docker.io/library/host:latest"
 HOST_ID = "sha256:" + "0" * 63 + "1"
+LOG = logging.getLogger(__name__)
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -85,6 +88,7 @@ class ImageStore:
         self._images: dict[str, StoredImage] = {}
         self._read_at = -1
         self._lock = asyncio.Lock()
+        self._bad_archives: dict[Path, str] = {}
 
     def open(self) -> None:
         """Make the directories and drop what an interrupted import left."""
@@ -159,7 +163,7 @@ class ImageStore:
     # Filling and emptying
 
     def import_archive(self, path: Path) -> Sequence[StoredImage]:
-        """Import every image of the archive at `path`. Raises InvalidInput about the archive."""
+        """Import every image of the archive at `path`. Raises InvalidInput or OSError about the archive."""
         self.open()
         with Archive(path) as archive:
             return [self._import(archive, image, []) for image in archive.images()]
@@ -178,8 +182,6 @@ class ImageStore:
         names, size, inodes = [], 0, 0
         for layer, diff_id in zip(image.layers, image.diff_ids, strict=True):
             name = diff_id.partition(":")[2][:20]
-            if not name.isalnum():
-                raise InvalidInput(f"bad layer digest {diff_id!r}", subject=str(archive.path))
             names.append(name)
             layer_size, layer_inodes = self._import_layer(archive, layer, diff_id, name)
             size, inodes = size + layer_size, inodes + layer_inodes
@@ -199,23 +201,36 @@ class ImageStore:
         return stored
 
     def _import_layer(self, archive: Archive, layer: str, diff_id: str, name: str) -> tuple[int, int]:
-        target, record = self.layers / name, self.layers / f"{name}.size"
-        if target.is_dir() and record.exists():
-            size, inodes = record.read_text().split()
-            return int(size), int(inodes)
+        target = self.layers / name
+        counted = self._layer_size(name)
+        if counted is not None:
+            return counted
         partial = self.layers / f"{name}.{os.getpid()}-{secrets.token_hex(4)}.partial"
         partial.mkdir(mode=0o755)
         try:
             with archive.layer(layer) as stream:
                 counted = unpack(stream, partial, diff_id)
-            _write_atomically(record, f"{counted[0]} {counted[1]}\n")
+            _write_atomically(self.layers / f"{name}.size", f"{counted[0]} {counted[1]}\n")
             partial.rename(target)
+        except InvalidInput as error:
+            raise InvalidInput(str(error), subject=str(archive.path)) from None
         except OSError:
-            if not target.is_dir():
+            counted = self._layer_size(name)  # whoever else was unpacking it may have won
+            if counted is None:
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return counted
+
+    def _layer_size(self, name: str) -> tuple[int, int] | None:
+        """Bytes and inodes of a layer that is here, whole."""
+        if not (self.layers / name).is_dir():
+            return None
+        try:
+            size, inodes = (self.layers / f"{name}.size").read_text().split()
+            return int(size), int(inodes)
+        except (FileNotFoundError, ValueError):
+            return None
 
     def _take_tags(self, newer: StoredImage) -> None:
         """A name belongs to the image that was imported last."""
@@ -233,21 +248,42 @@ class ImageStore:
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
-        """Under the name that was asked for and no other, as from a registry."""
+        """Under the name that was asked for and no other, as from a registry.
+
+        An archive that can't be read is passed over. Raises InvalidInput where the one that has the
+        image is bad.
+        """
         assert self._archives is not None
         wanted = normalised(reference)
         if not self._archives.is_dir():
             return
         for path in sorted(self._archives.iterdir()):
-            with contextlib.suppress(InvalidInput), Archive(path) as archive:
-                for image in archive.images():
+            try:
+                archive = Archive(path)
+            except (InvalidInput, OSError) as error:
+                self._pass_over(path, error)
+                continue
+            with archive:
+                try:
+                    images = archive.images()
+                except (InvalidInput, OSError) as error:
+                    self._pass_over(path, error)
+                    continue
+                for image in images:
                     repositories = {split_tag(tag)[0] for tag in image.tags}
                     if wanted in image.tags:
-                        self._import(archive, dataclasses.replace(image, tags=[wanted]), [])
+                        self._import(archive, replace(image, tags=[wanted]), [])
                         return
                     if wanted in {f"{repository}@{image.manifest_digest}" for repository in repositories}:
-                        self._import(archive, dataclasses.replace(image, tags=[]), [wanted])
+                        self._import(archive, replace(image, tags=[]), [wanted])
                         return
+
+    def _pass_over(self, path: Path, error: Exception) -> None:
+        """Say once what is wrong with an archive."""
+        text = str(error)
+        if self._bad_archives.get(path) != text:
+            self._bad_archives[path] = text
+            LOG.warning("an image archive is passed over: %s", text)
 
     def _current(self) -> dict[str, StoredImage]:
         changed = self._records.stat().st_mtime_ns

@@ -67,7 +67,8 @@ def test_docker_and_oci_archives_hold_the_same_image(tmp_path: Path) -> None:
         [one], [two] = docker.images(), oci.images()
         assert one.id == two.id
         assert one.tags == two.tags == ["docker.io/library/a:1"]
-        assert docker.layer(one.layers[0]).read() == oci.layer(two.layers[0]).read() == busybox_layer()
+        with docker.layer(one.layers[0]) as first, oci.layer(two.layers[0]) as second:
+            assert first.read() == second.read() == busybox_layer()
 
 
 def test_what_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
