@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from engine.host.files import replace_file
+
 LISTENERS = 8
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 
@@ -76,9 +78,7 @@ async def _serve(port_file: Path, period: float) -> None:
         await loop.create_server(lambda: Target(counts), "127.0.0.1", 0, backlog=1024)
         for _ in range(LISTENERS)
     ]
-    partial = port_file.with_suffix(".partial")
-    partial.write_text(json.dumps([server.sockets[0].getsockname()[1] for server in servers]))
-    partial.rename(port_file)
+    replace_file(port_file, json.dumps([server.sockets[0].getsockname()[1] for server in servers]))
     await asyncio.Event().wait()
 
 

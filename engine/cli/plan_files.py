@@ -10,7 +10,7 @@ import click
 
 from engine.api.errors import InvalidInput
 from engine.cli.plan import opened, source_options
-from engine.plan.atomic import atomically
+from engine.host.files import replacing_file
 from engine.plan.mapping import load_mapped
 from engine.plan.place import place as place_pods
 from engine.plan.snapshot import Snapshot
@@ -31,7 +31,8 @@ def deliver(snapshot: Snapshot, output: str, format: str | None) -> None:
         from engine.plan.json_writer import write_list
 
         if output:
-            atomically(Path(output), lambda file: write_list(snapshot, file))
+            with replacing_file(Path(output)) as file:
+                write_list(snapshot, file)
         else:
             write_list(snapshot, sys.stdout.buffer)
     elif output:

@@ -12,6 +12,8 @@ from typing import Literal, Protocol
 import click
 from click.core import ParameterSource
 
+from engine.host.files import replace_file
+
 ROOT = Path("/var/lib/kubengine/runtime")
 STATE = Path("/run/kubengine/runtime")
 
@@ -199,6 +201,4 @@ async def _serve(make: Callable[[], _Runtime], stats_file: Path | None, clean_up
 
 
 def _write_stats(path: Path, counts: Mapping[str, Mapping[str, int]]) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n")
-    partial.rename(path)
+    replace_file(path, json.dumps(counts, indent=1, sort_keys=True) + "\n")

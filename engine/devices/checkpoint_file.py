@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from engine.api.errors import Refused
 from engine.devices.checkpoint import Checkpoint, CheckpointError, decode, encode
+from engine.host.files import replacing_file
 
 FILE_NAME = "kubelet_internal_checkpoint"
 SET_ASIDE = "set-aside"
 COALESCE_SECONDS = 0.05
 """How long a change that nobody waits for may wait for others."""
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 log = logging.getLogger("kubengine.devices")
 
 FaultPoint = Callable[[str], None]
@@ -118,8 +117,8 @@ class CheckpointFile:
             failure: Refused | None = None
             try:
                 await self._write()
-            except OSError as error:
-                failure = Refused(f"cannot write: {error.strerror}", subject=str(self.path))
+            except Refused as error:
+                failure = error
                 log.error("%s", failure)
             for waiter in waiters:
                 if waiter.cancelled():
@@ -138,20 +137,7 @@ class CheckpointFile:
         self._last = text
 
     def _replace(self, text: bytes) -> None:
-        temporary = self.path.with_name(f".{FILE_NAME}.tmp")
-        try:
-            with os.fdopen(os.open(temporary, _NEW_FILE, 0o600), "wb") as file:
-                file.write(text)
-                file.flush()
-                self._fault("checkpoint written")
-                os.fsync(file.fileno())
-            temporary.rename(self.path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        with replacing_file(self.path) as file:
+            file.write(text)
+            self._fault("checkpoint written")
         self._fault("checkpoint renamed")
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput, KubengineError
+from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
@@ -338,5 +338,5 @@ class ImageManager:
             return
         try:
             records_file.save(self._file, self.records)
-        except OSError as error:
+        except Refused as error:
             log.warning("image records cannot be kept: %s", error)

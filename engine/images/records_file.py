@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
+from engine.api.errors import Refused
+from engine.host.files import replace_file
 from engine.images.records import ImageRecords
 
 FILE_NAME = "image_gc_records.json"
@@ -45,17 +46,11 @@ def load(path: Path, records: ImageRecords, now: float) -> None:
 
 
 def save(path: Path, records: ImageRecords) -> None:
-    """Write atomically. Raises `OSError`."""
+    """Raises `Refused` with the path."""
     data = msgspec.json.encode({"version": VERSION, "records": records.export()})
-    partial = path.with_name(path.name + ".partial")
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"cannot make: {error.strerror}"
+        raise Refused(text, subject=str(path.parent), errno=error.errno) from error
+    replace_file(path, data)

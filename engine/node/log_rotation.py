@@ -22,6 +22,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.quantity import Quantity
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
+from engine.host.files import remove_unfinished, replacing_file
 
 log = logging.getLogger("kubengine.logs")
 
@@ -45,7 +46,7 @@ def rotated_name(path: Path, now: float) -> Path:
 def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[Path]]:
     """Of a log's moved files: which to delete and which to compress, leaving room for one more.
 
-    Names sort by time. Unfinished compressions are deleted.
+    Names sort by time. What a kubelet left half compressed is deleted.
     """
     names = sorted(rotated, key=lambda path: path.name.removesuffix(COMPRESSED))
     unfinished = [path for path in names if path.name.endswith(UNFINISHED)]
@@ -119,12 +120,16 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
 
 
 def _make_room(path: Path, max_files: int) -> None:
+    remove_unfinished(path.parent)
     delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
     for old in delete:
         old.unlink(missing_ok=True)
     for old in compress:
-        unfinished = old.with_name(f"{old.name}{UNFINISHED}")
-        with old.open("rb") as source, gzip.open(unfinished, "wb") as target:
-            shutil.copyfileobj(source, target)
-        unfinished.replace(old.with_name(f"{old.name}{COMPRESSED}"))
+        compressed = old.with_name(f"{old.name}{COMPRESSED}")
+        with (
+            old.open("rb") as source,
+            replacing_file(compressed) as target,
+            gzip.open(target, "wb") as zipped,
+        ):
+            shutil.copyfileobj(source, zipped)
         old.unlink()

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.host.files import replace_file
 from engine.node.actions import Health
 from engine.probes import ProbeManager
 
@@ -82,10 +83,8 @@ class Probing:
         directory = self._pod_directory(pod.uid)
         if hash(text) == self._written.get(pod.uid) or not directory.is_dir():
             return
-        temporary = directory / f".{FILE}"
-        with contextlib.suppress(OSError):
-            temporary.write_bytes(text)
-            temporary.replace(directory / FILE)
+        with contextlib.suppress(Refused):
+            replace_file(directory / FILE, text)
             self._written[pod.uid] = hash(text)
 
     def _restored(self, uid: str) -> PodStatus | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Container, DownwardAPIVolume, HostPathVolume, Pod, Volume, VolumeMount
 from engine.api.quantity import Quantity
+from engine.host.files import replace_file
 from engine.node.environment import expand, field_value, resource_value
 
 DEFAULT_FILE_MODE = 0o644
@@ -153,8 +154,7 @@ def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: st
     for alias in pod.spec.host_aliases or []:
         lines.append("\t".join([alias.ip, *(alias.hostnames or [])]))
     path = pod_directory / "etc-hosts"
-    path.write_text("\n".join(lines) + "\n")
-    path.chmod(0o644)
+    replace_file(path, "\n".join(lines) + "\n", mode=0o644)
     return path
 
 
@@ -226,8 +226,5 @@ def _write_files(directory: Path, files: Mapping[str, tuple[str, int]], pod: Pod
             raise InvalidInput(f"path {name!r} leads out of the volume", subject=pod.full_name)
         path = directory / name
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(text)
-        temporary.chmod(mode)
-        temporary.replace(path)
+        replace_file(path, text, mode=mode)
     _own(directory, pod)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Mapping
+from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.api.errors import InvalidInput
+from engine.host.files import replace_file, replacing_file
 from engine.plan.answers import COLUMNS, Answer
-from engine.plan.atomic import atomically
 from engine.plan.reader import engine_version
 
 FORMATS = ("table", "json", "csv", "parquet", "html")
@@ -61,8 +62,9 @@ def write_answer(answer: Answer, source: Mapping[str, Any], format: str, path: s
     """To a file (atomically) or standard output. `html` is `report.write_report`'s, not done here."""
     if format == "table":
         if path:
-            with Path(path).open("w", encoding="utf-8") as file:
-                print_table(answer, Console(file=file, width=160), limit)
+            text = StringIO()
+            print_table(answer, Console(file=text, width=160), limit)
+            replace_file(Path(path), text.getvalue())
         else:
             print_table(answer, Console(), limit)
         return
@@ -72,7 +74,8 @@ def write_answer(answer: Answer, source: Mapping[str, Any], format: str, path: s
         "parquet": lambda file: _parquet(answer, source, file),
     }[format]
     if path:
-        atomically(Path(path), writer)
+        with replacing_file(Path(path)) as file:
+            writer(file)
     elif format == "parquet" and sys.stdout.isatty():
         raise InvalidInput("Parquet is not for a terminal; give -o FILE", subject="--format")
     else:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
-from engine.plan.atomic import atomically
+from engine.host.files import replacing_file
 from engine.plan.snapshot import Snapshot
 from engine.plan.sources import Stream
 
@@ -34,8 +34,9 @@ _LOCAL_HEADER = 30
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
-    """Atomically: a temporary file beside it, synced, then renamed. Raises `InvalidInput` with the path."""
-    atomically(path, lambda file: write_stream(snapshot, file))
+    """Atomically. Raises `Refused` with the path."""
+    with replacing_file(path) as file:
+        write_stream(snapshot, file)
 
 
 def write_stream(snapshot: Snapshot, file: Any) -> None:

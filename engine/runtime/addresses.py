@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, Refused
+from engine.host.files import replace_file
 from engine.runtime.shim.network import Netlink
 
 POOL = ipaddress.IPv4Network("10.64.0.0/10")
@@ -43,7 +44,7 @@ class PodNetwork:
         if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
             return
         self.subnet = self._choose()
-        self._file.write_text(json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}))
+        replace_file(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}))
         if Path("/sys/class/net", self.bridge).exists():
             return
         netlink = Netlink()

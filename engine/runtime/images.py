@@ -24,6 +24,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput
+from engine.host.files import remove_unfinished, replace_file
 from engine.runtime.archives import Archive, ArchivedImage
 from engine.runtime.failures import Missing, WrongState
 from engine.runtime.layers import unpack
@@ -94,9 +95,11 @@ class ImageStore:
         """Make the directories and drop what an interrupted import left."""
         for directory in (self.root, self._records, self.layers):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        for partial in [*self.layers.glob("*.partial"), *self._records.glob("*.partial")]:
+        for partial in self.layers.glob("*.partial"):
             if _is_stale(partial):
-                shutil.rmtree(partial) if partial.is_dir() else partial.unlink(missing_ok=True)
+                shutil.rmtree(partial)
+        for directory in (self._records, self.layers):
+            remove_unfinished(directory)
 
     def get(self, reference: str) -> StoredImage | None:
         """By id, unique start of an id, digest or name."""
@@ -210,7 +213,7 @@ class ImageStore:
         try:
             with archive.layer(layer) as stream:
                 counted = unpack(stream, partial, diff_id)
-            _write_atomically(self.layers / f"{name}.size", f"{counted[0]} {counted[1]}\n")
+            replace_file(self.layers / f"{name}.size", f"{counted[0]} {counted[1]}\n")
             partial.rename(target)
         except InvalidInput as error:
             raise InvalidInput(str(error), subject=str(archive.path)) from None
@@ -244,7 +247,7 @@ class ImageStore:
             "id": image.id, "config": image.config, "layers": image.layers, "tags": image.tags,
             "digests": image.digests, "size": image.size, "inodes": image.inodes,
         }  # fmt: skip
-        _write_atomically(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1))
+        replace_file(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1))
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
@@ -303,15 +306,6 @@ def host_image() -> StoredImage:
     return StoredImage(
         HOST_ID, {"Env": [DEFAULT_PATH], "Cmd": ["/bin/sh"]}, [], [HOST_NAME], [], 0, 0, pinned=True
     )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
 
 
 def _is_stale(partial: Path) -> bool:

@@ -4,7 +4,7 @@
     STATE/containers/<id>/record.json   and started and exit, which its shim writes
 
 A container's record says CREATED until it has ended; whether it runs is in what its shim wrote.
-A directory without a record is half made or half removed. Files are replaced by rename but not synced: a
+A directory without a record is half made or half removed. It lies on a tmpfs: a
 reboot ends every process that they speak of.
 """
 
@@ -13,13 +13,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.host.files import replace_file
 from engine.runtime.records import Container, Sandbox
 from engine.wire import cri_v1_pb2 as cri
 
@@ -139,9 +139,7 @@ class StateDirectory:
     def _save(self, record: Sandbox | Container, document: dict[str, Any]) -> None:
         directory = self.directory(record)
         directory.mkdir(mode=0o750, exist_ok=True)
-        partial = directory / f"record.json.{os.getpid()}.partial"
-        partial.write_text(json.dumps(document))
-        partial.rename(directory / "record.json")
+        replace_file(directory / "record.json", json.dumps(document))
 
     def _load(self, kind: Path) -> Iterator[dict[str, Any]]:
         for directory in sorted(kind.iterdir()):

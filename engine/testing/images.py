@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from engine.host.files import replacing_file
+
 BUSYBOX_TAG = "docker.io/library/busybox:latest"
 PAUSE_TAG = "registry.k8s.io/pause:3.9"
 
@@ -218,10 +220,8 @@ def write_pause(path: Path, tags: Sequence[str] = (PAUSE_TAG,)) -> Path:
 
 def _write_tar(path: Path, files: Mapping[str, bytes]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with tarfile.open(partial, mode="w", format=tarfile.GNU_FORMAT) as tar:
+    with replacing_file(path) as file, tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size, info.mode = len(data), 0o644
             tar.addfile(info, io.BytesIO(data))
-    partial.rename(path)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Refused
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize
 from engine.plan.on_dask import pack, unpack
 from engine.plan.snapshot_file import TABLES, node_ranges, write_snapshot, write_stream
@@ -119,7 +119,7 @@ def test_a_cut_file_is_said(cluster_file, tmp_path):
 
 
 def test_writing_leaves_nothing_half_done(cluster, tmp_path):
-    with pytest.raises(InvalidInput):
+    with pytest.raises(Refused, match=r"no/where\.kes"):
         write_snapshot(cluster, tmp_path / "no" / "where.kes")
     write_snapshot(cluster, tmp_path / "x.kes")
     assert [p.name for p in tmp_path.iterdir()] == ["x.kes"]

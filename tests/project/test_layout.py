@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "probes": BASE | {"host", "wire", "cri"},
     "runtime": {"api", "metrics", "host", "wire", "cri"},
     "node": BASE | DECISION_ROOMS | {"host", "wire", "cri"},
-    "bench": {"api", "wire"},
+    "bench": {"api", "host", "wire"},
     "server": {"api", "metrics", "host", "node"},
     "plan": BASE | DECISION_ROOMS | {"host"},
 }

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 
+from engine.host.files import replace_file
 from engine.plan.answers import COLUMNS, USED_AFTER, USED_BEFORE, Answer
-from engine.plan.atomic import atomically
 from engine.plan.output import readable, summary
 from engine.plan.report.plots import plots
 
@@ -28,13 +28,8 @@ row.hidden=!row.textContent.toLowerCase().includes(q)});
 
 
 def write_report(answer: Answer, source: Mapping[str, Any], path: Path) -> None:
-    """Atomically. Raises `InvalidInput` with the path if it cannot be written."""
-    page = render(answer, source).encode()
-
-    def write(file: BinaryIO) -> None:
-        file.write(page)
-
-    atomically(path, write)
+    """Atomically. Raises `Refused` with the path if it cannot be written."""
+    replace_file(path, render(answer, source))
 
 
 def render(answer: Answer, source: Mapping[str, Any]) -> str:

@@ -1,0 +1,78 @@
+"""Replacing a file: whole or not at all, and on disk when the call returns.
+
+The new content goes to a temporary file in the same directory, is synced, renamed over the old one, and
+the directory is synced. All of it goes by the directory's descriptor, so that a directory that is moved or
+replaced meanwhile is not written to half. What a killed process leaves behind is named `.NAME.PID-….new`;
+`remove_unfinished` takes it away.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from engine.api.errors import Refused
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]+\.new")
+
+
+def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600) -> None:
+    """Write `content` (text as UTF-8). Raises `Refused` with the path, and then the old file is untouched."""
+    with replacing_file(path, mode=mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """A file to write to that becomes `path` when the block ends, and vanishes when it raises.
+
+    Raises `Refused` with the path for what the kernel refuses, `OSError`s of the block included.
+    """
+    try:
+        directory = os.open(path.parent, _DIRECTORY)
+        try:
+            with _new_file(path.name, directory, mode) as file:
+                yield file
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        text = f"cannot write: {error.strerror or error}"
+        raise Refused(text, subject=str(path), errno=error.errno) from error
+
+
+@contextmanager
+def _new_file(name: str, directory: int, mode: int) -> Iterator[BinaryIO]:
+    unfinished = f".{os.fsdecode(os.fsencode(name)[:200])}.{os.getpid()}-{os.urandom(4).hex()}.new"
+    descriptor = os.open(unfinished, _NEW_FILE, mode, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            yield file
+            file.flush()
+            os.fsync(descriptor)
+        os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(unfinished, dir_fd=directory)
+        raise
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Take away what processes that are gone left half written in the directory, if there is one."""
+    with suppress(OSError):
+        for entry in list(os.scandir(directory)):
+            match = _UNFINISHED.fullmatch(entry.name)
+            if match is not None and not _lives(int(match[1])):
+                with suppress(OSError):
+                    Path(entry.path).unlink()
+
+
+def _lives(pid: int) -> bool:
+    return pid == os.getpid() or Path("/proc", str(pid)).exists()
