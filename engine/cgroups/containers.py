@@ -7,12 +7,14 @@ KEP-2837 (pod-level resources); pinned by `tests/conformance` (cgroup_container)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from engine.api.pod import Container, Pod
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, is_node_critical, qos_class
 from engine.api.quantity import ZERO, Quantity
-from engine.api.resources import CPU, MEMORY
+from engine.api.resources import CPU, MEMORY, pod_limits, pod_requests
 from engine.cgroups.conversion import (
     DEFAULT_PERIOD_US,
     huge_page_limits,
@@ -66,30 +68,52 @@ class ContainerRules:
 
 def container_resources(pod: Pod, container: Container, rules: ContainerRules) -> ContainerResources:
     """What the runtime is told for one container; the CPU request defaults to its limit."""
-    cpu_limit = effective_limit(pod, container, CPU).milli
-    cpu_request = container.requests.get(CPU)
-    memory_limit = effective_limit(pod, container, MEMORY).value
-    period = rules.cpu_period_us if rules.custom_cpu_period else DEFAULT_PERIOD_US
-    limits = huge_page_limits(container.limits)
-    unified: dict[str, str] = {}
-    if rules.cgroup_v2 and not rules.single_process_oom_kill:
-        unified[MEMORY_OOM_GROUP] = "1"
+    limits = {name: effective_limit(pod, container, name) for name in (CPU, MEMORY)}
+    basic = _basic_resources(container.requests.get(CPU), limits, rules)
+    huge = huge_page_limits(container.limits)
+    unified = dict(basic.unified)
     memory_swap = 0
     if rules.swap_controller and not rules.cgroup_v2:
-        memory_swap = memory_limit
+        memory_swap = basic.memory_limit_in_bytes
     elif rules.swap_controller:
         unified[MEMORY_SWAP_MAX] = str(swap_limit(pod, container, rules))
     if rules.memory_qos:
         unified |= _memory_qos(pod, container, rules)
+    return replace(
+        basic,
+        oom_score_adj=oom_score_adj(pod, container, rules.memory_capacity),
+        hugepage_limits={huge_page_name(size): huge.get(size, 0) for size in rules.huge_page_sizes},
+        unified=unified,
+        memory_swap_limit_in_bytes=memory_swap,
+    )
+
+
+def sandbox_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
+    """What a pod's containers have together, as the runtime is told when it makes the sandbox."""
+    without_overhead = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, overhead=None))
+    requests = pod_requests(without_overhead)
+    return _basic_resources(requests.get(CPU), pod_limits(without_overhead), rules)
+
+
+def overhead_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
+    """What a pod has beside its containers; nothing is set for a pod without overhead."""
+    overhead = pod.spec.overhead
+    if overhead is None:
+        return ContainerResources()
+    return _basic_resources(overhead.get(CPU, ZERO), overhead, rules)
+
+
+def _basic_resources(
+    cpu_request: Quantity | None, limits: Mapping[str, Quantity], rules: ContainerRules
+) -> ContainerResources:
+    cpu_limit = limits.get(CPU, ZERO).milli
+    period = rules.cpu_period_us if rules.custom_cpu_period else DEFAULT_PERIOD_US
     return ContainerResources(
         cpu_period=period if rules.enforce_cpu_limits else 0,
         cpu_quota=milli_cpu_to_quota(cpu_limit, period) if rules.enforce_cpu_limits else 0,
         cpu_shares=milli_cpu_to_shares(cpu_limit if cpu_request is None else cpu_request.milli),
-        memory_limit_in_bytes=memory_limit,
-        oom_score_adj=oom_score_adj(pod, container, rules.memory_capacity),
-        hugepage_limits={huge_page_name(size): limits.get(size, 0) for size in rules.huge_page_sizes},
-        unified=unified,
-        memory_swap_limit_in_bytes=memory_swap,
+        memory_limit_in_bytes=limits.get(MEMORY, ZERO).value,
+        unified={MEMORY_OOM_GROUP: "1"} if rules.cgroup_v2 and not rules.single_process_oom_kill else {},
     )
 
 

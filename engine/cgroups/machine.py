@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from engine.cgroups.mounts import Hierarchy
+
 
 @cache
 def huge_page_sizes(pools: str = "/sys/kernel/mm/hugepages") -> tuple[int, ...]:
@@ -20,3 +22,12 @@ def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
         if line.startswith("SwapTotal:"):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def swap_controller(hierarchy: Hierarchy, version: int, own: str = "/proc/self/cgroup") -> bool:
+    """Whether the kernel can limit swap there, be there any or not: `swapaccount=0` takes it away.
+    cgroup v2 shows it in every group but the root: we look at our own."""
+    if version == 1:
+        return Path(hierarchy.path, "memory.memsw.limit_in_bytes").exists()
+    line = next((line for line in Path(own).read_text().splitlines() if line.startswith("0::")), "0::/")
+    return Path(hierarchy.path, line.removeprefix("0::").lstrip("/"), "memory.swap.max").exists()

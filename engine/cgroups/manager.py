@@ -25,7 +25,7 @@ from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.files import FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import Contribution
-from engine.cgroups.machine import huge_page_sizes, swap_capacity
+from engine.cgroups.machine import huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import to_path
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer
@@ -60,7 +60,7 @@ class CgroupManager(NodeCgroups):
     ) -> None:
         section = section or CgroupsSection()
         self.mounts = mounts or find_mounts()
-        version, controllers = self.mounts.version, self.mounts.controllers
+        version, memory = self.mounts.version, self.mounts.holding("memory")
         if version == 1 and config.single_process_oom_kill is False:
             raise InvalidInput("false needs cgroup v2", subject="singleProcessOOMKill")
         settings = CgroupSettings.resolve(
@@ -68,7 +68,7 @@ class CgroupManager(NodeCgroups):
             capacity,
             cgroup_v2=version == 2,
             section=section,
-            swap_controller="memory" in controllers and swap_capacity() > 0,
+            swap_controller=memory is not None and swap_controller(memory, version),
             swap_capacity=swap_capacity(),
             huge_page_sizes=huge_page_sizes(),
         )

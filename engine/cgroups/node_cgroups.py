@@ -9,7 +9,12 @@ from typing import Any, ClassVar
 
 from engine.api.pod import Container, Pod, ResourceList
 from engine.cgroups.allocatable import PID
-from engine.cgroups.containers import ContainerResources, container_resources
+from engine.cgroups.containers import (
+    ContainerResources,
+    container_resources,
+    overhead_resources,
+    sandbox_resources,
+)
 from engine.cgroups.pod_keeper import PodGroup
 from engine.cgroups.settings import CgroupSettings
 
@@ -37,6 +42,14 @@ class NodeCgroups(ABC):
     def container_resources(self, pod: Pod, container: Container) -> ContainerResources:
         """What the runtime is told for one container."""
         return container_resources(pod, container, self.settings.containers)
+
+    def sandbox_resources(self, pod: Pod) -> ContainerResources:
+        """What the runtime is told of the pod's containers together."""
+        return sandbox_resources(pod, self.settings.containers)
+
+    def overhead_resources(self, pod: Pod) -> ContainerResources:
+        """What the runtime is told of the pod's overhead."""
+        return overhead_resources(pod, self.settings.containers)
 
     @abstractmethod
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Pods and containers as a kubelet describes them to a CRI runtime: names, labels, paths, security.
+"""Pods and containers as a kubelet describes them to a CRI runtime: names, labels, paths.
 
 Pure: messages out, nothing touched.
 """
@@ -11,27 +11,12 @@ from pathlib import Path
 
 from engine.api._base import to_json
 from engine.api.config import KubeletConfiguration
-from engine.api.pod import Container, Pod, PodSecurityContext, SecurityContext, SecurityProfile
+from engine.api.pod import Container, Pod, PodSecurityContext
 from engine.cri import labels
 from engine.node.container_hash import container_hash
 from engine.node.environment import expand
+from engine.node.security import container_security, sandbox_security
 from engine.wire import cri_v1_pb2 as cri
-
-MASKED_PATHS = (
-    "/proc/asound",
-    "/proc/acpi",
-    "/proc/interrupts",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
-)
-READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 _PROTOCOLS = {"TCP": cri.TCP, "UDP": cri.UDP, "SCTP": cri.SCTP}
 _PROPAGATION = {
@@ -53,6 +38,8 @@ class ContainerInputs:
     environment: Mapping[str, str]
     mounts: Sequence[cri.Mount]
     resources: cri.LinuxContainerResources | None
+    seccomp_root: Path
+    users: cri.UserNamespace | None = None
     devices: Sequence[cri.Device] = ()
     cdi_devices: Sequence[cri.CDIDevice] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -81,24 +68,14 @@ def sandbox_config(
     cgroup_parent: str,
     dns: cri.DNSConfig,
     hostname: str,
-    overhead: cri.LinuxContainerResources | None = None,
-    resources: cri.LinuxContainerResources | None = None,
+    overhead: cri.LinuxContainerResources,
+    resources: cri.LinuxContainerResources,
+    users: cri.UserNamespace | None = None,
 ) -> cri.PodSandboxConfig:
-    """The sandbox of a pod. `attempt` counts sandboxes of this pod from 0."""
-    meta, spec = pod.metadata, pod.spec
-    context = spec.security_context or PodSecurityContext()
-    privileged = any(c.security_context and c.security_context.privileged for c in pod.all_containers)
-    security = cri.LinuxSandboxSecurityContext(
-        namespace_options=namespace_options(pod),
-        privileged=privileged,
-        seccomp=_profile(context.seccomp_profile, config.seccomp_default),
-        supplemental_groups=_groups(context),
-        selinux_options=_selinux(context),
-    )
-    if context.run_as_user is not None:
-        security.run_as_user.value = context.run_as_user
-    if context.run_as_group is not None:
-        security.run_as_group.value = context.run_as_group
+    """The sandbox of a pod. `attempt` counts sandboxes of this pod from 0; `resources` are what its
+    containers have together and `overhead` what the pod has beside them; `users` is its user namespace."""
+    meta = pod.metadata
+    context = pod.spec.security_context or PodSecurityContext()
     return cri.PodSandboxConfig(
         metadata=cri.PodSandboxMetadata(
             name=meta.name, uid=meta.uid, namespace=meta.namespace, attempt=attempt
@@ -111,7 +88,7 @@ def sandbox_config(
         annotations=meta.annotations or {},
         linux=cri.LinuxPodSandboxConfig(
             cgroup_parent=cgroup_parent,
-            security_context=security,
+            security_context=sandbox_security(pod, users),
             sysctls={sysctl.name: sysctl.value for sysctl in context.sysctls or []},
             overhead=overhead,
             resources=resources,
@@ -119,27 +96,24 @@ def sandbox_config(
     )
 
 
-def namespace_options(pod: Pod) -> cri.NamespaceOption:
-    spec = pod.spec
-    pid = cri.POD if spec.share_process_namespace else cri.CONTAINER
-    return cri.NamespaceOption(
-        network=cri.NODE if spec.host_network else cri.POD,
-        pid=cri.NODE if spec.host_pid else pid,
-        ipc=cri.NODE if spec.host_ipc else cri.POD,
-    )
-
-
 def _port_mappings(pod: Pod) -> list[cri.PortMapping]:
-    return [
-        cri.PortMapping(
-            protocol=_PROTOCOLS[port.protocol],
-            container_port=port.container_port,
-            host_port=port.host_port,
-            host_ip=port.host_ip,
-        )
-        for container in pod.all_containers
-        for port in container.ports or []
-    ]
+    """Of containers and sidecars; a port that a container names twice counts once."""
+    mappings = []
+    for container in (*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers):
+        ports = {
+            port.name or (port.protocol, port.host_ip, port.container_port, port.host_port): port
+            for port in reversed(container.ports or [])
+        }
+        mappings += [
+            cri.PortMapping(
+                protocol=_PROTOCOLS[port.protocol],
+                container_port=port.container_port,
+                host_port=port.host_port,
+                host_ip=port.host_ip,
+            )
+            for port in reversed(ports.values())
+        ]
+    return mappings
 
 
 def container_config(
@@ -147,8 +121,14 @@ def container_config(
 ) -> cri.ContainerConfig:
     """One container. Its log is `<name>/<attempt>.log` under the pod's log directory."""
     variables = inputs.environment
-    linux = cri.LinuxContainerConfig(
-        resources=inputs.resources, security_context=_security(pod, container, inputs, config)
+    security = container_security(
+        pod,
+        container,
+        image_uid=inputs.image_uid,
+        image_username=inputs.image_username,
+        seccomp_root=inputs.seccomp_root,
+        seccomp_default=config.seccomp_default,
+        users=inputs.users,
     )
     return cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=container.name, attempt=inputs.attempt),
@@ -166,7 +146,7 @@ def container_config(
         stdin=container.stdin,
         stdin_once=container.stdin_once,
         tty=container.tty,
-        linux=linux,
+        linux=cri.LinuxContainerConfig(resources=inputs.resources, security_context=security),
     )
 
 
@@ -184,85 +164,6 @@ def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]
     if container.ports:
         annotations[labels.PORTS] = to_json(container.ports).decode()
     return annotations
-
-
-def effective_security(pod: Pod, container: Container) -> SecurityContext:
-    """The container's own settings over the pod's."""
-    of_pod = pod.spec.security_context or PodSecurityContext()
-    merged = SecurityContext(
-        se_linux_options=of_pod.se_linux_options,
-        run_as_user=of_pod.run_as_user,
-        run_as_group=of_pod.run_as_group,
-        run_as_non_root=of_pod.run_as_non_root,
-        seccomp_profile=of_pod.seccomp_profile,
-        app_armor_profile=of_pod.app_armor_profile,
-    )
-    for name in SecurityContext.__struct_fields__:
-        value = getattr(container.security_context, name, None)
-        if value is not None:
-            setattr(merged, name, value)
-    return merged
-
-
-def _security(
-    pod: Pod, container: Container, inputs: ContainerInputs, config: KubeletConfiguration
-) -> cri.LinuxContainerSecurityContext:
-    context = effective_security(pod, container)
-    privileged = bool(context.privileged)
-    unmasked = privileged or context.proc_mount == "Unmasked"
-    message = cri.LinuxContainerSecurityContext(
-        privileged=privileged,
-        namespace_options=namespace_options(pod),
-        readonly_rootfs=bool(context.read_only_root_filesystem),
-        no_new_privs=context.allow_privilege_escalation is False,
-        supplemental_groups=_groups(pod.spec.security_context or PodSecurityContext()),
-        masked_paths=() if unmasked else MASKED_PATHS,
-        readonly_paths=() if unmasked else READONLY_PATHS,
-        seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.Unconfined)
-        if privileged
-        else _profile(context.seccomp_profile, config.seccomp_default),
-        apparmor=_profile(context.app_armor_profile) if context.app_armor_profile is not None else None,
-        selinux_options=_selinux(context),
-    )
-    if context.capabilities is not None:
-        message.capabilities.add_capabilities.extend(context.capabilities.add or [])
-        message.capabilities.drop_capabilities.extend(context.capabilities.drop or [])
-    if context.run_as_user is not None:
-        message.run_as_user.value = context.run_as_user
-    elif inputs.image_uid is not None:
-        message.run_as_user.value = inputs.image_uid
-    elif inputs.image_username:
-        message.run_as_username = inputs.image_username
-    if context.run_as_group is not None:
-        message.run_as_group.value = context.run_as_group
-    return message
-
-
-def _groups(context: PodSecurityContext) -> list[int]:
-    groups = list(context.supplemental_groups or [])
-    if context.fs_group is not None:
-        groups.append(context.fs_group)
-    return groups
-
-
-def _profile(profile: SecurityProfile | None, default: bool = False) -> cri.SecurityProfile:
-    kinds = cri.SecurityProfile
-    if profile is None:
-        return cri.SecurityProfile(profile_type=kinds.RuntimeDefault if default else kinds.Unconfined)
-    if profile.type == "Localhost":
-        return cri.SecurityProfile(
-            profile_type=kinds.Localhost, localhost_ref=profile.localhost_profile or ""
-        )
-    return cri.SecurityProfile(
-        profile_type=kinds.RuntimeDefault if profile.type == "RuntimeDefault" else kinds.Unconfined
-    )
-
-
-def _selinux(context: PodSecurityContext | SecurityContext) -> cri.SELinuxOption | None:
-    options = context.se_linux_options
-    if options is None:
-        return None
-    return cri.SELinuxOption(user=options.user, role=options.role, type=options.type, level=options.level)
 
 
 def mount(

@@ -81,9 +81,8 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
 
     async def update(name: str, values: ContainerResources) -> None:
         container = running.get(name)
-        resources = cri_resources(values)
-        if container is not None and resources is not None:
-            await services.runtime.update_container_resources(container.id, resources)
+        if container is not None:
+            await services.runtime.update_container_resources(container.id, cri_resources(values))
             await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
 
     usage = await _memory_usage(list(running.values()), services)

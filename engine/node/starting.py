@@ -19,7 +19,9 @@ from engine.node import cri_config
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
+from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
+from engine.node.security import effective_security
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting
@@ -27,30 +29,27 @@ from engine.node.volumes import hosts_file, mount_path, termination_message_file
 from engine.wire import cri_v1_pb2 as cri
 
 CONTAINER_LOGS = Path("/var/log/containers")
-MAX_HOSTNAME = 63
 
 
 class SandboxRefused(Refused):
     """The runtime made no sandbox for a pod."""
 
 
-def hostname(pod: Pod) -> str:
-    """Empty in the host's network: the node's own name shows there, and runc refuses to be given one."""
-    if pod.spec.host_network:
-        return ""
-    return (pod.spec.hostname or pod.metadata.name)[:MAX_HOSTNAME].rstrip("-.")
-
-
 def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: str) -> cri.PodSandboxConfig:
-    """The sandbox's configuration; also given with every container of it."""
-    return cri_config.sandbox_config(
-        pod,
-        attempt=attempt,
-        config=services.config,
-        cgroup_parent=cgroup_parent,
-        dns=pod_dns(pod, services.config),
-        hostname=hostname(pod),
-    )
+    """The sandbox's configuration; also given with every container of it. Raises `SandboxRefused`."""
+    try:
+        return cri_config.sandbox_config(
+            pod,
+            attempt=attempt,
+            config=services.config,
+            cgroup_parent=cgroup_parent,
+            dns=pod_dns(pod, services.config),
+            hostname=sandbox_hostname(pod, services.config.cluster_domain),
+            overhead=cri_resources(services.cgroups.overhead_resources(pod)),
+            resources=cri_resources(services.cgroups.sandbox_resources(pod)),
+        )
+    except (InvalidInput, Refused) as error:
+        raise SandboxRefused(f"Failed to create pod sandbox: {error}") from error
 
 
 async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig) -> None:
@@ -186,6 +185,7 @@ def _config(
             *grant.mounts,
         ],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
+        seccomp_root=services.root / "seccomp",
         devices=grant.devices,
         cdi_devices=grant.cdi_devices,
         annotations=grant.annotations,
@@ -193,10 +193,8 @@ def _config(
     return cri_config.container_config(pod, container, inputs, services.config)
 
 
-def cri_resources(values: ContainerResources | None) -> cri.LinuxContainerResources | None:
+def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
     """The cgroup room's values as the runtime takes them; huge pages as (size, limit) pairs."""
-    if values is None:
-        return None
     fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
     limits = fields.pop("hugepage_limits")
     return cri.LinuxContainerResources(
@@ -206,7 +204,7 @@ def cri_resources(values: ContainerResources | None) -> cri.LinuxContainerResour
 
 
 def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None:
-    context = cri_config.effective_security(pod, container)
+    context = effective_security(pod, container)
     if not context.run_as_non_root:
         return
     user = context.run_as_user if context.run_as_user is not None else image.uid
@@ -246,7 +244,7 @@ def _own_mounts(
     paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
     directory = services.volumes.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
-        file = hosts_file(directory, pod, ips, hostname(pod))
+        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.config.cluster_domain))
         mounts.append(cri_config.mount("/etc/hosts", file))
     if container.termination_message_path:
         file = termination_message_file(directory, container, attempt)

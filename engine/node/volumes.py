@@ -17,6 +17,8 @@ from engine.api.pod import Container, DownwardAPIVolume, HostPathVolume, Pod, Vo
 from engine.api.quantity import Quantity
 from engine.host.files import replace_file
 from engine.node.environment import expand, field_value, resource_value
+from engine.node.hostname import PodHostname
+from engine.node.hosts import hosts_text
 
 DEFAULT_FILE_MODE = 0o644
 _EMPTY_DIR = "kubernetes.io~empty-dir"
@@ -136,25 +138,11 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
     return path
 
 
-def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: str) -> Path:
-    """/etc/hosts of a pod: the node's for host network, else loopback, its own name and aliases."""
-    lines: list[str]
-    if pod.spec.host_network:
-        lines = ["# Kubernetes-managed hosts file (host network).", Path("/etc/hosts").read_text().rstrip()]
-    else:
-        lines = [
-            "# Kubernetes-managed hosts file.",
-            "127.0.0.1\tlocalhost",
-            "::1\tlocalhost ip6-localhost ip6-loopback",
-            "fe00::0\tip6-localnet",
-            "fe00::1\tip6-allnodes",
-            "fe00::2\tip6-allrouters",
-            *(f"{ip}\t{hostname}" for ip in ips),
-        ]
-    for alias in pod.spec.host_aliases or []:
-        lines.append("\t".join([alias.ip, *(alias.hostnames or [])]))
+def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
+    """/etc/hosts of a pod."""
+    node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
     path = pod_directory / "etc-hosts"
-    replace_file(path, "\n".join(lines) + "\n", mode=0o644)
+    replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644)
     return path
 
 
