@@ -19,6 +19,8 @@ SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
 SYSTEM_NODE_CRITICAL = "system-node-critical"
 
 SOURCE_ANNOTATION = "kubernetes.io/config.source"
+SOURCE_FILE = "file"
+SOURCE_API = "api"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 HASH_ANNOTATION = "kubernetes.io/config.hash"
 SEEN_ANNOTATION = "kubernetes.io/config.seen"

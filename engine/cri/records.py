@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from sys import intern
 
+from engine.api.qos import SOURCE_ANNOTATION
 from engine.cri import labels
 from engine.wire import cri_v1_pb2 as cri
 
@@ -67,6 +68,8 @@ class SandboxRecord:
     created_at: float
     ips: tuple[str, ...] = ()
     host_network: bool = False
+    source: str = ""
+    """Where its pod came from: `file` for a manifest's, `api` for an API server's."""
 
 
 @dataclass(slots=True)
@@ -196,6 +199,7 @@ def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
         created_at=status.created_at * NANO,
         ips=tuple(ips),
         host_network=status.linux.namespaces.options.network == cri.NODE,
+        source=intern(status.annotations.get(SOURCE_ANNOTATION, "")),
     )
 
 

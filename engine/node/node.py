@@ -39,6 +39,7 @@ from engine.node.rooms import Rooms
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
+from engine.node.static_uids import StaticUids
 from engine.node.summary import node_summary, pod_summary
 from engine.node.volumes import PodVolumes
 from engine.probes import ProbeResult
@@ -87,6 +88,7 @@ class Node:
         self._probing: Probing | None = None
         self._gatekeeper: Gatekeeper | None = None
         self._pods: NodePods | None = None
+        self._uids: StaticUids | None = None
         self._source: ManifestDirectory | None = None
         self._reconciler = BackgroundTask("cgroup reconcile")
         self._rooms: Rooms | None = None
@@ -122,6 +124,7 @@ class Node:
         )
         volumes = PodVolumes(self.root)
         self._probing = probing = Probing(rooms.probes, volumes.pod_directory)
+        self._uids = StaticUids(watch.pods.values, volumes.pod_directory)
         self._gatekeeper = gatekeeper = Gatekeeper(
             eviction=rooms.eviction,
             devices=rooms.devices,
@@ -160,7 +163,7 @@ class Node:
             self._services,
             ready=gatekeeper.ready_to_judge,
             admit=gatekeeper.admit,
-            accepted=probing.accepted,
+            accepted=self._accepted,
         )
         self.rooms.update(rooms.by_name(), cgroups=cgroups, node=self._description)
         await rooms.start_before_pods()
@@ -270,6 +273,7 @@ class Node:
 
     async def _start_source(self) -> None:
         assert self._pods is not None
+        assert self._uids is not None
         if not self.config.static_pod_path:
             self._pods.set_desired([])
             return
@@ -278,6 +282,7 @@ class Node:
             node_name=self.name,
             period=self.config.file_check_frequency,
             clock=self._clock,
+            uids=self._uids,
             on_change=self._pods.set_desired,
             on_fault=self._manifest_fault,
         )
@@ -316,6 +321,12 @@ class Node:
         self._probing.observed(pod, record)
         if all((c := record.container(name)) is not None and c.running for name in _app_names(pod)):
             self._gatekeeper.apps_run(pod)
+
+    def _accepted(self, pod: Pod) -> None:
+        assert self._probing is not None
+        assert self._uids is not None
+        self._uids.remember(pod)
+        self._probing.accepted(pod)
 
     def _released(self, pod: Pod) -> None:
         assert self._gatekeeper is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from engine.api.background import BackgroundTask
 from engine.api.documents import parse_pods, read_text
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
+from engine.cri.records import PodRecord
 from engine.node.inotify import Watch
 from engine.node.static_pods import static_pod
+from engine.node.static_uids import StaticUids
 
 log = logging.getLogger("kubengine.sources")
 
@@ -35,8 +37,9 @@ class _File:
 class ManifestDirectory:
     """The static pods of one directory (or one file).
 
-    `on_change(pods)` gets the whole desired list after every change; `on_fault(error)` what could not
-    be used. `ready` is set after the first complete reading.
+    `uids` says under which uid a pod is here already. `on_change(pods)` gets the whole desired list
+    after every change; `on_fault(error)` what could not be used. `ready` is set after the first complete
+    reading.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ManifestDirectory:
         node_name: str,
         period: float,
         clock: Callable[[], float],
+        uids: StaticUids,
         on_change: Callable[[list[Pod]], None],
         on_fault: Callable[[InvalidInput], None],
     ) -> None:
@@ -53,6 +57,7 @@ class ManifestDirectory:
         self._node_name = node_name
         self._period = period
         self._clock = clock
+        self._uids = uids
         self._on_change = on_change
         self._on_fault = on_fault
         self._files: dict[Path, _File] = {}
@@ -107,18 +112,20 @@ class ManifestDirectory:
             if path not in found:
                 del self._files[path]
                 changed = True
+        held: dict[str, PodRecord] | None = None
         for path, stamp in found.items():
             known = self._files.get(path)
             if known is None or known.stamp != stamp:
-                changed |= self._read_file(path, stamp)
+                held = self._uids.held() if held is None else held
+                changed |= self._read_file(path, stamp, held)
         return changed
 
-    def _read_file(self, path: Path, stamp: Stamp) -> bool:
+    def _read_file(self, path: Path, stamp: Stamp, held: Mapping[str, PodRecord]) -> bool:
         file = self._files.setdefault(path, _File(stamp))
         file.stamp = stamp
         try:
             manifests, warnings = parse_pods(read_text(path), str(path))
-            pods = [self._pod(manifest, path, index) for index, manifest in enumerate(manifests)]
+            pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
         except InvalidInput as error:
             self._report(error)
             return False
@@ -127,9 +134,15 @@ class ManifestDirectory:
         file.pods = pods
         return True
 
-    def _pod(self, manifest: Pod, path: Path, index: int) -> Pod:
+    def _pod(self, manifest: Pod, path: Path, index: int, held: Mapping[str, PodRecord]) -> Pod:
         origin = str(path) if index == 0 else f"{path}[{index}]"
-        return static_pod(manifest, node_name=self._node_name, origin=origin, seen_at=self._clock())
+        return static_pod(
+            manifest,
+            node_name=self._node_name,
+            origin=origin,
+            seen_at=self._clock(),
+            uid_of=lambda pod, digest: self._uids.choose(pod, digest, held),
+        )
 
     def _desired(self) -> list[Pod]:
         """All pods; the first file (by name) keeps a pod name or uid, the others' pods are refused."""
@@ -144,6 +157,7 @@ class ManifestDirectory:
                 else:
                     text = f"metadata.name: pod {pod.full_name} is already defined in {owner}"
                     self._report(InvalidInput(text, subject=str(path)))
+        self._uids.keep_only(pod.uid for pod in pods)
         return pods
 
     def _report(self, error: InvalidInput) -> None:

@@ -2,13 +2,14 @@
 
 Pure. A manifest that says of itself that it came from an API server (annotation
 `kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
-its name stays as it is. A pod without a uid gets one from its file and content, so a changed manifest is
-a new pod; amounts of cpu and memory that keep the QoS class are left out of it, so that they can be
-resized in place.
+its name stays as it is. A pod without a uid gets one from its file and content (`static_uids` may know a
+better one), so a changed manifest is a new pod; amounts of cpu and memory that keep the QoS class are left
+out of it, so that they can be resized in place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime
 
@@ -17,7 +18,14 @@ import msgspec
 from engine.api._base import to_builtins
 from engine.api.defaults import apply_defaults
 from engine.api.pod import Pod, Toleration
-from engine.api.qos import HASH_ANNOTATION, SEEN_ANNOTATION, SOURCE_ANNOTATION, compute_qos_class
+from engine.api.qos import (
+    HASH_ANNOTATION,
+    SEEN_ANNOTATION,
+    SOURCE_ANNOTATION,
+    SOURCE_API,
+    SOURCE_FILE,
+    compute_qos_class,
+)
 from engine.api.resources import CPU, MEMORY
 from engine.api.validation import check_pod
 
@@ -26,21 +34,30 @@ try:
 except ImportError:
     from hashlib import blake2b
 
-SOURCE_FILE = "file"
-SOURCE_API = "api"
+UidOf = Callable[[Pod, str], str]
 
 
-def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float) -> Pod:
+def own_uid(pod: Pod, digest: str) -> str:
+    """The uid of a pod that is here for the first time."""
+    return digest
+
+
+def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float, uid_of: UidOf = own_uid) -> Pod:
     """The pod that a manifest stands for on this node. `origin` is its file, and position in it.
 
-    Raises `InvalidInput` naming the origin and every wrong field.
+    `uid_of(pod, digest)` gives a pod without a uid one; the pod has its final name then, and the digest
+    is the same as long as nothing in the manifest changes that would make it another pod. Raises
+    `InvalidInput` naming the origin and every wrong field.
     """
     pod = deepcopy(manifest)
     apply_defaults(pod)
     check_pod(pod, origin)
     meta = pod.metadata
-    meta.uid = meta.uid or _uid(pod, node_name, origin)
     from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
+    digest = "" if meta.uid else _digest(pod, node_name, origin)
+    if not from_api:
+        meta.name = f"{meta.name}-{node_name.lower()}"
+    meta.uid = meta.uid or uid_of(pod, digest)
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,
@@ -49,14 +66,13 @@ def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float) ->
     }
     pod.spec.node_name = node_name
     if not from_api:
-        meta.name = f"{meta.name}-{node_name.lower()}"
         everything = Toleration(operator="Exists", effect="NoExecute")
         pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
     pod.status.phase = "Pending"
     return pod
 
 
-def _uid(pod: Pod, node_name: str, origin: str) -> str:
+def _digest(pod: Pod, node_name: str, origin: str) -> str:
     content = to_builtins(pod.spec)
     for container in (*content.get("containers", ()), *content.get("initContainers", ())):
         for amounts in container.get("resources", {}).values():

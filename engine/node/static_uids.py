@@ -1,0 +1,100 @@
+"""Which uid a static pod has: the one under which it is here already, as long as its manifest is the same.
+
+A kubelet's uid for a manifest depends on the kubelet's version, so a pod that one left running, or that
+has finished, is known by what the runtime holds: name, namespace, the mark of a manifest's pod and
+containers that agree with the manifest. Nothing of it is restarted then. What manifest a uid stands for is
+kept in `<pod directory>/manifest-digest`, so that an edit while no agent was there is an edit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from engine.api.pod import Pod
+from engine.api.qos import SOURCE_FILE
+from engine.cri.records import PodRecord
+from engine.node.container_hash import container_hash
+from engine.node.static_pods import own_uid
+
+log = logging.getLogger("kubengine.sources")
+
+FILE = "manifest-digest"
+
+
+class StaticUids:
+    """`records()`: what the runtime holds; `pod_directory(uid)`: where a pod's files are."""
+
+    def __init__(
+        self, records: Callable[[], Iterable[PodRecord]], pod_directory: Callable[[str], Path]
+    ) -> None:
+        self._records = records
+        self._pod_directory = pod_directory
+        self._digests: dict[str, str] = {}
+
+    def held(self) -> dict[str, PodRecord]:
+        """Manifests' pods of the runtime by namespace and name, the newest where there are several."""
+        newest: dict[str, PodRecord] = {}
+        for record in self._records():
+            known = newest.get(record.full_name)
+            if _from_manifest(record) and (known is None or _age(known) < _age(record)):
+                newest[record.full_name] = record
+        return newest
+
+    def choose(self, pod: Pod, digest: str, held: Mapping[str, PodRecord]) -> str:
+        """The uid of a pod that has its final name: the held one's where it is the same pod."""
+        record = held.get(pod.full_name)
+        uid = record.uid if record is not None and self._stands_for(record, pod, digest) else ""
+        uid = uid or own_uid(pod, digest)
+        self._digests[uid] = digest
+        return uid
+
+    def keep_only(self, uids: Iterable[str]) -> None:
+        """Forget the manifests of all other pods."""
+        wanted = set(uids)
+        self._digests = {uid: digest for uid, digest in self._digests.items() if uid in wanted}
+
+    def remember(self, pod: Pod) -> None:
+        """Keep what manifest the pod's uid stands for, for the next agent."""
+        digest = self._digests.get(pod.uid)
+        if digest is None or digest == self._kept(pod.uid):
+            return
+        directory = self._pod_directory(pod.uid)
+        try:
+            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+            temporary = directory / f".{FILE}"
+            temporary.write_text(digest)
+            temporary.replace(directory / FILE)
+        except OSError as error:
+            log.warning("pod %s: its manifest cannot be remembered: %s", pod.full_name, error)
+
+    def _stands_for(self, record: PodRecord, pod: Pod, digest: str) -> bool:
+        known = self._digests.get(record.uid) or self._kept(record.uid)
+        if known:
+            return known == digest
+        return agrees(pod, record)
+
+    def _kept(self, uid: str) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (self._pod_directory(uid) / FILE).read_text()
+        return ""
+
+
+def agrees(pod: Pod, record: PodRecord) -> bool:
+    """Whether all containers that the runtime holds are the pod's, by name and by hash."""
+    expected = {container.name: container for container in pod.all_containers}
+    for name in {container.name for container in record.containers}:
+        newest = record.container(name)
+        if name not in expected or newest is None or newest.hash != container_hash(expected[name]):
+            return False
+    return True
+
+
+def _from_manifest(record: PodRecord) -> bool:
+    return record.sandbox is not None and record.sandbox.source == SOURCE_FILE
+
+
+def _age(record: PodRecord) -> float:
+    return record.sandbox.created_at if record.sandbox is not None else 0.0
