@@ -19,6 +19,7 @@ from engine.devices.checkpoint import NO_NODE, Entry
 from engine.devices.endpoint import check_socket_path
 from engine.devices.registration import serve_on
 from engine.devices.state import DeviceState
+from engine.host.sockets import Claim
 from engine.metrics import Registry
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
@@ -92,6 +93,7 @@ class PodResourcesServer:
             )
         }
         self._server: grpc.aio.Server | None = None
+        self._claim: Claim | None = None
 
     async def start(self) -> None:
         """Listen. Raises `Refused` if the socket cannot be bound."""
@@ -99,14 +101,16 @@ class PodResourcesServer:
         server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
         add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
-        await serve_on(server, self.path)
+        self._claim = await serve_on(server, self.path)
         self._server = server
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
-            self.path.unlink(missing_ok=True)
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     async def answer(self, version: str, kind: str, context: Context, make: Callable[[], _Answer]) -> _Answer:
         """Count a request, hold it to the rate limit, and answer it."""

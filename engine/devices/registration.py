@@ -13,6 +13,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.devices.endpoint import check_socket_path
+from engine.host.sockets import Claim, claim
 from engine.metrics import Registry
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
@@ -65,19 +66,22 @@ class RegistrationServer(RegistrationServicer):
             ("resource_name",),
         )
         self._server: grpc.aio.Server | None = None
+        self._claim: Claim | None = None
 
     async def start(self) -> None:
         """Listen. Raises `Refused` if the socket cannot be bound."""
         server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        await serve_on(server, self.path)
+        self._claim = await serve_on(server, self.path)
         self._server = server
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
-            self.path.unlink(missing_ok=True)
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     async def Register(  # noqa: N802
         self,
@@ -105,15 +109,15 @@ class RegistrationServer(RegistrationServicer):
         return path
 
 
-async def serve_on(server: grpc.aio.Server, path: Path) -> None:
+async def serve_on(server: grpc.aio.Server, path: Path) -> Claim:
     """Start a server on a unix socket that only its owner may open."""
-    check_socket_path(path)
-    path.unlink(missing_ok=True)
-    try:
-        bound = server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:
-        raise Refused(f"cannot listen: {error}", subject=str(path)) from error
-    if not bound:
-        raise Refused("cannot listen", subject=str(path))
+
+    def bind(at: str) -> None:
+        try:
+            server.add_insecure_port(f"unix:{at}")
+        except RuntimeError as error:
+            raise Refused(f"cannot listen: {error}", subject=str(path)) from error
+
+    held = claim(path, bind)
     await server.start()
-    path.chmod(0o600)
+    return held

@@ -8,9 +8,7 @@ async generator for streams. Answers may be messages or their wire form. A call 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,8 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import KubengineError
+from engine.host.sockets import Claim, claim
 from engine.runtime.failures import Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
@@ -45,8 +44,6 @@ class CriServer:
     def __init__(self, socket: Path, services: Mapping[str, object]) -> None:
         self.socket = Path(socket)
         self.counts: dict[str, CallCount] = {}
-        if len(str(self.socket).encode()) > 107:
-            raise InvalidInput("longer than the 107 bytes of a unix socket's path", subject=str(socket))
         self._handlers = [
             grpc.method_handlers_generic_handler(
                 f"runtime.v1.{name}",
@@ -55,18 +52,10 @@ class CriServer:
             for name, descriptor in cri.DESCRIPTOR.services_by_name.items()
         ]
         self._server: grpc.aio.Server | None = None
+        self._claim: Claim | None = None
 
     async def start(self) -> None:
         """Raises Refused where somebody else serves the socket; a dead socket file is replaced."""
-        if self.socket.exists():
-            with contextlib.closing(sockets.socket(sockets.AF_UNIX)) as probe:
-                probe.settimeout(1)
-                try:
-                    probe.connect(str(self.socket))
-                except OSError:
-                    self.socket.unlink(missing_ok=True)
-                else:
-                    raise Refused("another runtime serves this socket", subject=str(self.socket))
         self.socket.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(
             options=(
@@ -76,8 +65,7 @@ class CriServer:
             )
         )
         server.add_generic_rpc_handlers(tuple(self._handlers))
-        server.add_insecure_port(f"unix:{self.socket}")
-        self.socket.chmod(0o600)
+        self._claim = claim(self.socket, lambda path: server.add_insecure_port(f"unix:{path}"))
         await server.start()
         self._server = server
 
@@ -85,7 +73,9 @@ class CriServer:
         if self._server is not None:
             await self._server.stop(0.2)
             self._server = None
-        self.socket.unlink(missing_ok=True)
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     def _handler(self, service: object, method: Any) -> grpc.RpcMethodHandler[Any, Any]:
         count = self.counts.setdefault(method.name, CallCount())

@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import ipaddress
-import os
 import socket
-import stat
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
+from engine.host.sockets import Claim, claim
 from engine.server.connection import Connection, Handler
 from engine.server.routes import answer, answer_health
 from engine.server.view import NodeView
@@ -50,7 +48,7 @@ class Server:
     def __init__(self, view: NodeView, *, socket_path: Path | None) -> None:
         self._view = view
         self._socket_path = socket_path
-        self._socket_inode: int | None = None
+        self._claim: Claim | None = None
         self._servers: list[asyncio.Server] = []
         self._doors: list[_Door] = []
 
@@ -87,11 +85,9 @@ class Server:
             door.socket.close()
         self._servers.clear()
         self._doors.clear()
-        if self._socket_path is not None and self._socket_inode is not None:
-            with contextlib.suppress(FileNotFoundError):
-                if self._socket_path.stat().st_ino == self._socket_inode:
-                    self._socket_path.unlink()
-            self._socket_inode = None
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
 
     async def _open(self, bound: socket.socket, handler: Handler, *, trusted: bool) -> None:
         door = _Door(bound, handler, trusted)
@@ -116,37 +112,19 @@ class Server:
                 await writer.wait_closed()
 
     def _bind_unix(self, path: Path) -> socket.socket:
-        _remove_stale(path)
         bound = socket.socket(socket.AF_UNIX)
+
+        def bind(at: str) -> None:
+            bound.bind(at)
+            bound.listen(BACKLOG)  # so that another claimer finds it served
+
         try:
-            bound.bind(str(path))
-            path.chmod(0o600)  # nobody can connect before it listens
-            self._socket_inode = path.stat().st_ino
-        except OSError as error:
+            self._claim = claim(path, bind)
+        except BaseException:
             bound.close()
-            raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None
+            raise
         bound.setblocking(False)
         return bound
-
-
-def _remove_stale(path: Path) -> None:
-    """Removes a socket that nobody listens on. Raises `Refused` if somebody does, or it is no socket."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise Refused("exists and is no socket", subject=str(path), errno=errno.EADDRINUSE)
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(1)
-        try:
-            probe.connect(os.fspath(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-        except OSError as error:
-            raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None
-    raise Refused("another agent runs with this root directory", subject=str(path), errno=errno.EADDRINUSE)
 
 
 def _bind_tcp(address: str, port: int, field: str) -> socket.socket:

@@ -204,7 +204,7 @@ async def test_socket_is_private_and_a_dead_one_is_replaced(tmp_path: Path) -> N
     path = tmp_path / "r.sock"
     async with HollowRuntime(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        with pytest.raises(Refused, match="another runtime"):
+        with pytest.raises(Refused, match="another process"):
             await HollowRuntime(path).start()
     assert not path.exists()
     import socket

@@ -124,7 +124,7 @@ async def test_a_socket_left_by_a_dead_agent_is_replaced_a_live_one_is_not(tmp_p
     server = Server(View(), socket_path=path)
     await server.start()
     second = Server(View(), socket_path=path)
-    with pytest.raises(Refused, match="another agent runs"):
+    with pytest.raises(Refused, match="another process serves"):
         await second.start()
     await second.stop()
     assert path.exists()
