@@ -17,11 +17,11 @@ import pytest
 
 from engine._fast import _json_split_c, _json_split_py, _preemption_c, _preemption_py
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize, write_snapshot
-from engine.plan.asked_pods import asked_pods
-from engine.plan.fit import fit, node_use
-from engine.plan.json_writer import write_list
+from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
+from engine.plan.questions.fit import fit, node_use
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.snapshot.json_writer import write_list
 
 CRITICAL = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
 PER_NODE_KUBELET = 281e-6
@@ -127,7 +127,7 @@ def test_memory(benchmark, million, capsys):
     """A process that loads a million pods and asks one question."""
     benchmark.group = "peak memory with a million pods"
     script = (
-        "import re; from engine.plan.run import Cluster, ask; "
+        "import re; from engine.plan.cluster import Cluster, ask; "
         "from engine.plan.questions.preempt import PreemptParameters as P; "
         f"a = ask(Cluster.open([{str(million)!r}]), 'preempt', P(critical=True, requests={{'cpu': '2'}})); "
         "print(int(re.search('VmHWM:[^0-9]*([0-9]+)', open('/proc/self/status').read())[1]) // 1024)"

@@ -15,13 +15,13 @@ import click
 
 from engine.api.errors import InvalidInput
 from engine.cli.plan_options import parameter_options, parameters_from
-from engine.plan.answers import Answer
-from engine.plan.explain import explain
-from engine.plan.faults import FaultLog
-from engine.plan.output import FORMATS, format_for, provenance, write_answer
+from engine.plan.answers.answer import Answer
+from engine.plan.answers.explain import explain
+from engine.plan.answers.output import FORMATS, format_for, provenance, write_answer
+from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.progress import Step, progress
 from engine.plan.questions import QUESTIONS
-from engine.plan.run import Cluster, Selection, ask
+from engine.plan.snapshot.faults import FaultLog
 
 SNAPSHOT_HELP = (
     "JSON from kubectl (List, NDJSON, .gz, tar or folder), a columnar snapshot, http://NODE:PORT, or -."

@@ -11,11 +11,11 @@ import click
 from engine.api.errors import InvalidInput
 from engine.cli.plan import opened, source_options
 from engine.host.files import replacing_file
-from engine.plan.mapping import load_mapped
-from engine.plan.place import place as place_pods
-from engine.plan.snapshot import Snapshot
-from engine.plan.snapshot_file import SUFFIX, write_snapshot, write_stream
-from engine.plan.synth import synthesize
+from engine.plan.placement.place import place as place_pods
+from engine.plan.reading.mapping import load_mapped
+from engine.plan.snapshot.columnar_file import SUFFIX, write_snapshot, write_stream
+from engine.plan.snapshot.columns import Snapshot
+from engine.plan.synth.cluster import synthesize
 
 RULES = ("spread", "pack")
 
@@ -28,7 +28,7 @@ def deliver(snapshot: Snapshot, output: str, format: str | None) -> None:
             f"a columnar snapshot is not for a terminal; give -o FILE{SUFFIX} or a pipe", subject="-o"
         )
     if chosen == "json":
-        from engine.plan.json_writer import write_list
+        from engine.plan.snapshot.json_writer import write_list
 
         if output:
             with replacing_file(Path(output)) as file:

@@ -10,11 +10,11 @@ import msgspec
 
 from engine.api.errors import InvalidInput
 from engine.cli.plan import computing, deliver, opened, output_options, source_options
-from engine.plan.diff import difference
+from engine.plan.answers.diff import difference
+from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.questions import QUESTIONS
-from engine.plan.run import Cluster, Selection, ask
 from engine.plan.scenario import Plan, laid_over, scenario_schema
-from engine.plan.synth import synthesize
+from engine.plan.synth.cluster import synthesize
 
 
 @click.command()

@@ -3,13 +3,14 @@
 A `Snapshot` is a cluster as columns, read from what users have (`load_snapshot`) or made up (`synthesize`).
 Questions are functions from a snapshot to an answer table; scenarios name them, sweep their parameters and
 assert on the answers; reports show them. May touch `engine.api`, `engine.tables`, `engine._fast` and the
-modules of other rooms that decide; never `engine.node`.
+modules of other rooms that decide; never `engine.node`. Its stations, each importing only those before it:
+`snapshot`, `reading`, `synth`, `placement`, `answers`, `questions`, `report`, `cluster`, `scenario`.
 """
 
-from engine.plan.faults import Fault, FaultLog
-from engine.plan.load import load_snapshot
-from engine.plan.snapshot import Snapshot
-from engine.plan.snapshot_file import SnapshotFile, write_snapshot
-from engine.plan.synth import synthesize
+from engine.plan.reading.load import load_snapshot
+from engine.plan.snapshot.columnar_file import SnapshotFile, write_snapshot
+from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.faults import Fault, FaultLog
+from engine.plan.synth.cluster import synthesize
 
 __all__ = ["Fault", "FaultLog", "Snapshot", "SnapshotFile", "load_snapshot", "synthesize", "write_snapshot"]

@@ -14,10 +14,10 @@ import msgspec
 import pyarrow as pa
 
 from engine.api.errors import InvalidInput, Unavailable
-from engine.plan.answers import Answer, joined
+from engine.plan.answers.answer import Answer, joined
 from engine.plan.questions import QUESTIONS
-from engine.plan.snapshot import Snapshot
-from engine.plan.snapshot_file import TABLES
+from engine.plan.snapshot.columnar_file import TABLES
+from engine.plan.snapshot.columns import Snapshot
 
 CONNECT_TIMEOUT = 15.0
 SHARDS_PER_WORKER = 2

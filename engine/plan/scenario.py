@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
-from engine.plan.answers import Answer, joined
-from engine.plan.diff import difference
+from engine.plan.answers.answer import Answer, joined
+from engine.plan.answers.diff import difference
+from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.progress import Step, silent
 from engine.plan.questions import QUESTIONS
-from engine.plan.run import Cluster, Selection, ask
-from engine.plan.yaml_document import YAMLDocument, split_error
+from engine.plan.reading.yaml_document import YAMLDocument, split_error
 
 MAX_POINTS = 10_000
 

@@ -18,9 +18,9 @@ from engine.api._base import decode_hook
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.plan import FaultLog, Snapshot
-from engine.plan.fit import fit, node_use
-from engine.plan.reader import SnapshotReader
-from engine.plan.sources import Source
+from engine.plan.questions.fit import fit, node_use
+from engine.plan.reading.reader import SnapshotReader
+from engine.plan.reading.sources import Source
 from engine.tables.eviction import eviction_order
 
 

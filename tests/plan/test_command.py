@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import main
-from engine.plan.json_writer import write_list
+from engine.plan.snapshot.json_writer import write_list
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plan"
 

@@ -12,9 +12,9 @@ import pytest
 
 from engine.api.errors import Unavailable
 from engine.plan import on_dask
+from engine.plan.cluster import Cluster, ask
 from engine.plan.questions.evict import EvictParameters
 from engine.plan.questions.preempt import PreemptParameters
-from engine.plan.run import Cluster, ask
 
 distributed = pytest.importorskip("distributed", reason="needs Dask: pip install 'kubengine[plan]'")
 dask = pytest.importorskip("dask")

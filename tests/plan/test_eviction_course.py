@@ -23,8 +23,8 @@ from engine.eviction.signals import INODES, RESOURCE_OF, Observation, Observatio
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.plan import Snapshot
-from engine.plan.objects import pods_of_node
 from engine.plan.questions.evict import EvictParameters, evict
+from engine.plan.snapshot.objects import pods_of_node
 
 LOOK = 10.0
 SIGNALS = {

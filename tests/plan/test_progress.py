@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.questions.preempt import PreemptParameters
-from engine.plan.run import Cluster, Selection, ask
 from engine.plan.scenario import Plan
 
 PLAN = """

@@ -30,17 +30,17 @@ from engine.devices.topology import Numa, TopologyPolicy
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 from engine.plan import Snapshot, synthesize
-from engine.plan.asked_pods import asked_pods
-from engine.plan.objects import node_object, pods_of_node
-from engine.plan.placement import Room
+from engine.plan.placement.room import Room
 from engine.plan.questions import QUESTIONS
 from engine.plan.questions.admit import AdmitParameters, admit
+from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.devices import DevicesParameters, devices
 from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import QOS_NAMES
 
 

@@ -25,8 +25,8 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class
 from engine.api.resources import pod_requests, ranking_requests, scaled_list
 from engine.plan import FaultLog, load_snapshot
-from engine.plan.json_stream import MAX_DEPTH, MAX_OBJECT, JSONStream
-from engine.plan.json_writer import documents, write_list
+from engine.plan.reading.json_stream import MAX_DEPTH, MAX_OBJECT, JSONStream
+from engine.plan.snapshot.json_writer import documents, write_list
 from engine.tables import CRITICAL, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
 
 
@@ -468,8 +468,8 @@ def test_a_live_node_over_http(tmp_path):
 def test_a_gigabyte_needs_bounded_memory():
     script = """
 import io, json, re
-from engine.plan.faults import FaultLog
-from engine.plan.json_stream import JSONStream
+from engine.plan.snapshot.faults import FaultLog
+from engine.plan.reading.json_stream import JSONStream
 
 class Endless(io.RawIOBase):
     pod = {"kind": "Pod", "metadata": {"name": "x"}, "spec": {"note": "y" * 3000}}

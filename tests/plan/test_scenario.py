@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.plan.answers import Answer
-from engine.plan.diff import difference
+from engine.plan.answers.answer import Answer
+from engine.plan.answers.diff import difference
+from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.questions.preempt import PreemptParameters, preempt
-from engine.plan.run import Cluster, Selection, ask
 from engine.plan.scenario import MAX_POINTS, Plan, Range, laid_over, scenario_schema
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plan"

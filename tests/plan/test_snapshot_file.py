@@ -14,7 +14,7 @@ import pytest
 from engine.api.errors import InvalidInput, Refused
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize
 from engine.plan.on_dask import pack, unpack
-from engine.plan.snapshot_file import TABLES, node_ranges, write_snapshot, write_stream
+from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
@@ -63,7 +63,7 @@ def test_shards_are_the_cluster_cut_at_nodes(cluster, cluster_file, max_pods):
 
 
 def test_row_groups_that_a_shard_needs_are_enough(tmp_path, monkeypatch, cluster):
-    monkeypatch.setattr("engine.plan.snapshot_file.ROW_GROUP", 50)
+    monkeypatch.setattr("engine.plan.snapshot.columnar_file.ROW_GROUP", 50)
     path = tmp_path / "small-groups.kes"
     write_snapshot(cluster, path)
     file = SnapshotFile(path)

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.plan.mapping import load_mapped
-from engine.plan.place import place
+from engine.plan.placement.place import place
+from engine.plan.reading.mapping import load_mapped
 from engine.tables import QOS_NAMES
 
 MAPPING = """\
@@ -102,7 +102,7 @@ def test_placing_never_overcommits(cluster):
 
     import pyarrow as pa
 
-    from engine.plan.snapshot import arranged
+    from engine.plan.snapshot.columns import arranged
 
     at = cluster.pods.schema.get_field_index("node")
     loose = cluster.pods.set_column(at, "node", pa.array(np.full(cluster.pods.num_rows, -1, np.int32)))

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.plan.mapping import load_mapped
-from engine.plan.place import place
+from engine.plan.placement.place import place
 from engine.plan.questions.devices import DevicesParameters, devices
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.reading.mapping import load_mapped
 
 FOLDER = os.environ.get("KUBENGINE_GPU_TRACE", "")
 MAPPING = Path(__file__).parents[2] / "examples" / "plan" / "gpu-trace-mapping.yaml"

@@ -76,6 +76,43 @@ def test_rooms_import_only_what_they_may() -> None:
     assert not wrong, wrong
 
 
+PLAN_STATIONS: dict[str, set[str]] = {
+    "version": set(),
+    "progress": set(),
+    "snapshot": set(),
+    "reading": {"snapshot", "progress", "version"},
+    "synth": {"reading", "snapshot", "version"},
+    "placement": {"snapshot"},
+    "answers": {"version"},
+    "questions": {"snapshot", "reading", "placement", "answers"},
+    "report": {"answers"},
+    "on_dask": {"questions", "answers", "snapshot"},
+    "cluster": {"on_dask", "questions", "answers", "reading", "snapshot", "progress"},
+    "scenario": {"cluster", "questions", "answers", "reading", "progress"},
+}
+"""What each station of the planner imports; one stands below all that import it."""
+
+
+def test_the_planner_is_built_by_stations() -> None:
+    arrows: dict[str, set[str]] = {}
+    for path in (ENGINE / "plan").rglob("*.py"):
+        relative = path.relative_to(ENGINE / "plan")
+        if relative.name == "__init__.py" and len(relative.parts) == 1:
+            continue
+        station = relative.parts[0].removesuffix(".py")
+        named = {name.split(".")[2] for name in imports(path) if name.startswith("engine.plan.")}
+        arrows.setdefault(station, set()).update(named - {station})
+    assert arrows == PLAN_STATIONS
+    stations = list(PLAN_STATIONS)
+    upward = [
+        (station, below)
+        for station, named in PLAN_STATIONS.items()
+        for below in named
+        if stations.index(below) > stations.index(station)
+    ]
+    assert not upward
+
+
 def test_the_table_of_rooms_is_the_tree() -> None:
     lines = (ROOT / "docs/architecture.md").read_text().splitlines()
     first_cells = "".join(line.split("|")[1] for line in lines if line.startswith("| `"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.plan.answers import Answer
+from engine.plan.answers.answer import Answer
 from engine.plan.questions.admit import AdmitParameters, admit
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.devices import DevicesParameters, devices

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from engine.admission.ports import host_ports
 from engine.api.pod import Pod
-from engine.plan.answers import Answer, Rows, coded
-from engine.plan.asked_pods import PodParameters, asked_pods
-from engine.plan.fit import NodeUse, fit, node_use
-from engine.plan.snapshot import Snapshot
+from engine.plan.answers.answer import Answer, Rows, coded
+from engine.plan.questions.asked_pods import PodParameters, asked_pods
+from engine.plan.questions.fit import NodeUse, fit, node_use
+from engine.plan.snapshot.columns import Snapshot
 
 
 class AdmitParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):

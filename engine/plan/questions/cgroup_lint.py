@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan.answers import Rows
+from engine.plan.answers.answer import Rows
 from engine.tables import BEST_EFFORT, BURSTABLE, GUARANTEED
 
 TOLERANCE = 0.02

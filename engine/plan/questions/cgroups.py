@@ -23,11 +23,11 @@ from engine.cgroups.conversion import MIN_SHARES, WeightFormula
 from engine.cgroups.files import FileRules
 from engine.cgroups.levels import LEVELS
 from engine.cgroups.values import MEMORY_HIGH, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues
-from engine.plan.answers import Answer, Rows, coded
-from engine.plan.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
-from engine.plan.configuration import NodeConfigurations
+from engine.plan.answers.answer import Answer, Rows, coded
+from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node
-from engine.plan.snapshot import Snapshot
+from engine.plan.questions.configuration import NodeConfigurations
+from engine.plan.snapshot.columns import Snapshot
 from engine.tables import QOS_NAMES
 
 CONTROLLERS = frozenset(["cpu", "memory", "pids"])

@@ -19,8 +19,8 @@ from engine.api.errors import InvalidInput
 from engine.api.resources import is_extended
 from engine.devices.topology import Numa, TopologyPolicy
 from engine.devices.topology_search import DeviceCounts
-from engine.plan.answers import Answer, Rows
-from engine.plan.snapshot import Snapshot
+from engine.plan.answers.answer import Answer, Rows
+from engine.plan.snapshot.columns import Snapshot
 
 
 class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """drain: pods of some nodes placed on the rest by their requests; what remains without a place, and why.
 
 Pods of daemons and mirror pods stay with their node. Disruption budgets are checked: those that the drain
-would break are named. The placement rule is `engine.plan.placement`, not the scheduler's.
+would break are named. The placement rule is `engine.plan.placement.room`, not the scheduler's.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
-from engine.plan.answers import Answer, Rows
-from engine.plan.budgets import Budgets
-from engine.plan.placement import Room, Rule, largest_first, request_matrix
-from engine.plan.selection import select_nodes
-from engine.plan.snapshot import NO_NODE, Snapshot
+from engine.plan.answers.answer import Answer, Rows
+from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
+from engine.plan.questions.budgets import Budgets
+from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
 
 

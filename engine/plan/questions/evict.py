@@ -23,12 +23,12 @@ from engine.eviction.signals import IMAGEFS_AVAILABLE
 from engine.eviction.thresholds import HARD_DEFAULTS, Threshold, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
-from engine.plan.answers import Answer, Rows
-from engine.plan.configuration import NodeConfigurations
-from engine.plan.eviction_course import Store, Usage, course, nearest
-from engine.plan.image_columns import image_columns, image_slice
-from engine.plan.node_stores import KINDS, NodeStores, Resource
-from engine.plan.snapshot import Snapshot
+from engine.plan.answers.answer import Answer, Rows
+from engine.plan.questions.configuration import NodeConfigurations
+from engine.plan.questions.eviction_course import Store, Usage, course, nearest
+from engine.plan.questions.image_columns import image_columns, image_slice
+from engine.plan.questions.node_stores import KINDS, NodeStores, Resource
+from engine.plan.snapshot.columns import Snapshot
 from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC
 from engine.tables.eviction import eviction_order
 

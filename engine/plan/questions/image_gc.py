@@ -16,11 +16,11 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import ImagesSection
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
-from engine.plan.answers import Answer, Rows
-from engine.plan.configuration import NodeConfigurations
-from engine.plan.history import image_uses
-from engine.plan.image_columns import image_columns, image_slice
-from engine.plan.snapshot import Snapshot
+from engine.plan.answers.answer import Answer, Rows
+from engine.plan.questions.configuration import NodeConfigurations
+from engine.plan.questions.history import image_uses
+from engine.plan.questions.image_columns import image_columns, image_slice
+from engine.plan.snapshot.columns import Snapshot
 from engine.tables import ImageColumns
 
 DAY = 86400.0

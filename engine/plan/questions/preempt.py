@@ -19,12 +19,12 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import pod_requests, scaled
-from engine.plan.answers import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
-from engine.plan.asked_pods import PodParameters, asked_pods
-from engine.plan.fit import Fit, NodeUse, fit, node_use
-from engine.plan.preempt_account import list_account
-from engine.plan.preempt_policy import short_nodes, victims_by_policy
-from engine.plan.snapshot import Snapshot
+from engine.plan.answers.answer import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
+from engine.plan.questions.asked_pods import PodParameters, asked_pods
+from engine.plan.questions.fit import Fit, NodeUse, fit, node_use
+from engine.plan.questions.preempt_account import list_account
+from engine.plan.questions.preempt_policy import short_nodes, victims_by_policy
+from engine.plan.snapshot.columns import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
 
 

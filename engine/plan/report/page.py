@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from engine.host.files import replace_file
-from engine.plan.answers import COLUMNS, USED_AFTER, USED_BEFORE, Answer
-from engine.plan.output import readable, summary
+from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE, Answer
+from engine.plan.answers.output import readable, summary
 from engine.plan.report.plots import plots
 
 MAX_ROWS = 1000

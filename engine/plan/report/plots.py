@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.plan.answers import COLUMNS, USED_AFTER, USED_BEFORE
-from engine.plan.output import readable, summary
+from engine.plan.answers.answer import COLUMNS, USED_AFTER, USED_BEFORE
+from engine.plan.answers.output import readable, summary
 from engine.plan.report import svg
 
 TOP = 15

@@ -1,0 +1,58 @@
+"""Answers in words: one sentence per row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.plan.answers.answer import Answer
+from engine.plan.answers.output import readable
+
+SENTENCES = {
+    "fits": "{object} fits on {node}: nobody has to go",
+    "preempt": "{object} on {node} is short ({reason}) and preempts {amount}",
+    "impossible": "{object} cannot run on {node}: {reason} (short by {amount})",
+    "used-before": "on {node}, {object} in use before: {amount}",
+    "used-after": "on {node}, {object} in use after: {amount}",
+    "waits": "on {node}, {reason} may go on for {amount}",
+    "clears": "on {node}, {object} clears {amount} after the beginning",
+    "victim": "on {node}, {object} goes ({reason}) and frees {amount}",
+    "step": "on {node}, step {amount} takes {object}: {reason}",
+    "passed-over": "on {node}, {object} stays: {reason}",
+    "frees": "on {node}, room for {object}: {amount} come free",
+    "admits": "{node} takes {object} {amount} times, then {reason}",
+    "refuses": "{node} takes no {object}: {reason}",
+    "evict": "on {node}, {object} is evicted ({reason}) and frees {amount}",
+    "calm": "{node} is calm: {reason}, {amount} to spare",
+    "relieved": "{node} is relieved: {reason}, {amount} available then",
+    "stuck": "{node} stays under pressure: {reason}, {amount} missing",
+    "reclaim": "on {node}, {reason} go first and free {amount}",
+    "unknown": "{node} cannot be judged: {reason}",
+    "collect": "image GC on {node} frees {amount} ({reason})",
+    "idle": "image GC on {node} does nothing: {reason}",
+    "short": "image GC on {node} is {amount} short ({reason})",
+    "remove": "on {node}, image {object} goes ({reason}) and frees {amount}",
+    "used-again": "on {node}, image {object} would be pulled again: {reason}",
+    "free": "{node} has {amount} free ({reason})",
+    "fragmented": "{node} cannot give {object}: {reason}",
+    "full": "{node} cannot give {object}: {reason}",
+    "move": "{object} of {node} goes {reason}",
+    "stays": "{object} stays on {node}: {reason}",
+    "remains": "{object} of {node} finds no place: {reason}",
+    "breaks-budget": "draining {node} breaks the budget {object}: {reason}",
+    "drained": "{node}: {amount} moved elsewhere",
+    "lint": "{node}: {reason} ({object}, {amount})",
+}
+
+
+def explain(answer: Answer, limit: int) -> Iterator[str]:
+    """Sentences for the first rows, then what the answer rests on."""
+    for row in answer.table.slice(0, limit).to_pylist():
+        row["amount"] = readable(row["amount"], row["unit"])
+        decision = row["decision"]
+        side, colon, plain = decision.partition(":")
+        words = SENTENCES.get(
+            plain if colon else decision, "{node}: {decision} of {object} is {amount} {reason}"
+        )
+        said = " ".join(words.format(**row).split())
+        yield f"{side.replace('-', ' ')}: {said}" if colon else said
+    yield from (f"note: {line}" for line in answer.note_lines)

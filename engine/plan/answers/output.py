@@ -1,0 +1,155 @@
+"""Answers written down: JSON, CSV, Parquet, a table for the terminal; their origin goes with them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from engine.api.errors import InvalidInput
+from engine.host.files import replace_file, replacing_file
+from engine.plan.answers.answer import COLUMNS, Answer
+from engine.plan.version import engine_version
+
+FORMATS = ("table", "json", "csv", "parquet", "html")
+_BY_SUFFIX = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}
+_JSON_BATCH = 65_536
+_NUMERIC = "amount"
+
+
+def provenance(meta: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Input hash and sources, versions, seed, and what was asked."""
+    return {
+        "input_hash": meta.get("input_hash", ""),
+        "sources": list(meta.get("sources", ())),
+        "snapshot_version": meta.get("version", ""),
+        "synthetic": meta.get("synthetic"),
+        "placed_by": meta.get("placed_by", ""),
+        "faults": dict(meta.get("faults", {})),
+        "kubengine": engine_version(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "pyarrow": pa.__version__,
+        "asked": dict(asked),
+    }
+
+
+def format_for(path: str, given: str) -> str:
+    """The format asked for, else by the file's suffix, else a table. Raises `InvalidInput`."""
+    if given:
+        return given
+    if not path:
+        return "table"
+    found = _BY_SUFFIX.get(Path(path).suffix)
+    if found is None:
+        raise InvalidInput(f"ends in none of {', '.join(_BY_SUFFIX)}; give --format", subject=path)
+    return found
+
+
+def write_answer(answer: Answer, source: Mapping[str, Any], format: str, path: str, limit: int) -> None:
+    """To a file (atomically) or standard output. `html` is `report.write_report`'s, not done here."""
+    if format == "table":
+        if path:
+            text = StringIO()
+            print_table(answer, Console(file=text, width=160), limit)
+            replace_file(Path(path), text.getvalue())
+        else:
+            print_table(answer, Console(), limit)
+        return
+    writer: Callable[[BinaryIO], None] = {
+        "json": lambda file: _json(answer, source, file),
+        "csv": lambda file: pa_csv.write_csv(_plain(answer.table), file),
+        "parquet": lambda file: _parquet(answer, source, file),
+    }[format]
+    if path:
+        with replacing_file(Path(path)) as file:
+            writer(file)
+    elif format == "parquet" and sys.stdout.isatty():
+        raise InvalidInput("Parquet is not for a terminal; give -o FILE", subject="--format")
+    else:
+        writer(sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Without dictionaries, for writers that do not know them."""
+    fields = [(f.name, pa.large_string() if f.name != _NUMERIC else pa.int64()) for f in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _json(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
+    encode = msgspec.json.encode
+    file.write(b'{"provenance":' + encode(source) + b',"notes":' + encode(answer.note_lines) + b',"rows":[')
+    separator = b"\n"
+    for batch in _plain(answer.table).to_batches(_JSON_BATCH):
+        for row in batch.to_pylist():
+            file.write(separator + encode(row))
+            separator = b",\n"
+    file.write(b"\n]}\n")
+
+
+def _parquet(answer: Answer, source: Mapping[str, Any], file: BinaryIO) -> None:
+    metadata = {b"kubengine.provenance": msgspec.json.encode(source)}
+    metadata[b"kubengine.notes"] = msgspec.json.encode(answer.note_lines)
+    pq.write_table(answer.table.replace_schema_metadata(metadata), file, compression="zstd")
+
+
+def summary(table: pa.Table) -> pa.Table:
+    """Rows and amounts per scenario, decision and reason, in order of first appearance."""
+    plain = _plain(table)
+    keys = ["scenario", "decision", "reason", "unit"]
+    return plain.group_by(keys, use_threads=False).aggregate([("amount", "count"), ("amount", "sum")])
+
+
+def print_table(answer: Answer, console: Console, limit: int) -> None:
+    """What happened how often, then the first rows, then what it rests on."""
+    found = summary(answer.table).to_pylist()
+    overview = Table(title="decisions", title_justify="left")
+    named = any(row["scenario"] for row in found)
+    for heading in (["scenario"] if named else []) + ["decision", "reason"]:
+        overview.add_column(heading)
+    overview.add_column("rows", justify="right")
+    overview.add_column("amount", justify="right")
+    for row in found[:limit]:
+        cells = ([row["scenario"]] if named else []) + [row["decision"], row["reason"]]
+        amounts = [f"{row['amount_count']:,}", readable(row["amount_sum"], row["unit"])]
+        overview.add_row(*(Text(cell) for cell in (*cells, *amounts)))
+    console.print(overview)
+    if len(found) > limit:
+        console.print(Text(f"… {len(found) - limit:,} more kinds"))
+    rows = Table(title=f"rows ({len(answer):,})", title_justify="left")
+    shown = [name for name in COLUMNS if name != "unit" and (named or name != "scenario")]
+    for name in shown:
+        rows.add_column(name, justify="right" if name == _NUMERIC else "left", overflow="fold")
+    for row in _plain(answer.table.slice(0, limit)).to_pylist():
+        row["amount"] = readable(row["amount"], row["unit"])
+        rows.add_row(*(Text(str(row[name])) for name in shown))
+    console.print(rows)
+    if len(answer) > limit:
+        console.print(Text(f"… {len(answer) - limit:,} more rows: --limit, or -o FILE.csv"))
+    for line in answer.note_lines:
+        console.print(Text(f"note: {line}"))
+
+
+def readable(amount: int, unit: str) -> str:
+    """`3.2 GiB`, `1,250 milli-CPU`, `12 pods`."""
+    if unit != "bytes":
+        return f"{amount:,} {unit}".strip()
+    size = float(amount)
+    for name in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(size) < 1024 or name == "PiB":
+            return f"{size:,.0f} {name}" if name == "B" else f"{size:,.1f} {name}"
+        size /= 1024
+    return ""

@@ -1,0 +1,159 @@
+"""Asking a question: which nodes, in memory, node range by node range from a file, or on a Dask cluster.
+
+However the nodes are cut, rows and their order are the same, because a per-node question's rows depend on
+one node each and are put together in the order of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from engine.api.errors import InvalidInput
+from engine.plan.answers.answer import Answer, joined
+from engine.plan.progress import Step, silent
+from engine.plan.questions import QUESTIONS, Question
+from engine.plan.reading.load import load_shown
+from engine.plan.snapshot.columnar_file import SnapshotFile, is_snapshot_file, node_ranges
+from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.selection import select_nodes
+
+SHARD_PODS = 1_000_000
+DASK_SHARD_PODS = 50_000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which nodes: names or patterns, labels, a random sample. Empty means all."""
+
+    nodes: tuple[str, ...] = ()
+    selector: str = ""
+    sample: int = 0
+    seed: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.selector or self.sample)
+
+    def of(self, snapshot: Snapshot) -> Snapshot:
+        """The snapshot with these nodes only. Raises `InvalidInput` if there are none."""
+        if not self:
+            return snapshot
+        chosen = select_nodes(snapshot, list(self.nodes), self.selector)
+        if self.sample and self.sample < len(chosen):
+            random = np.random.Generator(np.random.PCG64(self.seed))
+            chosen = np.sort(random.choice(chosen, self.sample, replace=False))
+        return snapshot.select(chosen)
+
+
+class Cluster:
+    """A snapshot to ask: in memory, or a columnar file of which a bounded part is read at a time."""
+
+    def __init__(self, snapshot: Snapshot | None = None, file: SnapshotFile | None = None) -> None:
+        self._snapshot = snapshot
+        self._file = file
+
+    @classmethod
+    def open(
+        cls, paths: list[str], *, strict: bool = False, shown: bool = False, faults: FaultLog | None = None
+    ) -> Cluster:
+        """From paths as `load_snapshot` takes them. Raises `InvalidInput`."""
+        if not paths:
+            raise InvalidInput(
+                "name a snapshot: JSON, a columnar file, - or http://NODE:PORT", subject="snapshot"
+            )
+        if len(paths) == 1 and is_snapshot_file(paths[0]):
+            return cls(file=SnapshotFile(Path(paths[0])))
+        faults = faults if faults is not None else FaultLog(strict=strict)
+        return cls(load_shown(paths, strict=strict, shown=shown, faults=faults))
+
+    @property
+    def whole(self) -> Snapshot:
+        """All of it in memory."""
+        if self._snapshot is None and self._file is not None:
+            self._snapshot = self._file.load()
+        if self._snapshot is None:
+            raise InvalidInput("nothing was opened", subject="snapshot")
+        return self._snapshot
+
+    @property
+    def pod_count(self) -> int:
+        """Pods that count on a node, those that are not in memory included."""
+        if self._snapshot is None and self._file is not None:
+            return self._file.pod_count
+        return self.whole.placed
+
+    @property
+    def meta(self) -> dict[str, object]:
+        if self._snapshot is not None:
+            return self._snapshot.meta
+        return dict(self._file.manifest.get("meta", {})) if self._file else {}
+
+    def shards(self, max_pods: int) -> Iterator[Snapshot]:
+        """Consecutive node ranges of about `max_pods` pods."""
+        if self._snapshot is None and self._file is not None and self._file.pod_count > max_pods:
+            yield from self._file.shards(max_pods)
+            return
+        snapshot = self.whole
+        ranges = node_ranges(np.diff(snapshot.offsets), max_pods)
+        if len(ranges) <= 1:
+            yield snapshot
+            return
+        for first, last in ranges:
+            yield snapshot.shard(first, last)
+
+
+def question(name: str) -> Question:
+    found = QUESTIONS.get(name)
+    if found is None:
+        raise InvalidInput(f"expected one of {', '.join(QUESTIONS)}, got {name!r}", subject="ask")
+    return found
+
+
+def ask(
+    cluster: Cluster,
+    name: str,
+    parameters: msgspec.Struct,
+    *,
+    selection: Selection | None = None,
+    shard_pods: int = 0,
+    dask: str = "",
+    step: Step = silent,
+) -> Answer:
+    """One question. `shard_pods` bounds the pods in memory; `dask` is a scheduler's address; `step` is told
+    which part of the question is answered, 1.0 in all.
+
+    Raises `InvalidInput` for parameters or nodes that make no sense.
+    """
+    asked = question(name)
+    selection = selection or Selection()
+    if not asked.per_node:
+        answer = joined([asked.ask(selection.of(cluster.whole), parameters)])
+        step(1.0)
+        return answer
+    selected = Cluster(selection.of(cluster.whole)) if selection else cluster
+    pods = max(selected.pod_count, 1)
+
+    def answered(shard_pods: int) -> None:
+        step(shard_pods / pods)
+
+    if dask:
+        from engine.plan.on_dask import ask_on_dask
+
+        return ask_on_dask(dask, name, parameters, selected.shards(shard_pods or DASK_SHARD_PODS), answered)
+    return joined(_in_turn(asked, parameters, selected.shards(shard_pods or SHARD_PODS), answered))
+
+
+def _in_turn(
+    asked: Question,
+    parameters: msgspec.Struct,
+    shards: Iterator[Snapshot],
+    answered: Callable[[int], None],
+) -> Iterator[Answer]:
+    for shard in shards:
+        yield asked.ask(shard, parameters)
+        answered(shard.placed)

@@ -1,0 +1,76 @@
+"""Giving pods a node by their requests alone: the emptiest that fits (spread) or the fullest (pack).
+
+A rule of ours, not the scheduler's: no affinity, no taints, no topology spread. It is used where a trace
+has no nodes (`place`) and where pods have to go elsewhere (`drain`), and every answer says so.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.plan.snapshot.columns import NO_NODE, Snapshot
+
+Rule = Literal["spread", "pack"]
+
+
+class Room:
+    """What is free: int64[resources, nodes] and pod slots; `open` says which nodes may be used."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        tables = snapshot.tables
+        allocatable = np.maximum(tables.allocatable, 0)
+        nodes = snapshot.node_count
+        node = tables.columns.node
+        used = np.stack([_sums(node, amounts, nodes) for amounts in tables.columns.requests])
+        self.total = allocatable
+        self.free: NDArray[np.int64] = allocatable - used
+        counts = np.diff(snapshot.offsets)
+        limit = snapshot.allocatable("pods")
+        self.slots: NDArray[np.int64] = np.where(limit < 0, 2**40, limit) - counts
+        self.open = ~snapshot.nodes["unschedulable"].to_numpy(zero_copy_only=False)
+        self.open &= snapshot.nodes["known"].to_numpy(zero_copy_only=False)
+        self._scale = 1.0 / np.maximum(allocatable[:2], 1)
+
+    def choose(self, request: NDArray[np.int64], rule: Rule) -> int:
+        """The node for one pod, -1 if it fits nowhere; ties go to the first node."""
+        asked = np.flatnonzero(request)
+        fits = self.open & (self.slots > 0)
+        for resource in asked:
+            fits &= self.free[resource] >= request[resource]
+        candidates = np.flatnonzero(fits)
+        if not len(candidates):
+            return NO_NODE
+        left = ((self.free[:2, candidates] - request[:2, None]) * self._scale[:, candidates]).min(axis=0)
+        best = left.argmax() if rule == "spread" else left.argmin()
+        return int(candidates[best])
+
+    def take(self, node: int, request: NDArray[np.int64], sign: int = 1) -> None:
+        """Book a request on a node, or give it back with `sign` -1."""
+        self.free[:, node] -= sign * request
+        self.slots[node] -= sign
+
+
+def _sums(node: NDArray[np.int32], amounts: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+    """Exact integer sums per node; rows are sorted by node."""
+    totals = np.concatenate([[0], np.cumsum(amounts)])
+    edges = np.searchsorted(node, np.arange(nodes + 1))
+    sums: NDArray[np.int64] = np.diff(totals[edges])
+    return sums
+
+
+def request_matrix(snapshot: Snapshot, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """int64[pods, resources]: what the given pod rows request."""
+    template = snapshot.pods["template"].to_numpy()[rows]
+    columns = [snapshot.templates[f"request/{name}"].to_numpy() for name in snapshot.resources.names]
+    return np.stack([column[template] for column in columns], axis=1)
+
+
+def largest_first(snapshot: Snapshot, requests: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The order in which pods are placed: by their largest share of an average node, first come on ties."""
+    total = np.maximum(snapshot.tables.allocatable, 0).sum(axis=1)
+    mean = np.maximum(total / max(snapshot.node_count, 1), 1.0)
+    share = (requests / mean).max(axis=1) if len(requests) else np.zeros(0)
+    return np.argsort(-share, kind="stable")

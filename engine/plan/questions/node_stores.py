@@ -1,0 +1,210 @@
+"""What can run short on each node, as eviction watches it: memory, file systems by layout, process ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.cgroups.settings import CgroupSettings
+from engine.eviction.layout import Layout
+from engine.eviction.signals import (
+    ALLOCATABLE_MEMORY_AVAILABLE,
+    CONTAINERFS_AVAILABLE,
+    CONTAINERFS_INODES_FREE,
+    IMAGEFS_AVAILABLE,
+    IMAGEFS_INODES_FREE,
+    MEMORY_AVAILABLE,
+    NODEFS_AVAILABLE,
+    NODEFS_INODES_FREE,
+    PID_AVAILABLE,
+)
+from engine.plan.answers.answer import Rows
+from engine.plan.questions.configuration import NodeConfigurations
+from engine.plan.questions.eviction_course import Store, Usage
+from engine.plan.snapshot.columns import Snapshot
+from engine.tables.eviction import Ranked
+
+Resource = Literal["memory", "disk", "inodes", "processes"]
+SAME_READING = 0.01
+"""Statistics of one file system are taken moments apart, once for each of its uses."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One resource: the signals of each of its stores by layout, how pods are ranked, the unit of amounts."""
+
+    stores: dict[Layout, tuple[tuple[str, ...], ...]]
+    ranked: Ranked
+    unit: str
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        return tuple(signal for store in self.stores["shared"] for signal in store)
+
+
+def _disk(nodefs: str, imagefs: str, containerfs: str) -> dict[Layout, tuple[tuple[str, ...], ...]]:
+    return {
+        "shared": ((nodefs, imagefs, containerfs),),
+        "imagefs": ((nodefs,), (imagefs, containerfs)),
+        "split": ((nodefs, containerfs), (imagefs,)),
+    }
+
+
+KINDS: dict[Resource, Kind] = {
+    "memory": Kind({"shared": ((MEMORY_AVAILABLE,), (ALLOCATABLE_MEMORY_AVAILABLE,))}, "memory", "bytes"),
+    "disk": Kind(
+        _disk(NODEFS_AVAILABLE, IMAGEFS_AVAILABLE, CONTAINERFS_AVAILABLE), "ephemeral-storage", "bytes"
+    ),
+    "inodes": Kind(
+        _disk(NODEFS_INODES_FREE, IMAGEFS_INODES_FREE, CONTAINERFS_INODES_FREE), "inodes", "inodes"
+    ),
+    "processes": Kind({"shared": ((PID_AVAILABLE,),)}, "processes", "processes"),
+}
+
+Amounts = NDArray[np.int64]
+Grow = Callable[[Amounts, NDArray[np.uint8]], Amounts]
+"""Use after the growth that is asked about, from use and whether it is known."""
+
+
+class NodeStores:
+    """`of(node)` gives a node's stores after its pods' growth; those that cannot be read are left out.
+
+    `usage` is what pods use in all, known or assumed; `given` is a signal and, from the capacities, what is
+    available in its store on every node.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        resource: Resource,
+        configurations: NodeConfigurations,
+        usage: Usage,
+        grow: Grow,
+        given: tuple[str, Callable[[Amounts], Amounts]] | None,
+        rows: Rows,
+    ) -> None:
+        self._resource, self._configurations = resource, configurations
+        self._offsets = snapshot.offsets
+        self._settings: dict[tuple[str, int], CgroupSettings] = {}
+        self._memory = _capacity(snapshot, "memory")
+        self.layouts = _layouts(snapshot) if resource in ("disk", "inodes") else _one_layout(snapshot)
+        self._readings = _readings(snapshot, resource)
+        self._given: dict[str, Amounts] = {}
+        if given is not None:
+            signal, available = given
+            for stores in KINDS[resource].stores.values():
+                first = next(store[0] for store in stores if signal in store)
+                self._given[first] = available(self._readings[first][0])
+            self._given_signal = signal
+        self._use: dict[str, tuple[Usage, Amounts]] = {}
+        self._put_use("all", usage, grow(*usage))
+        if any(layout != "shared" for layout in self.layouts):
+            self._divide(snapshot, usage, grow, rows)
+
+    def of(self, node: int) -> list[Store]:
+        mine = slice(int(self._offsets[node]), int(self._offsets[node + 1]))
+        stores = []
+        for group in KINDS[self._resource].stores[self.layouts[node]]:
+            capacity, available = (int(values[node]) for values in self._readings[group[0]])
+            (use, known), growth = self._use[self._part(group, self.layouts[node])]
+            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE and capacity < 0 and known[mine].all():
+                capacity = self._allocatable_limit(node)
+                before = int(use[mine].sum()) - int(growth[mine].sum())
+                available = max(capacity - before, 0)
+            if self._given and self._given_signal in group:
+                available = int(self._given[group[0]][node])
+            if capacity > 0 and available >= 0:
+                left = available - int(growth[mine].sum())
+                stores.append(Store(group, capacity, left, (use[mine], known[mine])))
+        return stores
+
+    def _put_use(self, part: str, before: Usage, grown: Amounts) -> None:
+        self._use[part] = (grown, before[1]), grown - before[0]
+
+    def _part(self, group: tuple[str, ...], layout: Layout) -> str:
+        """What of the pods' use lies in this store."""
+        if layout == "shared":
+            return "all"
+        nodefs = KINDS[self._resource].signals[0]
+        if layout == "imagefs":
+            return "files" if nodefs in group else "layers"
+        return "all" if nodefs in group else "none"
+
+    def _divide(self, snapshot: Snapshot, usage: Usage, grow: Grow, rows: Rows) -> None:
+        """Writable layers apart from logs and volumes, for nodes that keep both on different file systems."""
+        layers, known = snapshot.usage("layers" if self._resource == "disk" else "layer_inodes")
+        missing = int((usage[1] > known).sum())
+        if missing:
+            rows.note("pods whose writable layers' part is not known, taken to use nodefs alone", missing)
+        files = np.maximum(usage[0] - layers, 0), usage[1]
+        grown_layers = np.minimum(grow(layers, known), grow(*usage)) if known.any() else layers
+        self._put_use("layers", (layers, known), grown_layers)
+        self._put_use("files", files, files[0] + (grow(*usage) - usage[0]) - (grown_layers - layers))
+        nothing = np.zeros(len(layers), np.int64)
+        self._put_use("none", (nothing, np.ones(len(layers), np.uint8)), nothing)
+
+    def _allocatable_limit(self, node: int) -> int:
+        """Bytes that the cgroup of all pods may use, by the configuration; -1 if memory is not known."""
+        memory = int(self._memory[node])
+        if memory < 0:
+            return -1
+        key = self._configurations.key(node), memory
+        if key not in self._settings:
+            config = self._configurations.of(node)
+            self._settings[key] = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True)
+        limit = self._settings[key].root_values().memory
+        return -1 if limit is None else limit
+
+
+def _one_layout(snapshot: Snapshot) -> list[Layout]:
+    return ["shared"] * snapshot.node_count
+
+
+def _layouts(snapshot: Snapshot) -> list[Layout]:
+    """Where images and writable layers lie on each node, by whether file systems read the same."""
+    dedicated = ~_same(snapshot, "imagefs", "nodefs")
+    split = dedicated & ~_same(snapshot, "containerfs", "imagefs")
+    names: tuple[Layout, ...] = ("shared", "imagefs", "split")
+    return [names[number] for number in (dedicated.astype(np.int64) + split).tolist()]
+
+
+def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
+    """Whether two file systems of a node are one; also where either is not known."""
+    sizes = [snapshot.reading(f"{name}_capacity") for name in (one, other)]
+    free = [snapshot.reading(f"{name}_available") for name in (one, other)]
+    same = (sizes[0] == sizes[1]) & (np.abs(free[0] - free[1]) <= sizes[0] * SAME_READING)
+    known: NDArray[np.bool_] = same | (sizes[0] < 0) | (sizes[1] < 0)
+    return known
+
+
+def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Amounts, Amounts]]:
+    """Capacity and what is available by signal, -1 where not known."""
+    if resource == "memory":
+        free, used = snapshot.reading("pods_memory_available"), snapshot.reading("pods_memory_working_set")
+        known = (free >= 0) & (used >= 0)
+        capacity = snapshot.reading("memory_capacity")
+        capacity = np.where(capacity < 0, _capacity(snapshot, "memory"), capacity)
+        return {
+            MEMORY_AVAILABLE: (capacity, snapshot.reading("memory_available")),
+            ALLOCATABLE_MEMORY_AVAILABLE: (np.where(known, free + used, -1), np.where(known, free, -1)),
+        }
+    if resource == "processes":
+        capacity, used = snapshot.reading("pid_max"), snapshot.reading("pid_used")
+        return {PID_AVAILABLE: (capacity, np.where(used < 0, -1, capacity - used))}
+    nodefs, imagefs, _ = KINDS[resource].signals
+    of, free_of = ("capacity", "available") if resource == "disk" else ("inodes", "inodes_free")
+    capacity = snapshot.reading(f"nodefs_{of}")
+    if resource == "disk":
+        capacity = np.where(capacity < 0, _capacity(snapshot, "ephemeral-storage"), capacity)
+    return {
+        nodefs: (capacity, snapshot.reading(f"nodefs_{free_of}")),
+        imagefs: (snapshot.reading(f"imagefs_{of}"), snapshot.reading(f"imagefs_{free_of}")),
+    }
+
+
+def _capacity(snapshot: Snapshot, resource: str) -> Amounts:
+    return snapshot.allocatable(resource, "capacity")

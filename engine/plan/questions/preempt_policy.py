@@ -1,0 +1,68 @@
+"""The policies beside the kubelet's, node by node through `engine.admission.preempt`.
+
+Their searches are bounded in time on a node; here they are bounded in steps, so that an answer does not
+depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission import NotEnoughToPreempt, preempt
+from engine.api.pod import Pod
+from engine.plan.questions.fit import Fit, NodeUse
+from engine.tables import PodColumns, PodTable
+
+STEPS = 1_000_000
+"""How many sets a search may look at, in part or whole."""
+
+
+def node_columns(columns: PodColumns, first: int, last: int) -> PodColumns:
+    """One node's rows, copied."""
+    mine = replace(columns, fractions={})
+    for name in ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits"):
+        setattr(mine, name, np.ascontiguousarray(getattr(columns, name)[..., first:last]))
+    return mine
+
+
+def node_table(use: NodeUse, node: int) -> PodTable:
+    """One node's pods; their uids are their positions on the node, as text."""
+    tables = use.tables
+    first, last = int(tables.offsets[node]), int(tables.offsets[node + 1])
+    uids = [str(position) for position in range(last - first)]
+    return PodTable.from_columns(node_columns(tables.columns, first, last), tables.resources, uids)
+
+
+def short_nodes(checked: Fit, needs: NDArray[np.int64]) -> Iterator[tuple[int, dict[str, int]]]:
+    """Nodes on which something is short, and how much of what."""
+    for node in np.flatnonzero(needs.any(axis=0)).tolist():
+        amounts = zip(checked.resources, needs[:, node].tolist(), strict=True)
+        yield node, {name: amount for name, amount in amounts if amount}
+
+
+def victims_by_policy(
+    use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64], policy: str
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64], int]:
+    """Offsets, victim rows, what stays short as int64[k, nodes], and how many searches were cut off."""
+    chosen: list[int] = []
+    counts = np.zeros(needs.shape[1], np.int64)
+    left = np.zeros_like(needs)
+    unproven = 0
+    for node, short in short_nodes(checked, needs):
+        first = int(use.tables.offsets[node])
+        try:
+            found = preempt(node_table(use, node), pod, short, policy=policy, time_limit=inf, steps=STEPS)
+        except NotEnoughToPreempt as error:
+            for name, amount in error.short:
+                left[checked.resources.index(name), node] = amount
+        else:
+            chosen += [first + row for row in found.rows]
+            counts[node] = len(found.rows)
+            unproven += not found.proven
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+    return offsets, np.array(chosen, np.int32), left, unproven

@@ -1,0 +1,309 @@
+"""What is known per node beyond its Node object: statistics, configuration, images, containers, devices.
+
+Each document is recognised by its fields. Statistics name their node; the rest belong to the node whose name
+is in the path they came from (`bundle.tar:nodes/worker-3/configz.json`, `worker-3.crictl-images.json`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from engine.plan.reading.documents import EMPTY, Head, Struct
+from engine.plan.reading.node_rows import NodeRows
+from engine.plan.snapshot.columns import DEVICE_FIELDS
+from engine.plan.snapshot.faults import FaultLog
+
+_Int = int | None
+
+
+class MemoryStats(Struct):
+    available_bytes: _Int = None
+    working_set_bytes: _Int = None
+
+
+class FsStats(Struct):
+    capacity_bytes: _Int = None
+    available_bytes: _Int = None
+    used_bytes: _Int = None
+    inodes: _Int = None
+    inodes_free: _Int = None
+    inodes_used: _Int = None
+
+
+class RlimitStats(Struct):
+    maxpid: _Int = None
+    curproc: _Int = None
+
+
+class RuntimeStats(Struct):
+    image_fs: FsStats | None = None
+    container_fs: FsStats | None = None
+
+
+class SystemContainerStats(Struct):
+    name: str = ""
+    memory: MemoryStats | None = None
+
+
+class NodeStats(Struct):
+    node_name: str = ""
+    memory: MemoryStats | None = None
+    fs: FsStats | None = None
+    runtime: RuntimeStats | None = None
+    rlimit: RlimitStats | None = None
+    system_containers: list[SystemContainerStats] | None = None
+
+
+class PodRef(Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+
+
+class ProcessStats(Struct, rename=None):
+    process_count: _Int = None
+
+
+class ContainerStats(Struct):
+    rootfs: FsStats | None = None
+
+
+class PodStats(Struct):
+    pod_ref: PodRef
+    containers: list[ContainerStats] | None = None
+    memory: MemoryStats | None = None
+    ephemeral_storage: FsStats | None = msgspec.field(default=None, name="ephemeral-storage")
+    process_stats: ProcessStats | None = msgspec.field(default=None, name="process_stats")
+
+
+class Summary(Struct):
+    node: NodeStats
+    pods: list[PodStats] | None = None
+
+
+class CrictlImage(Struct):
+    id: str
+    repo_tags: list[str] | None = None
+    repo_digests: list[str] | None = None
+    size: int | str = 0
+    pinned: bool = False
+
+
+class CrictlImages(Struct):
+    images: list[CrictlImage]
+
+
+class CrictlImageSpec(Struct):
+    image: str = ""
+
+
+class CrictlContainer(Struct):
+    image: CrictlImageSpec | None = None
+    image_ref: str = ""
+    image_id: str = ""
+
+
+class CrictlContainers(Struct):
+    containers: list[CrictlContainer]
+
+
+class CheckpointEntry(Struct, rename="pascal"):
+    container_name: str
+    resource_name: str
+    pod_uid: str = msgspec.field(name="PodUID")
+    device_ids: dict[str, list[str] | None] | None = msgspec.field(default=None, name="DeviceIDs")
+
+
+class CheckpointData(Struct, rename="pascal"):
+    pod_device_entries: list[CheckpointEntry] | None = None
+    registered_devices: dict[str, list[str] | None] | None = None
+
+
+Usage = dict[str, tuple[int | None, ...]]
+"""By `namespace/name`: memory, disk, inodes, processes; writable layers' bytes and inodes."""
+
+
+class Extras:
+    """Collects per-node documents; those that wait for a node's name are settled by `finish`."""
+
+    def __init__(self, nodes: NodeRows, faults: FaultLog) -> None:
+        self._nodes = nodes
+        self._faults = faults
+        self._waiting: list[tuple[str, str, bytes]] = []
+        self._devices: dict[str, list[Any]] = {name: [] for name in DEVICE_FIELDS}
+        self.usage: Usage = {}
+
+    def add(self, head: Head, data: bytes, origin: str) -> bool:
+        """Whether the document is one of these; faults are recorded."""
+        kind = _kind(head)
+        if kind is None:
+            return False
+        if kind == "summary":
+            self._decoded(kind, data, origin, "")
+        else:
+            self._waiting.append((kind, origin, bytes(data)))
+        return True
+
+    def finish(self) -> None:
+        """Give the waiting documents to their nodes, and compare images with containers."""
+        names = sorted(self._nodes.index, key=len, reverse=True)
+        used: dict[int, set[str]] = {}
+        self._used = used
+        for kind, origin, data in self._waiting:
+            node = _node_in(origin, names)
+            if node is None and len(names) == 1:
+                node = names[0]
+            if node is None:
+                self._faults.add(origin, "", "", f"{kind}: no node's name is in its path")
+            else:
+                self._decoded(kind, data, origin, node)
+        self._waiting.clear()
+        self._nodes.mark_in_use(used)
+
+    def device_table(self) -> pa.Table:
+        schema = pa.schema(list(DEVICE_FIELDS.items()))
+        columns = {name: pa.array(v, schema.field(name).type) for name, v in self._devices.items()}
+        return pa.table(columns).sort_by([("node", "ascending")])
+
+    def _decoded(self, kind: str, data: bytes, origin: str, node: str) -> None:
+        try:
+            getattr(self, f"_{kind}")(data, node)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            text, _, path = str(error).partition(" - at `$.")
+            self._faults.add(origin, kind, path.rstrip("`"), text)
+
+    def _summary(self, data: bytes, _: str) -> None:
+        summary = msgspec.json.decode(data, type=Summary)
+        node = summary.node
+        number = self._nodes.row(node.node_name)
+        memory, fs = node.memory or MemoryStats(), node.fs or FsStats()
+        image_fs = (node.runtime and node.runtime.image_fs) or FsStats()
+        container_fs = (node.runtime and node.runtime.container_fs) or FsStats()
+        limits = node.rlimit or RlimitStats()
+        all_pods = next((c.memory for c in node.system_containers or () if c.name == "pods"), None)
+        all_pods = all_pods or MemoryStats()
+        readings = {
+            "memory_available": memory.available_bytes,
+            "memory_working_set": memory.working_set_bytes,
+            "pods_memory_available": all_pods.available_bytes,
+            "pods_memory_working_set": all_pods.working_set_bytes,
+            "nodefs_capacity": fs.capacity_bytes,
+            "nodefs_available": fs.available_bytes,
+            "nodefs_inodes": fs.inodes,
+            "nodefs_inodes_free": fs.inodes_free,
+            "imagefs_capacity": image_fs.capacity_bytes,
+            "imagefs_available": image_fs.available_bytes,
+            "imagefs_inodes": image_fs.inodes,
+            "imagefs_inodes_free": image_fs.inodes_free,
+            "containerfs_capacity": container_fs.capacity_bytes,
+            "containerfs_available": container_fs.available_bytes,
+            "containerfs_inodes": container_fs.inodes,
+            "containerfs_inodes_free": container_fs.inodes_free,
+            "pid_max": limits.maxpid,
+            "pid_used": limits.curproc,
+        }
+        kept = {name: value for name, value in readings.items() if value is not None and 0 <= value < 2**62}
+        self._nodes.set_readings(number, kept)
+        for pod in summary.pods or ():
+            disk = pod.ephemeral_storage or FsStats()
+            layers = [container.rootfs or FsStats() for container in pod.containers or ()]
+            self.usage[f"{pod.pod_ref.namespace}/{pod.pod_ref.name}"] = (
+                pod.memory.working_set_bytes if pod.memory else None,
+                disk.used_bytes,
+                disk.inodes_used,
+                pod.process_stats.process_count if pod.process_stats else None,
+                _sum(layer.used_bytes for layer in layers),
+                _sum(layer.inodes_used for layer in layers),
+            )
+
+    def _configz(self, data: bytes, node: str) -> None:
+        config = msgspec.json.decode(data, type=Head).kubeletconfig
+        text = msgspec.json.format(bytes(config), indent=-1).decode()
+        self._nodes.set_config(self._nodes.row(node), text)
+
+    def _crictl_images(self, data: bytes, node: str) -> None:
+        number = self._nodes.row(node)
+        self._nodes.replace_images(number)
+        for image in msgspec.json.decode(data, type=CrictlImages).images:
+            names = [*(image.repo_tags or ()), *(image.repo_digests or ())]
+            size = image.size if isinstance(image.size, int) else int(image.size or 0)
+            self._nodes.add_image(
+                number, image.id, " ".join(names), size, source="runtime", pinned=image.pinned, in_use=None
+            )
+
+    def _crictl_ps(self, data: bytes, node: str) -> None:
+        used = self._used.setdefault(self._nodes.row(node), set())
+        for container in msgspec.json.decode(data, type=CrictlContainers).containers:
+            used |= {container.image_ref, container.image_id}
+            used.add(container.image.image if container.image else "")
+        used.discard("")
+
+    def _checkpoint(self, data: bytes, node: str) -> None:
+        document = msgspec.json.decode(msgspec.json.decode(data, type=Head).data, type=CheckpointData)
+        held: set[tuple[str, str]] = set()
+        for entry in document.pod_device_entries or ():
+            for numa, devices in (entry.device_ids or {}).items():
+                for device in devices or ():
+                    held.add((entry.resource_name, device))
+                    owner = (entry.pod_uid, entry.container_name)
+                    self._device(node, entry.resource_name, device, "" if numa == "-1" else numa, *owner)
+        for resource, devices in (document.registered_devices or {}).items():
+            for device in devices or ():
+                if (resource, device) not in held:
+                    self._device(node, resource, device, "", "", "")
+
+    def _pod_resources(self, data: bytes, node: str) -> None:
+        head = msgspec.json.decode(data, type=Head)
+        pods = msgspec.json.decode(bytes(head.pod_resources) or bytes(head.pod_resources_snake))
+        for pod in pods:
+            for container in pod.get("containers") or ():
+                for entry in container.get("devices") or ():
+                    topology = (entry.get("topology") or {}).get("nodes") or ()
+                    numa = ",".join(str(n.get("ID", 0)) for n in topology)
+                    resource = entry.get("resourceName") or entry.get("resource_name") or ""
+                    for device in entry.get("deviceIds") or entry.get("device_ids") or ():
+                        owner = f"{pod.get('namespace', '')}/{pod.get('name', '')}"
+                        self._device(node, resource, device, numa, owner, container.get("name", ""))
+
+    def _device(self, node: str, resource: str, device: str, numa: str, pod: str, container: str) -> None:
+        values = (self._nodes.row(node), resource, device, numa, True, pod, container)
+        for column, value in zip(self._devices.values(), values, strict=True):
+            column.append(value)
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    """None if one of them, or all, are not known."""
+    known = list(amounts)
+    return None if not known or None in known else sum(amount or 0 for amount in known)
+
+
+def _kind(head: Head) -> str | None:
+    if head.kind and head.kind != "Status":
+        return None
+    given = {name for name in Head.__struct_fields__ if getattr(head, name) is not EMPTY}
+    if "kubeletconfig" in given:
+        return "configz"
+    if {"node", "pods"} <= given:
+        return "summary"
+    if {"data", "checksum"} <= given:
+        return "checkpoint"
+    if "pod_resources" in given or "pod_resources_snake" in given:
+        return "pod_resources"
+    if "images" in given:
+        return "crictl_images"
+    return "crictl_ps" if "containers" in given else None
+
+
+def _node_in(origin: str, names: list[str]) -> str | None:
+    """The longest node name that is a part of the path, or begins one."""
+    parts = [part for part in re.split(r"[/:]", origin) if part]
+    for name in names:
+        for part in parts:
+            if part == name or (part.startswith(name) and part[len(name)] in "._-"):
+                return name
+    return None

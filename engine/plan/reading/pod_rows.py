@@ -1,0 +1,177 @@
+"""Pod rows of a snapshot, appended one by one and kept as Arrow chunks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pyarrow as pa
+from msgspec import Raw
+from numpy.typing import NDArray
+
+from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
+from engine.plan.reading.documents import Annotations, Owner, PodDocument
+from engine.plan.reading.templates import Amounts, Templates
+from engine.plan.snapshot.columns import POD_FIELDS
+from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
+
+_CHUNK = 65_536
+_SPEC_QOS = 255
+_NO_ANNOTATIONS = Annotations()
+USAGE = ("memory", "disk", "inodes", "processes")
+LAYER_USAGE = ("layers", "layer_inodes")
+"""What of disk and inodes is writable layers; columns that a snapshot has where statistics tell."""
+
+
+class PodRows:
+    """Appends pods as columns. `nodes` gives a node's row by name and makes one when it is new."""
+
+    def __init__(self, templates: Templates, nodes: dict[str, int]) -> None:
+        self._templates = templates
+        self._nodes = nodes
+        self._chunks: list[pa.RecordBatch] = []
+        self._hashes: list[NDArray[np.int64]] = []
+        self.count = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._namespace: list[str] = []
+        self._name: list[str] = []
+        self._uid: list[str] = []
+        self._node: list[int] = []
+        self._template: list[int] = []
+        self._phase: list[str] = []
+        self._qos: list[int] = []
+        self._flags: list[int] = []
+        self._priority: list[int] = []
+        self._created: list[float] = []
+        self._owner: list[str] = []
+        self._labels: list[str] = []
+
+    def add(self, pod: PodDocument) -> None:
+        """Append a pod. Raises `Amounts` with the field as subject; nothing is appended then."""
+        meta, spec, status = pod.metadata, pod.spec, pod.status
+        if not meta.name:
+            raise Amounts("expected a name", subject="metadata.name")
+        if spec is None or not spec.containers:
+            raise Amounts("expected containers", subject="spec.containers")
+        priority = spec.priority
+        if priority is not None and not -(2**31) <= priority < 2**31:
+            raise Amounts(f"{priority} is not a 32-bit integer", subject="spec.priority")
+        qos = _SPEC_QOS
+        if status.qos_class:
+            found = QOS_CODES.get(status.qos_class)
+            if found is None:
+                raise Amounts(f"{status.qos_class[:40]!r} is not a QoS class", subject="status.qosClass")
+            qos = found
+        created, labels = _created(meta.creation_timestamp), _text(meta.labels)
+        owner = _controller(meta.owner_references) if meta.owner_references else ""
+        template = self._templates.number(spec)
+        node_name = spec.node_name
+        node = -1
+        if node_name:
+            known = self._nodes.get(node_name)
+            node = self._nodes.setdefault(node_name, len(self._nodes)) if known is None else known
+        self._qos.append(qos)
+        self._template.append(template)
+        self._node.append(node)
+        self._flags.append(_flags(priority, meta.annotations or _NO_ANNOTATIONS))
+        self._priority.append(priority or 0)
+        self._namespace.append(meta.namespace or "default")
+        self._name.append(meta.name)
+        self._uid.append(meta.uid)
+        self._phase.append(status.phase or "")
+        self._created.append(created)
+        self._owner.append(owner)
+        self._labels.append(labels)
+        if len(self._name) >= _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = len(self._name)
+        pairs = zip(self._namespace, self._name, strict=True)
+        self._hashes.append(np.fromiter((hash(pair) for pair in pairs), np.int64, rows))
+        arrays = {
+            "namespace": pa.array(self._namespace).dictionary_encode(),
+            "name": pa.array(self._name, pa.large_string()),
+            "uid": pa.array(self._uid, pa.large_string()),
+            "node": np.array(self._node, np.int32),
+            "template": np.array(self._template, np.int32),
+            "phase": pa.array(self._phase).dictionary_encode(),
+            "qos": np.array(self._qos, np.uint8),
+            "flags": np.array(self._flags, np.uint8),
+            "priority": np.array(self._priority, np.int32),
+            "created": np.array(self._created, np.float64),
+            "owner": pa.array(self._owner).dictionary_encode(),
+            "labels": pa.array(self._labels).dictionary_encode(),
+        } | {f"usage/{name}": pa.nulls(rows, pa.int64()) for name in USAGE}
+        self._chunks.append(pa.record_batch(arrays))
+        self.count += rows
+        self._start()
+
+    def table(self, templates: pa.Table) -> tuple[pa.Table, list[str]]:
+        """The rows, without those whose namespace and name were there before, and the latter's names."""
+        self._flush()
+        schema = pa.schema(list(POD_FIELDS.items()))
+        table = pa.Table.from_batches([b.cast(schema) for b in self._chunks], schema).unify_dictionaries()
+        table = table.combine_chunks()
+        repeated = self._repeated(table)
+        if repeated:
+            keep = np.ones(table.num_rows, bool)
+            keep[repeated] = False
+            labels = [f"{table['namespace'][row]}/{table['name'][row]}" for row in repeated]
+            table = table.filter(pa.array(keep))
+        else:
+            labels = []
+        qos = table["qos"].to_numpy()
+        qos = np.where(qos == _SPEC_QOS, templates["qos"].to_numpy()[table["template"].to_numpy()], qos)
+        return table.set_column(table.schema.get_field_index("qos"), "qos", pa.array(qos)), labels
+
+    def _repeated(self, table: pa.Table) -> list[int]:
+        hashes = np.concatenate(self._hashes)
+        order = np.argsort(hashes, kind="stable")
+        run = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+        suspects = sorted({int(order[i]) for i in run} | {int(order[i + 1]) for i in run})
+        seen: set[tuple[str, str]] = set()
+        repeated = []
+        for row in suspects:
+            key = (table["namespace"][row].as_py(), table["name"][row].as_py())
+            if key in seen:
+                repeated.append(row)
+            seen.add(key)
+        return repeated
+
+
+def _created(moment: datetime | None) -> float:
+    """Unix seconds; without a zone it is UTC."""
+    if moment is None:
+        return 0.0
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _text(raw: Raw) -> str:
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError:
+        raise Amounts("is not UTF-8", subject="metadata.labels") from None
+
+
+def _flags(priority: int | None, annotations: Annotations) -> int:
+    flags = LIVE
+    if priority is not None:
+        flags |= HAS_PRIORITY
+        if priority >= SYSTEM_CRITICAL_PRIORITY:
+            flags |= CRITICAL
+    if annotations is not _NO_ANNOTATIONS:
+        if annotations.source != "api":
+            flags |= STATIC | CRITICAL
+        if annotations.mirror is not None:
+            flags |= MIRROR | CRITICAL
+        if annotations.do_not_preempt == "true":
+            flags |= PROTECTED
+    return flags
+
+
+def _controller(owners: list[Owner]) -> str:
+    owner = next((o for o in owners if o.controller), owners[0])
+    return f"{owner.kind}/{owner.name}"

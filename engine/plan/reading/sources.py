@@ -1,0 +1,178 @@
+"""Where a snapshot's bytes come from: files, gzip, tar bundles, standard input, one live node over HTTP.
+
+A source is opened as a stream and sniffed by its first bytes, never by its name. Hostile archives cost
+nothing: members are read as streams (nothing is unpacked to disk) and only regular files are looked at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from engine.api.errors import InvalidInput, Unavailable
+from engine.plan.reading.read_ahead import CHUNK
+from engine.plan.snapshot.columnar_file import MAGIC
+
+LIVE_PATHS = ("/pods", "/kubengine/node", "/stats/summary", "/configz")
+LIVE_TIMEOUT = 30.0
+MAX_LIVE_BYTES = 256 * 1024 * 1024
+_GZIP_MAGIC = b"\x1f\x8b"
+_TAR_AT = 257
+_TEXT_SUFFIXES = (".json", ".ndjson", ".jsonl", ".gz", ".txt")
+
+
+class Digest(Protocol):
+    def update(self, data: bytes | memoryview, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+Stream = io.BufferedReader | gzip.GzipFile
+Advance = Callable[[int], None]
+"""Told how many bytes of input were read since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One stream of JSON. `origin` is how faults name it; `is_snapshot` marks a columnar file instead."""
+
+    origin: str
+    stream: Stream
+    is_snapshot: bool = False
+
+
+class _Counted(io.RawIOBase):
+    """Counts and hashes the bytes that are read from a file."""
+
+    def __init__(self, file: io.BufferedIOBase | io.RawIOBase, digest: Digest, advance: Advance) -> None:
+        self._file = file
+        self._digest = digest
+        self._advance = advance
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: memoryview) -> int:  # type: ignore[override]
+        count = self._file.readinto(target) or 0
+        self._digest.update(target[:count])
+        self._advance(count)
+        return count
+
+    def close(self) -> None:
+        if self._file is not sys.stdin.buffer:
+            self._file.close()
+        super().close()
+
+
+def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator[Source]:
+    """Every stream in `paths`: files, `-` for standard input, `http://…` for a live node.
+
+    A columnar snapshot is yielded unread, with `is_snapshot`. Raises `InvalidInput` naming the path.
+    """
+    for path in paths:
+        if is_live(path):
+            yield from _live(path, digest)
+        elif path != "-" and Path(path).is_dir():
+            for file in sorted(p for p in Path(path).rglob("*") if p.is_file()):
+                if file.suffix in _TEXT_SUFFIXES:
+                    yield from _opened(_open(str(file)), str(file), digest, advance)
+        else:
+            yield from _opened(_open(path), path, digest, advance)
+
+
+def is_live(path: str) -> bool:
+    return path.startswith(("http://", "https://"))
+
+
+def total_size(paths: list[str]) -> int | None:
+    """Bytes to be read, for the progress bar; None if a path has no size."""
+    try:
+        files = [Path(path) for path in paths]
+        return sum(
+            sum(p.stat().st_size for p in file.rglob("*") if p.is_file())
+            if file.is_dir()
+            else file.stat().st_size
+            for file in files
+        )
+    except OSError:
+        return None
+
+
+def _open(path: str) -> io.BufferedIOBase | io.RawIOBase:
+    if path == "-":
+        return cast(io.BufferedIOBase, sys.stdin.buffer)
+    try:
+        return Path(path).open("rb", buffering=0)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), subject=path) from error
+
+
+def _opened(
+    file: io.BufferedIOBase | io.RawIOBase, origin: str, digest: Digest, advance: Advance
+) -> Iterator[Source]:
+    with _buffered(_Counted(file, digest, advance)) as buffered:
+        yield from _sniffed(buffered, "standard input" if origin == "-" else origin)
+
+
+def _buffered(raw: object) -> io.BufferedReader:
+    return io.BufferedReader(cast(io.RawIOBase, raw), CHUNK)
+
+
+def _sniffed(stream: Stream, origin: str) -> Iterator[Source]:
+    head = stream.peek(512)
+    if head.startswith(_GZIP_MAGIC):
+        inner = gzip.GzipFile(fileobj=stream)
+        try:
+            inner.peek(512)
+        except (EOFError, OSError) as error:
+            raise InvalidInput(f"broken gzip: {error}", subject=origin) from None
+        yield from _sniffed(inner, origin)
+    elif head.startswith(MAGIC):
+        yield Source(origin, stream, is_snapshot=True)
+    elif head[_TAR_AT : _TAR_AT + 5] == b"ustar":
+        yield from _members(stream, origin)
+    else:
+        yield Source(origin, stream)
+
+
+def _members(stream: Stream, origin: str) -> Iterator[Source]:
+    try:
+        with tarfile.open(fileobj=stream, mode="r|") as bundle:
+            for member in bundle:
+                file = bundle.extractfile(member) if member.isreg() else None
+                if file is None or not member.name.endswith(_TEXT_SUFFIXES):
+                    continue
+                inner: Stream = _buffered(file)
+                if member.name.endswith(".gz"):
+                    inner = gzip.GzipFile(fileobj=cast(io.BufferedReader, inner))
+                yield Source(f"{origin}:{member.name}", inner)
+    except (tarfile.TarError, EOFError) as error:
+        raise InvalidInput(f"broken tar: {error}", subject=origin) from None
+
+
+def _live(url: str, digest: Digest) -> Iterator[Source]:
+    """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port; its Node
+    object too from Kubengine, which alone hands it out."""
+    base = url.rstrip("/")
+    for path in LIVE_PATHS:
+        try:
+            with urllib.request.urlopen(base + path, timeout=LIVE_TIMEOUT) as answer:  # noqa: S310
+                data = answer.read(MAX_LIVE_BYTES + 1)
+        except urllib.error.HTTPError as error:
+            if path != LIVE_PATHS[0] and error.code in (401, 403, 404):
+                continue
+            raise Unavailable(f"answered {error.code} {error.reason}", subject=base + path) from None
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            raise Unavailable(f"cannot be reached: {reason}", subject=base + path) from None
+        if len(data) > MAX_LIVE_BYTES:
+            raise Unavailable(f"answered more than {MAX_LIVE_BYTES} bytes", subject=base + path)
+        digest.update(data)
+        yield Source(base + path, _buffered(io.BytesIO(data)))

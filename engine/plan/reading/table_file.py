@@ -1,0 +1,24 @@
+"""Tables as users keep them: CSV and Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from engine.api.errors import InvalidInput
+
+
+def read_table(path: str) -> pa.Table:
+    """A CSV (`.csv`, `.csv.gz`) or Parquet file. Raises `InvalidInput` with the path."""
+    try:
+        if path.endswith((".parquet", ".pq")):
+            return pq.read_table(Path(path))
+        with pa.input_stream(path) as stream:
+            return pa_csv.read_csv(stream)
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInput(
+            f"not a readable table: {' '.join(str(error).split())[:200]}", subject=path
+        ) from None

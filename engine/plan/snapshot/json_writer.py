@@ -1,0 +1,159 @@
+"""A snapshot as `kubectl get … -o json` would have printed it: one List, written as a stream.
+
+Documents hold what a snapshot knows, and around it the fields that real ones carry, so that they are as
+large and as deep as real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, BinaryIO
+
+import msgspec
+
+from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
+from engine.plan.snapshot.columns import Snapshot
+from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
+
+BATCH = 4096
+_ITEM = b"\n        "
+_TOKEN = {"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
+_POD_NAME = {"apiVersion": "v1", "fieldPath": "metadata.name"}
+_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+
+
+def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> None:
+    """A `v1` List of the nodes, then the pods, then the priority classes."""
+    file.write(b'{\n    "apiVersion": "v1",\n    "items": [')
+    separator = b""
+    for document in documents(snapshot):
+        encoded = msgspec.json.encode(document)
+        if pretty:
+            encoded = msgspec.json.format(encoded, indent=4).replace(b"\n", _ITEM)
+        file.write(separator + _ITEM + encoded)
+        separator = b","
+    file.write(b'\n    ],\n    "kind": "List",\n    "metadata": {\n        "resourceVersion": ""\n    }\n}\n')
+
+
+def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """Every object as plain data; amounts keep the text they had."""
+    for text, name in zip(snapshot.nodes["document"].to_pylist(), snapshot.node_names, strict=True):
+        if text:
+            plain = msgspec.json.decode(text)
+            plain["status"] |= {
+                "nodeInfo": {
+                    "operatingSystem": "linux",
+                    "architecture": "amd64",
+                    "kubeletVersion": "v1.32.10",
+                },
+                "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}],
+            }
+            yield {
+                "apiVersion": "v1",
+                "kind": "Node",
+                **plain,
+                "metadata": {"uid": f"n-{name}"} | plain["metadata"],
+            }
+    specs = [msgspec.json.decode(text) for text in snapshot.templates["spec"].to_pylist()]
+    names = snapshot.node_names
+    for start in range(0, snapshot.pods.num_rows, BATCH):
+        for row in snapshot.pods.slice(start, BATCH).to_pylist():
+            yield _pod(row, specs[row["template"]], names)
+    for row in snapshot.priority_classes.to_pylist():
+        meta = {"name": row["name"]}
+        yield {
+            "apiVersion": "scheduling.k8s.io/v1",
+            "kind": "PriorityClass",
+            "metadata": meta,
+            "value": row["value"],
+        }
+
+
+def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dict[str, Any]:
+    created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    kind, _, owner = row["owner"].partition("/")
+    meta: dict[str, Any] = {
+        "annotations": {"prometheus.io/port": "8080", "prometheus.io/scrape": "true"} | _source(row["flags"]),
+        "creationTimestamp": created,
+        "generateName": f"{owner}-",
+        "labels": msgspec.json.decode(row["labels"] or "{}"),
+        "name": row["name"],
+        "namespace": row["namespace"],
+        "resourceVersion": "123456789",
+        "uid": row["uid"],
+    }
+    if owner:
+        reference = {"apiVersion": "apps/v1", "blockOwnerDeletion": True, "controller": True, "kind": kind}
+        meta["ownerReferences"] = [reference | {"name": owner, "uid": f"o-{owner}"}]
+    token = f"kube-api-access-{row['uid'][:5]}"
+    containers = [_container(container, token) for container in template["containers"]]
+    spec: dict[str, Any] = template | {
+        "containers": containers,
+        "dnsPolicy": "ClusterFirst",
+        "enableServiceLinks": True,
+        "preemptionPolicy": "PreemptLowerPriority",
+        "restartPolicy": "Always",
+        "schedulerName": "default-scheduler",
+        "securityContext": {},
+        "serviceAccount": "default",
+        "serviceAccountName": "default",
+        "terminationGracePeriodSeconds": 30,
+        "tolerations": [
+            {
+                "effect": "NoExecute",
+                "key": f"node.kubernetes.io/{k}",
+                "operator": "Exists",
+                "tolerationSeconds": 300,
+            }
+            for k in ("not-ready", "unreachable")
+        ],
+        "volumes": [
+            {"name": token, "projected": {"defaultMode": 420, "sources": [{"configMap": {"name": "ca"}}]}}
+        ],
+    }
+    if row["node"] >= 0:
+        spec["nodeName"] = nodes[row["node"]]
+    if row["flags"] & HAS_PRIORITY:
+        spec["priority"] = row["priority"]
+    status = {
+        "conditions": [
+            {"lastProbeTime": None, "lastTransitionTime": created, "status": "True", "type": name}
+            for name in _CONDITIONS
+        ],
+        "containerStatuses": [
+            {
+                "containerID": f"containerd://{row['uid']}", "image": c["image"],
+                "imageID": f"sha256:{c['name']}",
+                "lastState": {}, "name": c["name"], "ready": True, "restartCount": 0, "started": True,
+                "state": {"running": {"startedAt": created}},
+            }
+            for c in containers
+        ],
+        "hostIP": "10.0.0.1",
+        "phase": row["phase"],
+        "podIP": "10.1.2.3",
+        "podIPs": [{"ip": "10.1.2.3"}],
+        "qosClass": QOS_NAMES[row["qos"]],
+        "startTime": created,
+    }  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": status}
+
+
+def _source(flags: int) -> dict[str, str]:
+    source = {SOURCE_ANNOTATION: "file"} if flags & STATIC else {}
+    return source | ({MIRROR_ANNOTATION: "mirror"} if flags & MIRROR else {})
+
+
+def _container(container: dict[str, Any], token: str) -> dict[str, Any]:
+    return container | {
+        "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": _POD_NAME}}],
+        "imagePullPolicy": "IfNotPresent",
+        "livenessProbe": {
+            "failureThreshold": 3, "httpGet": {"path": "/healthz", "port": 8080, "scheme": "HTTP"},
+            "periodSeconds": 10, "successThreshold": 1, "timeoutSeconds": 1,
+        },
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "volumeMounts": [{"name": token} | _TOKEN],
+    }  # fmt: skip

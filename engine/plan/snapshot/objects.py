@@ -1,0 +1,72 @@
+"""Pods and nodes of a snapshot as typed objects, for decisions that take objects rather than columns."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+
+from engine.api._base import decode_hook
+from engine.api.meta import ObjectMeta
+from engine.api.node import Node
+from engine.api.pod import Pod
+from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL
+from engine.api.status import PodStatus
+from engine.plan.snapshot.columns import Snapshot
+from engine.tables import DO_NOT_PREEMPT_ANNOTATION, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
+
+NODE_CRITICAL_PRIORITY = 2_000_001_000
+
+_pod = msgspec.json.Decoder(Pod, dec_hook=decode_hook)
+_node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
+
+
+def template_pod(spec: str, qos: int) -> Pod:
+    """A pod of this template and class; its name and uid are empty."""
+    pod = _pod.decode(f'{{"spec":{spec}}}')
+    pod.status.qos_class = QOS_NAMES[qos]
+    return pod
+
+
+def pod_object(snapshot: Snapshot, row: int) -> Pod:
+    """What the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
+    fields = {name: snapshot.pods[name][row].as_py() for name in _FIELDS}
+    pod = _pod.decode(f'{{"spec":{snapshot.templates["spec"][fields["template"]].as_py()}}}')
+    flags = fields["flags"]
+    annotations = {SOURCE_ANNOTATION: "file"} if flags & STATIC else {}
+    annotations |= {MIRROR_ANNOTATION: "mirror"} if flags & MIRROR else {}
+    annotations |= {DO_NOT_PREEMPT_ANNOTATION: "true"} if flags & PROTECTED else {}
+    pod.metadata = ObjectMeta(
+        name=fields["name"],
+        namespace=fields["namespace"],
+        uid=fields["uid"] or f"{fields['namespace']}/{fields['name']}",
+        annotations=annotations or None,
+        creation_timestamp=datetime.fromtimestamp(fields["created"], UTC) if fields["created"] else None,
+    )
+    if flags & HAS_PRIORITY:
+        pod.spec.priority = fields["priority"]
+        if fields["priority"] == NODE_CRITICAL_PRIORITY:
+            pod.spec.priority_class_name = SYSTEM_NODE_CRITICAL
+    pod.status = PodStatus(qos_class=QOS_NAMES[fields["qos"]], phase=fields["phase"])
+    return pod
+
+
+_FIELDS = ("template", "flags", "name", "namespace", "uid", "created", "priority", "qos", "phase")
+
+
+@lru_cache(maxsize=4096)
+def _decoded_node(text: str) -> Node:
+    return _node.decode(text)
+
+
+def node_object(snapshot: Snapshot, node: int) -> Node:
+    """Labels, taints and amounts of a node; shared, so not to be changed."""
+    text = snapshot.nodes["document"][node].as_py()
+    return _decoded_node(text) if text else Node(metadata=ObjectMeta(name=snapshot.node_names[node]))
+
+
+def pods_of_node(snapshot: Snapshot, node: int) -> list[Pod]:
+    """Every pod that counts on a node, in the snapshot's order."""
+    first, last = int(snapshot.offsets[node]), int(snapshot.offsets[node + 1])
+    return [pod_object(snapshot, row) for row in range(first, last)]
