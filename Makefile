@@ -5,14 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := .run
 PYTEST := $(BIN)/pytest
-KERNELS := $(wildcard engine/_fast/*.pyx engine/_fast/*.pxd engine/_fast/*.h)
+KERNELS := $(foreach d,engine/_fast engine/_fast/probing,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
+
+C_FILES := $(wildcard engine/_fast/*.h engine/_fast/probing/*.h fuzz/*.c bench/*.c)
 
 # A Python that is new enough, or nothing; `make PYTHON=/path/to/python3.12 test` overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 # What `make test` uses where it may install it; tests that miss a part skip and say so.
-TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus
+TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus clang cppcheck
 BUILD_PACKAGES := gcc libc6-dev python3-dev python3-venv
 CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && command -v apt-get >/dev/null && echo yes)
 
@@ -25,7 +27,7 @@ help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
 	@echo 'make test             build, install system packages (root on Debian), lint, run every test'
 	@echo 'make test-fast        the same without packages, lint and slow tests'
-	@echo 'make lint             ruff, mypy, cython-lint'
+	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             the readers of what probed servers send, under sanitizers; FUZZ_SECONDS=60 in all'
 	@echo 'make protos           generate engine/wire from protos/'
@@ -47,6 +49,10 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint engine/_fast
+	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
+	@if command -v cppcheck >/dev/null; then cppcheck -q -j2 --error-exitcode=1 --enable=warning,portability \
+	  --suppress=invalidPointerCast --suppress=uninitMemberVar '-DKB_NAME(x)=x' --language=c \
+	  -I engine/_fast/probing $(C_FILES); else echo 'cppcheck is not installed: C is only held to its form'; fi
 
 bench: build
 	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
@@ -87,7 +93,7 @@ $(VENV)/.python:
 
 clean:
 	rm -rf $(VENV) $(RUN) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
-	rm -f engine/_fast/*.so engine/_fast/*.c
+	rm -f engine/_fast/*.so engine/_fast/*.c engine/_fast/probing/*.so engine/_fast/probing/*.c
 	find engine tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installs what is missing; a machine without a package mirror goes on without.

@@ -17,20 +17,20 @@ KERNELS = Path("engine/_fast")
 def extension(source: Path) -> Extension:
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0", "-ffp-contract=off"]
     return Extension(
-        f"engine._fast.{source.stem}",
+        ".".join(source.with_suffix("").parts),
         [str(source)],
-        include_dirs=[numpy.get_include(), str(KERNELS)],
+        include_dirs=[numpy.get_include()],
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
         extra_compile_args=[*flags, "-fopenmp", "-Wno-unused-function"],
         extra_link_args=["-fopenmp"],
-        depends=[str(header) for header in KERNELS.glob("*.h")],
+        depends=[str(header) for header in source.parent.glob("*.h")],
     )
 
 
 setup(
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=cythonize(
-        [extension(source) for source in sorted(KERNELS.glob("*.pyx"))],
+        [extension(source) for source in sorted(KERNELS.rglob("*.pyx"))],
         compiler_directives={
             "language_level": 3,
             "boundscheck": DEBUG,

@@ -22,9 +22,9 @@ from pathlib import Path
 
 import pytest
 
-from engine._fast._probe_loop_c import PROBE_BYTES, ProbeLoop
-from engine._fast._probe_state_py import RUNNING, Observation
-from engine._fast.probe_state import ProbeState
+from engine._fast.probing._loop_c import PROBE_BYTES, ProbeLoop
+from engine._fast.probing._state_c import ProbeState
+from engine._fast.probing._state_py import RUNNING, Observation
 from engine.bench.parts import HollowRuntime
 from engine.cri.client import RuntimeClient
 from engine.probes.measure import Measured, first_bytes, measure, watch

@@ -39,9 +39,11 @@ int main(int argc, char **argv) {
             struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
             to.sin_addr.s_addr = htonl(0x7f000001u + (uint32_t)(n % 64));
             fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-            if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0 && errno != EINPROGRESS) return perror("connect"), 1;
+            if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0 && errno != EINPROGRESS)
+                return perror("connect"), 1;
             if (kind == 0) {
-                if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0 && errno != EISCONN) return perror("connect"), 1;
+                if (connect(fd, (struct sockaddr *)&to, sizeof to) < 0 && errno != EISCONN)
+                    return perror("connect"), 1;
                 close(fd);
                 continue;
             }

@@ -12,12 +12,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const char HTTP[] = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
-static const char GRPC[] = "\0\0\0\4\0\0\0\0\0"                                   /* SETTINGS */
-    "\0\0\0\4\1\0\0\0\0"                                                           /* SETTINGS ack */
-    "\0\0\1\1\4\0\0\0\1\x88"                                                       /* :status 200 */
-    "\0\0\7\0\0\0\0\0\1\0\0\0\0\2\x08\1"                                           /* SERVING */
-    "\0\0\x0f\1\5\0\0\0\1\x40\x0bgrpc-status\1" "0";                               /* trailers */
+static const char HTTP[] =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok";
+static const char GRPC[] = "\0\0\0\4\0\0\0\0\0"                 /* SETTINGS */
+                           "\0\0\0\4\1\0\0\0\0"                 /* SETTINGS ack */
+                           "\0\0\1\1\4\0\0\0\1\x88"             /* :status 200 */
+                           "\0\0\7\0\0\0\0\0\1\0\0\0\0\2\x08\1" /* SERVING */
+                           "\0\0\x0f\1\5\0\0\0\1\x40\x0bgrpc-status\1"
+                           "0"; /* trailers */
 
 static int base_port;
 
@@ -26,7 +28,10 @@ static int listen_on(int port) {
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof one);
-    if (bind(fd, (struct sockaddr *)&any, sizeof any) < 0 || listen(fd, 4096) < 0) { perror("listen"); exit(1); }
+    if (bind(fd, (struct sockaddr *)&any, sizeof any) < 0 || listen(fd, 4096) < 0) {
+        perror("listen");
+        exit(1);
+    }
     return fd;
 }
 
@@ -47,15 +52,23 @@ static void *serve(void *unused) {
             if (fd == 0) {
                 for (fd = accept4(listeners[kind], 0, 0, SOCK_NONBLOCK); fd >= 0;
                      fd = accept4(listeners[kind], 0, 0, SOCK_NONBLOCK)) {
-                    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = (uint64_t)kind << 32 | (uint32_t)fd};
-                    if (kind == 2) close(fd);
-                    else epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e);
+                    struct epoll_event e = {.events = EPOLLIN | EPOLLRDHUP,
+                                            .data.u64 = (uint64_t)kind << 32 | (uint32_t)fd};
+                    if (kind == 2)
+                        close(fd);
+                    else
+                        epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e);
                 }
                 continue;
             }
-            if (recv(fd, buffer, sizeof buffer, 0) <= 0) { close(fd); continue; }
-            if (kind == 0) send(fd, HTTP, sizeof HTTP - 1, MSG_NOSIGNAL);
-            else send(fd, GRPC, sizeof GRPC - 1, MSG_NOSIGNAL);
+            if (recv(fd, buffer, sizeof buffer, 0) <= 0) {
+                close(fd);
+                continue;
+            }
+            if (kind == 0)
+                send(fd, HTTP, sizeof HTTP - 1, MSG_NOSIGNAL);
+            else
+                send(fd, GRPC, sizeof GRPC - 1, MSG_NOSIGNAL);
         }
     }
     return 0;

@@ -2,9 +2,10 @@
  * what the server sends. */
 #include <stdlib.h>
 
-#include "probe_grpc.h"
+#include "grpc.h"
 
-static void read_all(grpc_answer *g, uint8_t call, char *output, const uint8_t *data, size_t n, size_t piece) {
+static void read_all(grpc_answer *g, uint8_t call, char *output, const uint8_t *data, size_t n,
+                     size_t piece) {
     size_t at;
     grpc_reset(g, call, output);
     for (at = 0; at < n; at += piece) {

@@ -1,7 +1,7 @@
 /* Up to the first newline: the base path; after it: the Location. */
 #include <stdlib.h>
 
-#include "http_location.h"
+#include "location.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     const uint8_t *end = n ? memchr(data, '\n', n) : NULL;
@@ -17,7 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     memcpy(value, data + (n - rest), rest);
     verdict = location_resolve(value, rest, "h", 1, path, base + 1, out, 2048, &found);
     if (verdict > LOCATION_BAD) abort();
-    if (verdict == LOCATION_SAME_HOST && (found.path_len == 0 || found.path_len > 2048 || out[0] != '/')) abort();
+    if (verdict == LOCATION_SAME_HOST && (found.path_len == 0 || found.path_len > 2048 || out[0] != '/'))
+        abort();
     free(path);
     free(value);
     free(out);

@@ -1,7 +1,7 @@
 /* The first byte says how long the pieces are; the rest is what the server sends. */
 #include <stdlib.h>
 
-#include "http_response.h"
+#include "response.h"
 
 static void read_all(http_response *r, const uint8_t *data, size_t n, size_t piece) {
     size_t at = 0, used;
@@ -23,7 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     read_all(&whole, data + 1, n - 1, n);
     read_all(&cut, data + 1, n - 1, 1 + data[0] % 16);
     if (whole.verdict != cut.verdict) abort();
-    if (whole.verdict == HTTP_DONE && (whole.status != cut.status || whole.location_len != cut.location_len)) abort();
+    if (whole.verdict == HTTP_DONE && (whole.status != cut.status || whole.location_len != cut.location_len))
+        abort();
     if (whole.location_len > HTTP_VALUE_SIZE || whole.excerpt_len > HTTP_EXCERPT_SIZE) abort();
     return 0;
 }

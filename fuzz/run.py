@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parent / "engine" / "_fast"
+HEADERS = HERE.parent / "engine" / "_fast" / "probing"
 SANITIZERS = "address,undefined"
 
 
@@ -60,7 +60,7 @@ SEEDS = {
 def build(name: str, directory: Path) -> tuple[Path, bool]:
     """The program, and whether it is libFuzzer's."""
     program = directory / name
-    source = [str(HERE / f"fuzz_{name}.c"), "-I", str(KERNELS), "-g", "-O1", "-o", str(program)]
+    source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-o", str(program)]
     if shutil.which("clang"):
         command = ["clang", f"-fsanitize=fuzzer,{SANITIZERS}", "-fno-sanitize-recover=all", *source]
         subprocess.run(command, check=True)

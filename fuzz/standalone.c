@@ -42,23 +42,37 @@ int main(int argc, char **argv) {
             uint32_t at = any((uint32_t)n + 1), other = any((uint32_t)count);
             size_t from = any((uint32_t)lengths[other]), size = any((uint32_t)(lengths[other] - from) + 1);
             switch (any(6)) {
-            case 0: if (n) input[at % n] = (uint8_t)any(256); break;
-            case 1: if (n) input[at % n] ^= (uint8_t)(1u << any(8)); break;
+            case 0:
+                if (n) input[at % n] = (uint8_t)any(256);
+                break;
+            case 1:
+                if (n) input[at % n] ^= (uint8_t)(1u << any(8));
+                break;
             case 2: n = at; break;
-            case 3:                                   /* insert a piece of another seed */
+            case 3: /* insert a piece of another seed */
                 if (n + size > MOST) break;
                 memcpy(copy, input + at, n - at);
                 memcpy(input + at, seeds[other] + from, size);
                 memcpy(input + at + size, copy, n - at);
                 n += size;
                 break;
-            case 4: if (n && at < n) { memmove(input + at, input + at + 1, n - at - 1); n--; } break;
-            default: if (n) input[at % n] = (uint8_t)"\r\n\0 :;/\xff"[any(8)]; break;
+            case 4:
+                if (n && at < n) {
+                    memmove(input + at, input + at + 1, n - at - 1);
+                    n--;
+                }
+                break;
+            default:
+                if (n) input[at % n] = (uint8_t)"\r\n\0 :;/\xff"[any(8)];
+                break;
             }
         }
-        if (runs % 65536 == 0) {                      /* so that a crash can be found again */
+        if (runs % 65536 == 0) { /* so that a crash can be found again */
             file = fopen("crash", "wb");
-            if (file) { fwrite(&state, sizeof state, 1, file); fclose(file); }
+            if (file) {
+                fwrite(&state, sizeof state, 1, file);
+                fclose(file);
+            }
         }
         LLVMFuzzerTestOneInput(input, n);
         runs++;

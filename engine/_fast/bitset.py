@@ -1,21 +1,29 @@
 """Sets of dense indices as uint64 words: difference, intersection, counts, lowest members."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from engine._fast import _bitset_py
 from engine._fast._select import PURE
 
-if PURE or TYPE_CHECKING:
-    _chosen = _bitset_py
+if PURE:
+    from engine._fast._bitset_py import (
+        count,
+        count_difference,
+        count_intersection,
+        difference,
+        first,
+        first_of_difference,
+        intersection,
+    )  # fmt: skip
 else:
-    from engine._fast import _bitset_c as _chosen
+    from engine._fast._bitset_c import (
+        count,
+        count_difference,
+        count_intersection,
+        difference,
+        first,
+        first_of_difference,
+        intersection,
+    )  # fmt: skip
 
-difference = _chosen.difference
-intersection = _chosen.intersection
-count = _chosen.count
-count_intersection = _chosen.count_intersection
-count_difference = _chosen.count_difference
-first = _chosen.first
-first_of_difference = _chosen.first_of_difference
+__all__ = [
+    "count", "count_difference", "count_intersection", "difference", "first", "first_of_difference",
+    "intersection",
+]  # fmt: skip

@@ -1,15 +1,10 @@
-"""32-bit FNV-1a over bytes."""
+"""32-bit FNV-1a over bytes: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from engine._fast import _device_checksum_py
 from engine._fast._select import PURE
 
-if PURE or TYPE_CHECKING:
-    _chosen = _device_checksum_py
+if PURE:
+    from engine._fast._device_checksum_py import fnv1a
 else:
-    from engine._fast import _device_checksum_c as _chosen
+    from engine._fast._device_checksum_c import fnv1a
 
-fnv1a = _chosen.fnv1a
+__all__ = ["fnv1a"]

@@ -46,15 +46,12 @@ typedef struct {
 static int kb_width = 0; /* doubles to a register; 0: not yet decided */
 
 static int32_t kb_choose(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
-                         int32_t *victims, kb_workspace *space)
-{
+                         int32_t *victims, kb_workspace *space) {
 #ifdef KB_HAVE_AVX
     if (kb_width == 0)
         kb_width = __builtin_cpu_supports("avx512dq") ? 8 : __builtin_cpu_supports("avx2") ? 4 : 2;
-    if (kb_width == 8)
-        return kb_choose_avx512(columns, needs, rows, n, victims, space);
-    if (kb_width == 4)
-        return kb_choose_avx2(columns, needs, rows, n, victims, space);
+    if (kb_width == 8) return kb_choose_avx512(columns, needs, rows, n, victims, space);
+    if (kb_width == 4) return kb_choose_avx2(columns, needs, rows, n, victims, space);
 #endif
     return kb_choose_plain(columns, needs, rows, n, victims, space);
 }
@@ -63,8 +60,7 @@ static int32_t kb_choose(const kb_columns *columns, const int64_t *needs, int32_
    (room for n), what stays short to `shortage`. Returns the number of victims, 0 if something stays short. */
 static int32_t kb_victims(const kb_columns *columns, const kb_preemptor *who, const int64_t *needs,
                           const int32_t *rows, int64_t first, int64_t n, int32_t *scratch, int32_t *victims,
-                          int64_t *shortage, kb_workspace *space)
-{
+                          int64_t *shortage, kb_workspace *space) {
     int32_t *members[3] = {scratch, scratch + n, scratch + 2 * n}, size[3] = {0, 0, 0};
     int64_t after[KB_MAX_NEEDS], best_effort_left[KB_MAX_NEEDS], wanted[KB_MAX_NEEDS];
     int32_t guaranteed = 0, burstable = 0, best_effort = 0;
@@ -74,14 +70,14 @@ static int32_t kb_victims(const kb_columns *columns, const kb_preemptor *who, co
         shortage[s] = 0;
         short_of |= needs[s] > 0;
     }
-    if (!short_of)
-        return 0;
+    if (!short_of) return 0;
     for (i = 0; i < n; i++) {
         const int32_t row = rows ? rows[i] : (int32_t)(first + i);
         const uint8_t flags = who->flags[row];
         const int class = who->qos[row] < 3 ? who->qos[row] : 2;
-        const int beaten = (who->critical && !(flags & KB_CRITICAL)) ||
-                           (who->has_priority && (flags & KB_HAS_PRIORITY) && who->value > who->priority[row]);
+        const int beaten =
+            (who->critical && !(flags & KB_CRITICAL)) ||
+            (who->has_priority && (flags & KB_HAS_PRIORITY) && who->value > who->priority[row]);
         members[class][size[class]] = row;
         size[class] += (flags & KB_LIVE) && beaten;
     }
@@ -91,8 +87,7 @@ static int32_t kb_victims(const kb_columns *columns, const kb_preemptor *who, co
         shortage[s] = kb_left(columns, s, after[s], members[2], size[2]);
         impossible |= shortage[s] > 0;
     }
-    if (impossible)
-        return 0;
+    if (impossible) return 0;
     guaranteed = kb_choose(columns, after, members[2], size[2], victims, space);
     for (s = 0; s < columns->needs; s++)
         wanted[s] = kb_left(columns, s, best_effort_left[s], victims, guaranteed);

@@ -16,8 +16,7 @@
 
    Included once per instruction set, after `preemption_scan.h`. */
 
-static void KB_NAME(kb_enter)(kb_pool *pool, const kb_columns *columns, const kb_remaining *left)
-{
+static void KB_NAME(kb_enter)(kb_pool *pool, const kb_columns *columns, const kb_remaining *left) {
     int a;
     int32_t i;
     for (a = 0; a < left->count; a++) {
@@ -28,14 +27,12 @@ static void KB_NAME(kb_enter)(kb_pool *pool, const kb_columns *columns, const kb
             const int64_t has = column ? column[pool->row[i]] : 1;
             h[i] = (double)(has < need ? has : need);
         }
-        for (; i < kb_padded(pool->n); i++)
-            h[i] = -INFINITY;
+        for (; i < kb_padded(pool->n); i++) h[i] = -INFINITY;
     }
 }
 
 /* The last candidate takes the place of the one that leaves. */
-static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t entry)
-{
+static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t entry) {
     const int32_t last = --pool->n;
     int a;
     for (a = 0; a < left->count; a++) {
@@ -44,13 +41,11 @@ static void KB_NAME(kb_leave)(kb_pool *pool, const kb_remaining *left, int32_t e
         h[last] = -INFINITY;
     }
     pool->row[entry] = pool->row[last];
-    if (pool->position)
-        pool->position[entry] = pool->position[last];
+    if (pool->position) pool->position[entry] = pool->position[last];
 }
 
 /* Whether two rows ask for the same of everything that is short, as far as it counts. */
-static int KB_NAME(kb_same)(const kb_columns *columns, const kb_remaining *left, int32_t one, int32_t other)
-{
+static int KB_NAME(kb_same)(const kb_columns *columns, const kb_remaining *left, int32_t one, int32_t other) {
     int a;
     for (a = 0; a < left->count; a++) {
         const int64_t has = kb_amount(columns, left->slot[a], one);
@@ -61,30 +56,24 @@ static int KB_NAME(kb_same)(const kb_columns *columns, const kb_remaining *left,
     return 1;
 }
 
-static kb_best KB_NAME(kb_tie_of)(const kb_columns *columns, int32_t row, int32_t position)
-{
+static kb_best KB_NAME(kb_tie_of)(const kb_columns *columns, int32_t row, int32_t position) {
     const kb_best tie = {0.0, columns->memory[row], columns->cpu[row], position, -1, row};
     return tie;
 }
 
 /* Keep the best `room` of equally near candidates in a heap with the worst on top. */
-static void KB_NAME(kb_keep)(kb_best *heap, int32_t *size, int32_t room, kb_best one)
-{
+static void KB_NAME(kb_keep)(kb_best *heap, int32_t *size, int32_t room, kb_best one) {
     int32_t at = 0;
     if (*size < room) {
         for (at = (*size)++; at > 0 && kb_better(&heap[(at - 1) / 2], &one); at = (at - 1) / 2)
             heap[at] = heap[(at - 1) / 2];
     } else {
-        if (!kb_better(&one, &heap[0]))
-            return;
+        if (!kb_better(&one, &heap[0])) return;
         for (;;) {
             int32_t below = 2 * at + 1;
-            if (below >= room)
-                break;
-            if (below + 1 < room && kb_better(&heap[below], &heap[below + 1]))
-                below++;
-            if (!kb_better(&one, &heap[below]))
-                break;
+            if (below >= room) break;
+            if (below + 1 < room && kb_better(&heap[below], &heap[below + 1])) below++;
+            if (!kb_better(&one, &heap[below])) break;
             heap[at] = heap[below];
             at = below;
         }
@@ -94,9 +83,8 @@ static void KB_NAME(kb_keep)(kb_best *heap, int32_t *size, int32_t room, kb_best
 
 /* Limits of the estimates between which the front ends (`kb_limits`). The least of each block say it for all
    where near candidates are not next to each other. */
-static void KB_NAME(kb_front_limits)(const kb_pool *all, const kb_remaining *left, double nearest, double *low,
-                                     double *high)
-{
+static void KB_NAME(kb_front_limits)(const kb_pool *all, const kb_remaining *left, double nearest,
+                                     double *low, double *high) {
     const int32_t blocks = kb_padded(all->n) / KB_BLOCK;
     int64_t count = 0;
     int32_t block;
@@ -105,18 +93,15 @@ static void KB_NAME(kb_front_limits)(const kb_pool *all, const kb_remaining *lef
     if (blocks > KB_FRONT) {
         KB_NAME(kb_limits)(all->least, blocks, KB_FRONT / 2, KB_FRONT * 7 / 8, left->margin, low, high);
         for (block = 0; *low == *high && block < blocks && count <= KB_FRONT; block++)
-            if (all->least[block] <= *high)
-                count += __builtin_popcount(KB_NAME(kb_near)(all, block, *high));
-        if (*low == *high && count <= KB_FRONT)
-            return;
+            if (all->least[block] <= *high) count += __builtin_popcount(KB_NAME(kb_near)(all, block, *high));
+        if (*low == *high && count <= KB_FRONT) return;
         *low = nearest - 0.25 * left->margin;
     }
     KB_NAME(kb_limits)(all->estimate, all->n, KB_FRONT / 2, KB_FRONT, left->margin, low, high);
 }
 
 static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_columns *columns,
-                                     const kb_remaining *left, int64_t *touched)
-{
+                                     const kb_remaining *left, int64_t *touched) {
     kb_best ties[KB_FRONT / 2];
     double low, high;
     int32_t n = 0, kept = 0, equal = -1, block, i;
@@ -125,8 +110,7 @@ static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_col
     /* backwards: among equals the later are better */
     for (block = kb_padded(all->n) / KB_BLOCK - 1; block >= 0; block--) {
         unsigned near;
-        if (all->least[block] > high)
-            continue;
+        if (all->least[block] > high) continue;
         for (near = KB_NAME(kb_near)(all, block, high); near; near &= ~(1u << (31 - __builtin_clz(near)))) {
             const int32_t at = block * KB_BLOCK + 31 - __builtin_clz(near);
             const int32_t row = all->row[at];
@@ -141,8 +125,7 @@ static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_col
         }
     }
     front->tied = kept > 0 && alike;
-    if (front->tied)
-        front->edge = ties[0];
+    if (front->tied) front->edge = ties[0];
     for (i = 0; i < kept; i++) {
         front->pool.row[n] = ties[i].row;
         front->pool.position[n++] = ties[i].position;
@@ -151,36 +134,29 @@ static void KB_NAME(kb_choose_front)(kb_front *front, kb_pool *all, const kb_col
     low = (alike ? KB_NAME(kb_next)(all->estimate, all->n, high) : low) - left->margin;
     front->outside = low > 0.0 ? sqrt(low) : 0.0;
     front->count = left->count;
-    for (a = 0; a < left->count; a++)
-        front->need[left->slot[a]] = (double)left->need[a];
+    for (a = 0; a < left->count; a++) front->need[left->slot[a]] = (double)left->need[a];
     KB_NAME(kb_enter)(&front->pool, columns, left);
 }
 
 /* Whether the front's best is the best of all. */
 static int KB_NAME(kb_settled)(kb_front *front, const kb_columns *columns, const kb_remaining *left,
-                               const kb_best *best)
-{
+                               const kb_best *best) {
     double growth = 1.0, reach;
     int a;
-    if (front->count != left->count || best->entry < 0)
-        return 0;
+    if (front->count != left->count || best->entry < 0) return 0;
     for (a = 0; a < left->count; a++) {
         const double grown = front->need[left->slot[a]] * left->inverse[a];
         growth = grown > growth ? grown : growth;
     }
-    if (growth > 2.0)
-        return 0;
+    if (growth > 2.0) return 0;
     reach = growth * front->outside - (growth - 1.0) * sqrt((double)left->count);
-    if (reach <= 0.0 || best->distance + left->margin >= reach * reach)
-        return 0;
-    if (!front->tied)
-        return 1;
+    if (reach <= 0.0 || best->distance + left->margin >= reach * reach) return 0;
+    if (!front->tied) return 1;
     front->edge.distance = KB_NAME(kb_distance)(columns, left, front->edge.row);
     return !kb_better(&front->edge, best);
 }
 
-static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, int32_t row)
-{
+static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, int32_t row) {
     int a, kept = 0;
     for (a = 0; a < left->count; a++) {
         const int64_t need = left->need[a] - kb_amount(columns, left->slot[a], row);
@@ -197,8 +173,7 @@ static void KB_NAME(kb_subtract)(kb_remaining *left, const kb_columns *columns, 
 /* The nearest of all by the front, which is chosen anew where it cannot say. One that failed at once is not
    worth its choice: for some rounds all are looked at. */
 static kb_best KB_NAME(kb_next_of_many)(kb_front *front, kb_pool *all, const kb_columns *columns,
-                                        const kb_remaining *left, int64_t *touched)
-{
+                                        const kb_remaining *left, int64_t *touched) {
     kb_best best = {INFINITY, INT64_MAX, INT64_MAX, -1, -1, -1};
     if (front->count) {
         best = KB_NAME(kb_nearest)(&front->pool, columns, left, touched);
@@ -217,15 +192,13 @@ static kb_best KB_NAME(kb_next_of_many)(kb_front *front, kb_pool *all, const kb_
     KB_NAME(kb_choose_front)(front, all, columns, left, touched);
     front->served = 0;
     best = KB_NAME(kb_nearest)(&front->pool, columns, left, touched);
-    if (KB_NAME(kb_settled)(front, columns, left, &best))
-        return best;
+    if (KB_NAME(kb_settled)(front, columns, left, &best)) return best;
     front->count = 0;
     return KB_NAME(kb_nearest)(all, columns, left, touched);
 }
 
 static void KB_NAME(kb_leave_front)(kb_front *front, const kb_pool *all, const kb_remaining *left,
-                                    const kb_best *best)
-{
+                                    const kb_best *best) {
     int32_t *position = front->pool.position;
     int32_t i;
     KB_NAME(kb_leave)(&front->pool, left, best->entry);
@@ -236,8 +209,7 @@ static void KB_NAME(kb_leave_front)(kb_front *front, const kb_pool *all, const k
 /* Victims among `rows` for `needs` (one per column, 0 where nothing is short); how many. The caller has
    made sure that all rows together are enough. `rows` is overwritten. */
 static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
-                                  int32_t *victims, kb_workspace *space)
-{
+                                  int32_t *victims, kb_workspace *space) {
     int32_t front_rows[KB_FRONT], front_positions[KB_FRONT];
     kb_remaining left;
     char *at = space->arena;
@@ -254,8 +226,7 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
             left.inverse[left.count++] = 1.0 / (double)needs[s];
         }
     }
-    if (!left.count)
-        return 0;
+    if (!left.count) return 0;
     left.margin = KB_MARGIN_PER_NEED * (double)(left.count + 1);
     at = kb_pool_at(&all, at, rows, NULL, n, columns->needs);
     kb_pool_at(&front.pool, at, front_rows, front_positions, KB_FRONT, columns->needs);
@@ -271,8 +242,7 @@ static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *need
             front.count = 0;
             best = KB_NAME(kb_nearest)(&all, columns, &left, &space->touched);
         }
-        if (front.count)
-            KB_NAME(kb_leave_front)(&front, &all, &left, &best);
+        if (front.count) KB_NAME(kb_leave_front)(&front, &all, &left, &best);
         victims[chosen++] = best.row;
         KB_NAME(kb_leave)(&all, &left, best.position);
         KB_NAME(kb_subtract)(&left, columns, best.row);

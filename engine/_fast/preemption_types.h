@@ -9,9 +9,9 @@
 #include <string.h>
 
 #define KB_MAX_NEEDS 32
-#define KB_BLOCK 16          /* columns are padded to whole blocks */
-#define KB_FRONT 256 /* candidates in a front, at most */
-#define KB_WORTH_A_FRONT 512 /* fewer are looked at faster than a front is chosen */
+#define KB_BLOCK 16                  /* columns are padded to whole blocks */
+#define KB_FRONT 256                 /* candidates in a front, at most */
+#define KB_WORTH_A_FRONT 512         /* fewer are looked at faster than a front is chosen */
 #define KB_ROWS_BEFORE_A_FRONT 16384 /* looked at in rounds without one */
 #define KB_LONGEST_PAUSE 16
 #define KB_ROUNDS_BEFORE_EQUALS 8
@@ -50,10 +50,10 @@ typedef struct {
 /* The nearest candidates, and what is known of all others (`kb_settled`). */
 typedef struct {
     kb_pool pool;
-    int count;                  /* how many resources were short then */
-    double need[KB_MAX_NEEDS];  /* how much of each, by slot */
-    double outside;             /* the square root of a distance that the others exceeded */
-    int tied;                   /* except those that asked for the same as `edge` and came after it */
+    int count;                 /* how many resources were short then */
+    double need[KB_MAX_NEEDS]; /* how much of each, by slot */
+    double outside;            /* the square root of a distance that the others exceeded */
+    int tied;                  /* except those that asked for the same as `edge` and came after it */
     kb_best edge;
     int served, pause, rest; /* rounds: decided by it; to look at all after it fails at once; left of those */
 } kb_front;
@@ -64,36 +64,26 @@ typedef struct {
     int64_t touched; /* distances estimated */
 } kb_workspace;
 
-static int64_t kb_amount(const kb_columns *columns, int slot, int32_t row)
-{
+static int64_t kb_amount(const kb_columns *columns, int slot, int32_t row) {
     return columns->column[slot] ? columns->column[slot][row] : 1;
 }
 
-static int kb_better(const kb_best *one, const kb_best *other)
-{
-    if (one->distance != other->distance)
-        return one->distance < other->distance;
-    if (one->memory != other->memory)
-        return one->memory < other->memory;
-    if (one->cpu != other->cpu)
-        return one->cpu < other->cpu;
+static int kb_better(const kb_best *one, const kb_best *other) {
+    if (one->distance != other->distance) return one->distance < other->distance;
+    if (one->memory != other->memory) return one->memory < other->memory;
+    if (one->cpu != other->cpu) return one->cpu < other->cpu;
     return one->position > other->position;
 }
 
-static int32_t kb_padded(int64_t n)
-{
-    return (int32_t)((n + KB_BLOCK - 1) / KB_BLOCK * KB_BLOCK);
-}
+static int32_t kb_padded(int64_t n) { return (int32_t)((n + KB_BLOCK - 1) / KB_BLOCK * KB_BLOCK); }
 
 /* Bytes of a pool of n candidates, without their rows. */
-static size_t kb_pool_bytes(int64_t n, int needs)
-{
+static size_t kb_pool_bytes(int64_t n, int needs) {
     return ((size_t)kb_padded(n) * (size_t)(needs + 1) + (size_t)kb_padded(kb_padded(n) / KB_BLOCK)) * 8;
 }
 
 /* A pool of `rows` at `at`; where the memory after it begins. */
-static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positions, int64_t n, int needs)
-{
+static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positions, int64_t n, int needs) {
     pool->stride = kb_padded(n);
     pool->h = (double *)at;
     pool->estimate = pool->h + (int64_t)needs * pool->stride;
@@ -103,38 +93,30 @@ static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positio
     return at + kb_pool_bytes(n, needs);
 }
 
-static size_t kb_bytes_for(int64_t n, int needs)
-{
+static size_t kb_bytes_for(int64_t n, int needs) {
     return kb_pool_bytes(n, needs) + kb_pool_bytes(KB_FRONT, needs);
 }
 
 /* Memory for a search; 0 if there is none. */
-static int kb_reserve(kb_workspace *space, size_t bytes)
-{
-    if (space->bytes >= bytes)
-        return 1;
+static int kb_reserve(kb_workspace *space, size_t bytes) {
+    if (space->bytes >= bytes) return 1;
     free(space->arena);
     space->bytes = 0;
     space->arena = malloc(bytes);
-    if (!space->arena)
-        return 0;
+    if (!space->arena) return 0;
     space->bytes = bytes;
     return 1;
 }
 
 /* What is left of `need` after `rows` are gone; amounts are not negative. */
-static int64_t kb_left(const kb_columns *columns, int slot, int64_t need, const int32_t *rows, int32_t n)
-{
+static int64_t kb_left(const kb_columns *columns, int slot, int64_t need, const int32_t *rows, int32_t n) {
     const int64_t *column = columns->column[slot];
     int32_t i;
-    if (need <= 0)
-        return 0;
-    if (!column)
-        return n >= need ? 0 : need - n;
+    if (need <= 0) return 0;
+    if (!column) return n >= need ? 0 : need - n;
     for (i = 0; i < n; i++) {
         const int64_t has = column[rows[i]];
-        if (has >= need)
-            return 0;
+        if (has >= need) return 0;
         need -= has;
     }
     return need;

@@ -1,10 +1,5 @@
-"""NUMA hints and their merge, over sets of nodes as masks."""
+"""NUMA hints and their merge, over sets of nodes as masks: compiled, or the plain twin."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from engine._fast import _topology_py
 from engine._fast._select import PURE
 from engine._fast._topology_py import (
     ANY_NODE,
@@ -16,26 +11,14 @@ from engine._fast._topology_py import (
     Distances,
     Family,
     Flags,
-)
+)  # fmt: skip
 
-if PURE or TYPE_CHECKING:
-    _chosen = _topology_py
+if PURE:
+    from engine._fast._topology_py import generate, merge
 else:
-    from engine._fast import _topology_c as _chosen
-
-generate = _chosen.generate
-merge = _chosen.merge
+    from engine._fast._topology_c import generate, merge
 
 __all__ = [
-    "ANY_NODE",
-    "MAX_NODES",
-    "NOWHERE",
-    "NO_MASK",
-    "ORDINARY",
-    "PREFERRED",
-    "Distances",
-    "Family",
-    "Flags",
-    "generate",
-    "merge",
-]
+    "ANY_NODE", "MAX_NODES", "NOWHERE", "NO_MASK", "ORDINARY", "PREFERRED", "Distances", "Family", "Flags",
+    "generate", "merge",
+]  # fmt: skip

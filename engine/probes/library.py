@@ -11,14 +11,14 @@ import ssl
 from functools import cache
 from typing import NamedTuple
 
-from engine._fast import _http_response_py as http
-from engine._fast._probe_state_py import (
+from engine._fast.probing import _response_py as http
+from engine._fast.probing._state_py import (
     OUTCOME_ERROR,
     OUTCOME_FAILURE,
     OUTCOME_SUCCESS,
     OUTCOME_WARNING,
 )
-from engine._fast.http_response import HttpResponse, resolve
+from engine._fast.probing.response import HttpResponse, resolve
 from engine.probes.messages import Reason, text
 from engine.probes.request import authority, http_request
 from engine.probes.spec import ProbeSpec

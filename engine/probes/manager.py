@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine._fast import _probe_state_py as rule
-from engine._fast._probe_loop_c import ProbeLoop
-from engine._fast._probe_state_py import (
+from engine._fast.probing import _state_py as rule
+from engine._fast.probing._loop_c import ProbeLoop
+from engine._fast.probing._state_py import (
     RUNNING,
     TERMINATED,
     WAITING,
@@ -35,7 +35,7 @@ from engine.probes.spec import TYPES, ProbeSpec, probe_specs, without_times
 from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
 
 if TYPE_CHECKING:
-    from engine._fast._probe_loop_c import News
+    from engine._fast.probing._loop_c import News
 
 KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3}
 LIBRARY = 4

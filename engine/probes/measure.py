@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine._fast._probe_loop_c import BOUNDS, LATENESS, ProbeLoop
-from engine._fast._probe_state_py import RUNNING, Observation
+from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
+from engine._fast.probing._state_py import RUNNING, Observation
 from engine.api.errors import InvalidInput
 from engine.probes.request import grpc_request, http_request
 

@@ -15,7 +15,7 @@ from engine.probes.spec import ProbeSpec
 
 
 class Reason(IntEnum):
-    """As in `probe_table.h`."""
+    """As in `table.h`."""
 
     NONE = 0
     HTTP_STATUS = 1

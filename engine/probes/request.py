@@ -1,7 +1,7 @@
 """What probes send, as the parts that many of them share. Pure.
 
 The native loop stores each part once and puts in, per connection, what is a pod's own: its address and
-its container's id (`probe_request.h`).
+its container's id (`request.h`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator
 from typing import Any
 
-from engine._fast._probe_loop_c import BOUNDS, LATENESS, ProbeLoop
+from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
 from engine.api.pod import Pod
 from engine.metrics import Histogram, Labels, Registry, Sample
 from engine.probes.spec import ProbeSpec

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine._fast._probe_state_py import LIVENESS, READINESS, STARTUP
+from engine._fast.probing._state_py import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, IntOrString, Pod, Probe
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine._fast import _probe_state_py as rule
-from engine._fast._probe_state_py import RUNNING, WAITING
+from engine._fast.probing import _state_py as rule
+from engine._fast.probing._state_py import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.probes.spec import ProbeSpec
 
 if TYPE_CHECKING:
-    from engine._fast._probe_loop_c import ProbeInfo
+    from engine._fast.probing._loop_c import ProbeInfo
 
 RESULTS = ("", "success", "failure", "unknown")
 OUTCOMES = ("success", "failure", "warning", "unknown", "error")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine._fast import _probe_state_c, _probe_state_py
-from engine._fast._probe_state_py import Observation
+from engine._fast.probing import _state_c, _state_py
+from engine._fast.probing._state_py import Observation
 
 TYPES = ["liveness", "readiness", "startup"]
 RESULTS = [None, "success", "failure", "unknown"]
@@ -44,8 +44,8 @@ class Worker:
             now * 1000,
         )
         attempts = 0
-        verdict = _probe_state_py.RETRY
-        while action == _probe_state_py.PROBE and verdict == _probe_state_py.RETRY:
+        verdict = _state_py.RETRY
+        while action == _state_py.PROBE and verdict == _state_py.RETRY:
             raw = step["raw"][min(attempts, len(step["raw"]) - 1)]
             verdict, more = self.state.finish(OUTCOMES.index(raw))
             updates += more
@@ -56,7 +56,7 @@ class Worker:
         if self.state.published:
             self.published[name] = RESULTS[self.state.published] or ""
         return {
-            "keep_going": action != _probe_state_py.END,
+            "keep_going": action != _state_py.END,
             "attempts": attempts,
             "published": RESULTS[self.state.published],
             "all_published": dict(self.published),
@@ -67,7 +67,7 @@ class Worker:
         }
 
 
-@pytest.mark.parametrize("form", [_probe_state_py, _probe_state_c], ids=["twin", "compiled"])
+@pytest.mark.parametrize("form", [_state_py, _state_c], ids=["twin", "compiled"])
 def test_prober_worker(vectors, form):
     for number, case in enumerate(vectors("prober_worker")):
         sidecar = any(s["container"] and s["container"]["init"] for s in case["steps"])

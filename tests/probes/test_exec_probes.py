@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
-from engine._fast import _probe_grpc_c as compiled
-from engine._fast import _probe_grpc_py as twin
-from engine._fast._probe_loop_c import ProbeLoop
+from engine._fast.probing import _grpc_c as compiled
+from engine._fast.probing import _grpc_py as twin
+from engine._fast.probing._loop_c import ProbeLoop
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.probes.request import MAX_COMMAND, exec_request

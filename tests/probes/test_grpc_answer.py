@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _probe_grpc_c as compiled
-from engine._fast import _probe_grpc_py as twin
+from engine._fast.probing import _grpc_c as compiled
+from engine._fast.probing import _grpc_py as twin
 from engine.probes.measure import first_bytes
 from engine.wire import grpc_health_v1_pb2, grpc_health_v1_pb2_grpc
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _http_response_c as compiled
-from engine._fast import _http_response_py as twin
-from engine._fast._http_response_py import BROKEN, DONE, MALFORMED
+from engine._fast.probing import _response_c as compiled
+from engine._fast.probing import _response_py as twin
+from engine._fast.probing._response_py import BROKEN, DONE, MALFORMED
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
 PIECES = [

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from engine._fast import _probe_state_py as twin
-from engine._fast._probe_loop_c import ProbeLoop
+from engine._fast.probing import _state_py as twin
+from engine._fast.probing._loop_c import ProbeLoop
 
 LIBRARY, DUE, ENDED = 4, 8, 4
 HOUR = 3600.0

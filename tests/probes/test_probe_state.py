@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _probe_state_c as compiled
-from engine._fast import _probe_state_py as twin
-from engine._fast._probe_state_py import (
+from engine._fast.probing import _state_c as compiled
+from engine._fast.probing import _state_py as twin
+from engine._fast.probing._state_py import (
     END,
     FAILURE,
     LIVENESS,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _timer_wheel_c as compiled
-from engine._fast import _timer_wheel_py as twin
+from engine._fast.probing import _wheel_c as compiled
+from engine._fast.probing import _wheel_py as twin
 
 spans = (
     st.integers(0, 5)

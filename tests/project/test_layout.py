@@ -45,9 +45,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 
-LOOPS = {"_probe_loop_c"}  # epoll and timers: I/O; what they decide has kernels and twins of its own
-
-
 def modules() -> Iterator[Path]:
     for path in ENGINE.rglob("*.py"):
         if "wire" not in path.parts:
@@ -156,13 +153,26 @@ def test_no_dependency_is_idle() -> None:
 
 
 def test_each_kernel_has_its_twin_selector_and_types() -> None:
-    kernels = sorted(path for path in (ENGINE / "_fast").glob("_*_c.pyx") if path.stem not in LOOPS)
+    kernels = sorted((ENGINE / "_fast").glob("_*_c.pyx"))
     assert kernels
     for kernel in kernels:
         name = kernel.stem.removeprefix("_").removesuffix("_c")
         used = any(f"_fast.{name} import" in path.read_text() for path in modules())
         for other in (f"_{name}_py.py", f"_{name}_c.pyi", *([f"{name}.py"] if used else [])):
             assert (kernel.parent / other).exists(), f"{kernel.name} has no {other}"
+
+
+def test_kernels_do_no_io() -> None:
+    headers = r"^\s*#include <(?:sys/|unistd|fcntl|netinet|pthread|poll)"
+    outside = re.compile(rf"{headers}|^(?:import|from) (?:os|socket|io|asyncio|pathlib)\b", re.MULTILINE)
+    fast = ENGINE / "_fast"
+    touching = [
+        path.name
+        for pattern in ("*.pyx", "*.pxd", "*.h", "*.py")
+        for path in fast.glob(pattern)
+        if path.name != "_select.py" and outside.search(path.read_text())
+    ]
+    assert not touching
 
 
 def test_nothing_generated_is_tracked() -> None:

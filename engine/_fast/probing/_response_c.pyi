@@ -1,4 +1,4 @@
-from engine._fast._http_response_py import Response
+from engine._fast.probing._response_py import Response
 
 class HttpResponse:
     def feed(self, data: bytes) -> int: ...

@@ -1,4 +1,4 @@
-from engine._fast._probe_state_py import Observation
+from engine._fast.probing._state_py import Observation
 
 class ProbeState:
     def __init__(

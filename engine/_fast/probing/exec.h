@@ -1,7 +1,7 @@
 /* The message that answers a CRI ExecSync, in pieces of any size: its exit code, and the beginning of what the
  * command wrote (stdout, then stderr).  The caller brings the room for that; nothing else is kept. */
-#ifndef KUBENGINE_PROBE_EXEC_H
-#define KUBENGINE_PROBE_EXEC_H
+#ifndef KUBENGINE_PROBING_EXEC_H
+#define KUBENGINE_PROBING_EXEC_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -12,9 +12,9 @@
 enum { EXEC_STDOUT = 1, EXEC_STDERR = 2, EXEC_EXIT_CODE = 3 };
 
 typedef struct {
-    char *output;           /* room for EXEC_OUTPUT_LIMIT bytes */
-    uint64_t number;        /* the varint being read */
-    uint64_t left;          /* bytes of the field in hand that are still to come */
+    char *output;    /* room for EXEC_OUTPUT_LIMIT bytes */
+    uint64_t number; /* the varint being read */
+    uint64_t left;   /* bytes of the field in hand that are still to come */
     uint32_t output_len, field;
     int32_t exit_code;
     uint8_t shift, in_value, wire, broken;
@@ -38,8 +38,10 @@ static inline void exec_bytes(exec_reader *e, const uint8_t *data, size_t n) {
 static inline void exec_number(exec_reader *e, uint64_t number) {
     if (e->in_value) {
         e->in_value = 0;
-        if (e->wire == 2) e->left = number;
-        else if (e->field == EXEC_EXIT_CODE) e->exit_code = (int32_t)(uint32_t)number;
+        if (e->wire == 2)
+            e->left = number;
+        else if (e->field == EXEC_EXIT_CODE)
+            e->exit_code = (int32_t)(uint32_t)number;
         return;
     }
     e->wire = (uint8_t)(number & 7);

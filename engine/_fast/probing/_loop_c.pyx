@@ -12,11 +12,11 @@ from libc.string cimport memcpy, memset, strdup
 import os
 import socket
 
-from engine._fast._probe_state cimport (
+from engine._fast.probing._state cimport (
     OUTCOME_ERROR, PROBE_INITIAL, observation, probe_observation, probe_state,
 )
 
-cdef extern from "probe_run.h" nogil:
+cdef extern from "run.h" nogil:
     enum:
         CONTAINER_ID_LIMIT
         KIND_EXEC
@@ -283,7 +283,7 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     def observe(self, uint32_t key, seen, *, int initial=0):
-        """Tell what is known (`_probe_state_py.Observation`); `initial` is a new container's first result."""
+        """Tell what is known (`_state_py.Observation`); `initial` is a new container's first result."""
         cdef probe_observation known = observation(seen)
         cdef probe *p = self._take(key)
         p.initial = <uint8_t>(initial or PROBE_INITIAL[p.state.type])

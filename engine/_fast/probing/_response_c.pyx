@@ -1,10 +1,10 @@
-"""The compiled response reader and redirect resolver; `_http_response_py` states their rules."""
+"""The compiled response reader and redirect resolver; `_response_py` states their rules."""
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
-from engine._fast._http_response_py import Response
+from engine._fast.probing._response_py import Response
 
-cdef extern from "http_response.h" nogil:
+cdef extern from "response.h" nogil:
     enum:
         HTTP_DONE
         AT_LENGTH
@@ -21,7 +21,7 @@ cdef extern from "http_response.h" nogil:
     uint8_t http_feed(http_response *, const uint8_t *, size_t, size_t *)
     uint8_t http_eof(http_response *, int)
 
-cdef extern from "http_location.h" nogil:
+cdef extern from "location.h" nogil:
     enum:
         LOCATION_SAME_HOST
     ctypedef struct http_location:

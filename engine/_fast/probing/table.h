@@ -2,8 +2,8 @@
  * told.  Nothing here grows with traffic: news is kept in the probe that it is about, so the list of
  * probes with news is bounded by the number of probes.  Probes lie in blocks and never move; what many of
  * them share, the text that they send, is stored once. */
-#ifndef KUBENGINE_PROBE_TABLE_H
-#define KUBENGINE_PROBE_TABLE_H
+#ifndef KUBENGINE_PROBING_TABLE_H
+#define KUBENGINE_PROBING_TABLE_H
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -16,35 +16,54 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "http_location.h"
-#include "http_response.h"
-#include "probe_grpc.h"
-#include "probe_state.h"
-#include "probe_text.h"
-#include "timer_wheel.h"
+#include "location.h"
+#include "response.h"
+#include "grpc.h"
+#include "state.h"
+#include "text.h"
+#include "wheel.h"
 
 enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_EXEC = 3, KIND_LIBRARY = 4 };
 enum probe_news { NEWS_PUBLISHED = 1, NEWS_OUTCOME = 2, NEWS_ENDED = 4, NEWS_DUE = 8, NEWS_SLOW = 16 };
 enum probe_reason {
-    REASON_NONE = 0, REASON_HTTP_STATUS, REASON_FOREIGN_REDIRECT, REASON_CONNECT, REASON_TIMEOUT_CONNECT,
-    REASON_TIMEOUT_RESPONSE, REASON_MALFORMED, REASON_CLOSED, REASON_IO, REASON_BODY, REASON_TIMEOUT_BODY,
-    REASON_LOCATION, REASON_REDIRECTS, REASON_LOCAL, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
-    REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED, REASON_NO_TARGET, REASON_LIBRARY, REASON_EXEC_EXIT, REASON_EXEC_TIMEOUT
+    REASON_NONE = 0,
+    REASON_HTTP_STATUS,
+    REASON_FOREIGN_REDIRECT,
+    REASON_CONNECT,
+    REASON_TIMEOUT_CONNECT,
+    REASON_TIMEOUT_RESPONSE,
+    REASON_MALFORMED,
+    REASON_CLOSED,
+    REASON_IO,
+    REASON_BODY,
+    REASON_TIMEOUT_BODY,
+    REASON_LOCATION,
+    REASON_REDIRECTS,
+    REASON_LOCAL,
+    REASON_GRPC_SERVING,
+    REASON_GRPC_STATUS,
+    REASON_GRPC_HTTP,
+    REASON_GRPC_PROTOCOL,
+    REASON_GRPC_CLOSED,
+    REASON_NO_TARGET,
+    REASON_LIBRARY,
+    REASON_EXEC_EXIT,
+    REASON_EXEC_TIMEOUT
 };
 
-#define PROBE_BUCKETS 12          /* eleven bounds and infinity */
-#define PROBE_LATE_NS 10000000u   /* a probe that begins later than this is counted as late */
+#define PROBE_BUCKETS 12        /* eleven bounds and infinity */
+#define PROBE_LATE_NS 10000000u /* a probe that begins later than this is counted as late */
 #define PROBE_REDIRECTS 10
-#define PROBE_BLOCK 64            /* probes allocated together */
+#define PROBE_BLOCK 64 /* probes allocated together */
 #define NS_PER_MS 1000000u
 
 /* Upper bounds in nanoseconds: Prometheus' default ones for durations, ours for lateness. */
-static const uint64_t DURATION_BOUNDS[PROBE_BUCKETS - 1] = {
-    5000000, 10000000, 25000000, 50000000, 100000000, 250000000, 500000000, 1000000000, 2500000000u, 5000000000u,
-    10000000000u};
-static const uint64_t LATENESS_BOUNDS[PROBE_BUCKETS - 1] = {
-    1000000, 2000000, 5000000, 10000000, 20000000, 50000000, 100000000, 200000000, 500000000, 1000000000,
-    5000000000u};
+static const uint64_t DURATION_BOUNDS[PROBE_BUCKETS - 1] = {5000000,     10000000,    25000000,    50000000,
+                                                            100000000,   250000000,   500000000,   1000000000,
+                                                            2500000000u, 5000000000u, 10000000000u};
+static const uint64_t LATENESS_BOUNDS[PROBE_BUCKETS - 1] = {1000000,   2000000,    5000000,    10000000,
+                                                            20000000,  50000000,   100000000,  200000000,
+                                                            500000000, 1000000000, 5000000000u};
 
 typedef union {
     struct sockaddr any;
@@ -57,30 +76,31 @@ typedef struct connection connection;
 /* A row of the table: half of it is times and counters. */
 typedef struct probe {
     timer tick;
-    struct probe *next_news, *next;   /* of the queue that it waits in, or of the free ones */
+    struct probe *next_news, *next; /* of the queue that it waits in, or of the free ones */
     connection *connected;
     probe_text *text;
-    char *excerpt;                /* of what a command wrote, or a body or a refusal said, until Python is told */
+    char *excerpt; /* of what a command wrote, or a body or a refusal said, until Python is told */
     probe_state state;
     probe_observation seen;
     uint64_t period_ns, timeout_ns;
-    uint64_t due_ns;              /* the scheduled beginning of the current or next tick */
-    uint64_t late_from_ns;        /* scheduled beginning of the tick in hand, on the grid */
+    uint64_t due_ns;       /* the scheduled beginning of the current or next tick */
+    uint64_t late_from_ns; /* scheduled beginning of the tick in hand, on the grid */
     uint64_t began_ns;
     uint64_t duration_sum_us;
     uint64_t successes;
-    uint32_t others[4];           /* failure, warning, unknown, error */
+    uint32_t others[4]; /* failure, warning, unknown, error */
     uint32_t durations[PROBE_BUCKETS];
-    uint32_t duration_us, lateness_us;   /* of the last probe */
+    uint32_t duration_us, lateness_us; /* of the last probe */
     uint32_t late;
     uint32_t key, generation;
     int32_t detail;
     union {
         probe_address address;
-        char *container;          /* of KIND_EXEC: its id for the runtime */
+        char *container; /* of KIND_EXEC: its id for the runtime */
     } target;
     uint16_t excerpt_len;
-    uint8_t kind, initial, registered, running, tick_waiting, queued, news, listed, ended, outcome, reason, has_target;
+    uint8_t kind, initial, registered, running, tick_waiting, queued, news, listed, ended, outcome, reason,
+        has_target;
 } probe;
 
 enum connection_phase { CONNECTION_FREE = 0, CONNECTION_CONNECTING, CONNECTION_SENDING, CONNECTION_READING };
@@ -89,10 +109,10 @@ struct connection {
     timer deadline;
     probe *owner;
     connection *next_free;
-    char *request;                /* kept, like output, for the next probe */
-    char *output;                 /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
+    char *request; /* kept, like output, for the next probe */
+    char *output;  /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
     uint64_t began_ns;
-    uint64_t lag_ns;              /* the loop's when the connection began */
+    uint64_t lag_ns; /* the loop's when the connection began */
     probe_address target;
     uint32_t request_len, request_room, path_len, sent;
     int fd;
@@ -113,22 +133,22 @@ typedef struct {
     atomic_int waiters;
     atomic_int stopping;
     timer_wheel wheel;
-    probe **blocks;               /* the probe of a key is in blocks[key / PROBE_BLOCK] */
+    probe **blocks; /* the probe of a key is in blocks[key / PROBE_BLOCK] */
     probe *free_probes;
     uint32_t capacity, registered;
     probe_texts texts;
     connection *free_connections;
     connection **connections;
     uint32_t allocated, open, most_open, limit;
-    uint32_t execs, exec_limit;   /* connections to the runtime */
+    uint32_t execs, exec_limit; /* connections to the runtime */
     probe_queue waiting, waiting_for_runtime;
-    struct sockaddr_un runtime;   /* no path = there is none */
+    struct sockaddr_un runtime; /* no path = there is none */
     uint16_t first_ephemeral_port;
     probe *first_news, *last_news;
     int epoll_fd, wake_fd, news_fd;
     uint8_t notified, running, sleeping;
-    uint64_t sleeping_until;      /* tick */
-    uint64_t lag_ns;              /* time that the thread was kept from running although something was due */
+    uint64_t sleeping_until; /* tick */
+    uint64_t lag_ns;         /* time that the thread was kept from running although something was due */
     uint64_t begun, outcomes[5], redirects, handed_over, late, notifications, wakeups;
     uint64_t lateness[PROBE_BUCKETS], lateness_sum_ns;
     uint8_t buffer[65536];
@@ -169,12 +189,14 @@ static inline void loop_let_pass(probe_loop *l) {
 
 static inline void eventfd_raise(int fd) {
     uint64_t one = 1;
-    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {}
+    while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
 }
 
 static inline void eventfd_clear(int fd) {
     uint64_t count;
-    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
+    while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {
+    }
 }
 
 static inline void loop_wake_for(probe_loop *l, uint64_t tick) {
@@ -189,8 +211,10 @@ static inline void probe_tell(probe_loop *l, probe *p, uint8_t news) {
     if (p->listed) return;
     p->listed = 1;
     p->next_news = 0;
-    if (l->last_news) l->last_news->next_news = p;
-    else l->first_news = p;
+    if (l->last_news)
+        l->last_news->next_news = p;
+    else
+        l->first_news = p;
     l->last_news = p;
 }
 
@@ -198,8 +222,10 @@ static inline void queue_put(probe_queue *q, probe *p) {
     if (p->queued) return;
     p->queued = 1;
     p->next = 0;
-    if (q->last) q->last->next = p;
-    else q->first = p;
+    if (q->last)
+        q->last->next = p;
+    else
+        q->first = p;
     q->last = p;
     q->length++;
 }
@@ -267,7 +293,8 @@ static inline void probe_begin(probe_loop *l, probe *p) {
     uint8_t updates[2], action;
     int count = 0;
     if (p->ended || !p->registered) return;
-    action = probe_tick(&p->state, &p->seen, (int64_t)(clock_ns(CLOCK_REALTIME) / NS_PER_MS), p->initial, updates, &count);
+    action = probe_tick(&p->state, &p->seen, (int64_t)(clock_ns(CLOCK_REALTIME) / NS_PER_MS), p->initial,
+                        updates, &count);
     if (count) probe_tell(l, p, NEWS_PUBLISHED);
     if (action == ACTION_END) {
         p->ended = 1;
@@ -301,7 +328,10 @@ static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
     l->begun++;
     l->lateness[bucket_of(LATENESS_BOUNDS, late)]++;
     l->lateness_sum_ns += late;
-    if (late > PROBE_LATE_NS) { p->late++; l->late++; }
+    if (late > PROBE_LATE_NS) {
+        p->late++;
+        l->late++;
+    }
 }
 
 /* One attempt has an outcome.  `excerpt` says more of it; it may be NULL. */
@@ -311,13 +341,18 @@ static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8
     uint64_t now, took;
     int count = 0;
     uint8_t verdict = probe_finish(&p->state, outcome, updates, &count);
-    if (verdict == ATTEMPT_RETRY) { probe_enqueue(l, p); return; }
+    if (verdict == ATTEMPT_RETRY) {
+        probe_enqueue(l, p);
+        return;
+    }
     now = monotonic_ns();
     took = p->began_ns ? now - p->began_ns : 0;
     p->duration_us = microseconds(took);
     l->outcomes[outcome]++;
-    if (outcome == OUTCOME_SUCCESS) p->successes++;
-    else p->others[outcome - 1]++;
+    if (outcome == OUTCOME_SUCCESS)
+        p->successes++;
+    else
+        p->others[outcome - 1]++;
     if (outcome == OUTCOME_SUCCESS || outcome == OUTCOME_WARNING) {
         p->durations[bucket_of(DURATION_BOUNDS, took)]++;
         p->duration_sum_us += p->duration_us;

@@ -1,6 +1,6 @@
 from typing import TypedDict
 
-from engine._fast._probe_state_py import Observation
+from engine._fast.probing._state_py import Observation
 
 BOUNDS: tuple[float, ...]
 LATENESS: tuple[float, ...]

@@ -1,8 +1,8 @@
-"""The compiled reader of gRPC answers, to a health check or an exec; `_probe_grpc_py` states its rule."""
+"""The compiled reader of gRPC answers, to a health check or an exec; `_grpc_py` states its rule."""
 
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 
-cdef extern from "probe_grpc.h" nogil:
+cdef extern from "grpc.h" nogil:
     enum:
         GRPC_EXEC
     ctypedef struct grpc_answer:

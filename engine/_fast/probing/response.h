@@ -1,9 +1,9 @@
 /* An HTTP/1.x response as a probe reads it: bytes in, verdict out; no socket, no allocation, the same
  * few hundred bytes however large the response.  Leniency is that of Go's net/http, which the kubelet
  * uses: bare LF ends a line, folded headers are joined, up to five interim responses are skipped.
- * _http_response_py.py states the rule for a whole response. */
-#ifndef KUBENGINE_HTTP_RESPONSE_H
-#define KUBENGINE_HTTP_RESPONSE_H
+ * _response_py.py states the rule for a whole response. */
+#ifndef KUBENGINE_PROBING_RESPONSE_H
+#define KUBENGINE_PROBING_RESPONSE_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -17,24 +17,41 @@
 #define HTTP_EXCERPT_SIZE 512
 
 enum http_verdict {
-    HTTP_MORE = 0,       /* feed on */
-    HTTP_HEADERS = 1,    /* the header block ended: status, location are known; feed the rest for the body */
-    HTTP_DONE = 2,       /* the body ended, or enough of it was read */
-    HTTP_MALFORMED = 3,  /* not a response: the probe failed */
-    HTTP_BROKEN = 4      /* the body broke off: the attempt errored */
+    HTTP_MORE = 0,      /* feed on */
+    HTTP_HEADERS = 1,   /* the header block ended: status, location are known; feed the rest for the body */
+    HTTP_DONE = 2,      /* the body ended, or enough of it was read */
+    HTTP_MALFORMED = 3, /* not a response: the probe failed */
+    HTTP_BROKEN = 4     /* the body broke off: the attempt errored */
 };
 
 enum http_phase {
-    AT_VERSION, AT_STATUS_GAP, AT_STATUS, AT_REASON, AT_LINE, AT_LINE_CR, AT_NAME, AT_GAP, AT_VALUE,
-    AT_VALUE_CR, AT_LENGTH, AT_UNTIL_EOF, AT_CHUNK_SIZE, AT_CHUNK_REST, AT_CHUNK_DATA, AT_CHUNK_END,
-    AT_CHUNK_END_LF, AT_TRAILER, AT_TRAILER_LINE, AT_END
+    AT_VERSION,
+    AT_STATUS_GAP,
+    AT_STATUS,
+    AT_REASON,
+    AT_LINE,
+    AT_LINE_CR,
+    AT_NAME,
+    AT_GAP,
+    AT_VALUE,
+    AT_VALUE_CR,
+    AT_LENGTH,
+    AT_UNTIL_EOF,
+    AT_CHUNK_SIZE,
+    AT_CHUNK_REST,
+    AT_CHUNK_DATA,
+    AT_CHUNK_END,
+    AT_CHUNK_END_LF,
+    AT_TRAILER,
+    AT_TRAILER_LINE,
+    AT_END
 };
 
 enum http_header { HEADER_OTHER, HEADER_LENGTH, HEADER_ENCODING, HEADER_LOCATION };
 
 typedef struct {
-    uint64_t remaining;       /* of a counted body or the current chunk */
-    uint64_t length;          /* Content-Length */
+    uint64_t remaining; /* of a counted body or the current chunk */
+    uint64_t length;    /* Content-Length */
     uint32_t header_bytes;
     uint32_t body_bytes;
     uint32_t line_bytes;
@@ -44,11 +61,11 @@ typedef struct {
     uint16_t excerpt_len;
     uint8_t phase;
     uint8_t verdict;
-    uint8_t header;           /* enum http_header of the line being read */
+    uint8_t header; /* enum http_header of the line being read */
     uint8_t name_len;
     uint8_t index;
     uint8_t interim;
-    uint8_t minor_zero;       /* HTTP/1.0 or older knows no transfer encodings */
+    uint8_t minor_zero; /* HTTP/1.0 or older knows no transfer encodings */
     uint8_t has_length, has_location, chunked, encodings, digits;
     uint8_t first_line;
     char name[20];
@@ -106,8 +123,7 @@ static inline int http_end_header(http_response *r) {
         r->location_len = n;
         memcpy(r->location, r->value, n);
         return 1;
-    default:
-        return 1;
+    default: return 1;
     }
 }
 
@@ -122,10 +138,18 @@ static inline uint8_t http_end_headers(http_response *r) {
         r->header_bytes = bytes;
         return HTTP_MORE;
     }
-    if (r->status == 204 || r->status == 304 || r->status == 101) r->phase = AT_END;
-    else if (r->chunked) { r->phase = AT_CHUNK_SIZE; r->remaining = 0; r->digits = 0; r->line_bytes = 0; }
-    else if (r->has_length) { r->remaining = r->length; r->phase = r->length ? AT_LENGTH : AT_END; }
-    else r->phase = AT_UNTIL_EOF;
+    if (r->status == 204 || r->status == 304 || r->status == 101)
+        r->phase = AT_END;
+    else if (r->chunked) {
+        r->phase = AT_CHUNK_SIZE;
+        r->remaining = 0;
+        r->digits = 0;
+        r->line_bytes = 0;
+    } else if (r->has_length) {
+        r->remaining = r->length;
+        r->phase = r->length ? AT_LENGTH : AT_END;
+    } else
+        r->phase = AT_UNTIL_EOF;
     return HTTP_HEADERS;
 }
 
@@ -138,7 +162,10 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         if (want == '0' ? !http_is_digit(c) : c != want) return HTTP_MALFORMED;
         if (r->index == 5) r->digits = c;
         if (r->index == 7) r->minor_zero = r->digits < '1' || (r->digits == '1' && c == '0');
-        if (++r->index == 9) { r->phase = AT_STATUS_GAP; r->digits = 0; }
+        if (++r->index == 9) {
+            r->phase = AT_STATUS_GAP;
+            r->digits = 0;
+        }
         return HTTP_MORE;
     }
     case AT_STATUS_GAP:
@@ -157,13 +184,17 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         return HTTP_MORE;
     case AT_REASON:
         if (r->line_bytes && c != '\n') return HTTP_MALFORMED;
-        if (c == '\n') { r->phase = AT_LINE; r->line_bytes = 0; }
+        if (c == '\n') {
+            r->phase = AT_LINE;
+            r->line_bytes = 0;
+        }
         return HTTP_MORE;
     case AT_LINE:
         if ((c == ' ' || c == '\t')) {
             if (r->first_line) return HTTP_MALFORMED;
             if (r->header != HEADER_OTHER && r->value_len > 0) {
-                while (r->value_len > 0 && (r->value[r->value_len - 1] == ' ' || r->value[r->value_len - 1] == '\t'))
+                while (r->value_len > 0 &&
+                       (r->value[r->value_len - 1] == ' ' || r->value[r->value_len - 1] == '\t'))
                     r->value_len--;
                 if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
                 r->value[r->value_len++] = ' ';
@@ -171,7 +202,10 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
             r->phase = AT_GAP;
             return HTTP_MORE;
         }
-        if (c == '\r') { r->phase = AT_LINE_CR; return HTTP_MORE; }
+        if (c == '\r') {
+            r->phase = AT_LINE_CR;
+            return HTTP_MORE;
+        }
         if (c == '\n') return http_end_headers(r);
         if (!http_end_header(r)) return HTTP_MALFORMED;
         r->first_line = 0;
@@ -182,9 +216,10 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
     case AT_NAME:
         if (c == ':') {
             if (r->name_len == 0) return HTTP_MALFORMED;
-            r->header = http_name_is(r, "content-length") ? HEADER_LENGTH
-                : http_name_is(r, "transfer-encoding") ? HEADER_ENCODING
-                : http_name_is(r, "location") ? HEADER_LOCATION : HEADER_OTHER;
+            r->header = http_name_is(r, "content-length")      ? HEADER_LENGTH
+                        : http_name_is(r, "transfer-encoding") ? HEADER_ENCODING
+                        : http_name_is(r, "location")          ? HEADER_LOCATION
+                                                               : HEADER_OTHER;
             r->phase = AT_GAP;
             return HTTP_MORE;
         }
@@ -192,15 +227,20 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         if (r->name_len < sizeof r->name)
             r->name[r->name_len++] = (char)(c >= 'A' && c <= 'Z' ? c | 0x20 : c);
         return HTTP_MORE;
-    case AT_LINE_CR:
-        return c == '\n' ? http_end_headers(r) : HTTP_MALFORMED;
+    case AT_LINE_CR: return c == '\n' ? http_end_headers(r) : HTTP_MALFORMED;
     case AT_GAP:
         if (c == ' ' || c == '\t') return HTTP_MORE;
         r->phase = AT_VALUE;
         /* fall through */
     case AT_VALUE:
-        if (c == '\n') { r->phase = AT_LINE; return HTTP_MORE; }
-        if (c == '\r') { r->phase = AT_VALUE_CR; return HTTP_MORE; }
+        if (c == '\n') {
+            r->phase = AT_LINE;
+            return HTTP_MORE;
+        }
+        if (c == '\r') {
+            r->phase = AT_VALUE_CR;
+            return HTTP_MORE;
+        }
         if ((c < 0x20 && c != '\t') || c == 0x7f) return HTTP_MALFORMED;
         if (r->header == HEADER_OTHER) return HTTP_MORE;
         if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
@@ -210,8 +250,7 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         if (c != '\n') return HTTP_MALFORMED;
         r->phase = AT_LINE;
         return HTTP_MORE;
-    default:
-        return HTTP_MALFORMED;
+    default: return HTTP_MALFORMED;
     }
 }
 
@@ -233,8 +272,9 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
             r->remaining = r->remaining << 4 | (uint64_t)digit;
             return HTTP_MORE;
         }
-        if (r->digits == 0 || (c != '\r' && c != '\n' && c != ';' && c != ' ' && c != '\t')) return HTTP_BROKEN;
-        r->index = c != ';';                   /* blanks may only trail */
+        if (r->digits == 0 || (c != '\r' && c != '\n' && c != ';' && c != ' ' && c != '\t'))
+            return HTTP_BROKEN;
+        r->index = c != ';'; /* blanks may only trail */
         r->phase = AT_CHUNK_REST;
         /* fall through */
     case AT_CHUNK_REST:
@@ -244,7 +284,10 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
         r->phase = r->remaining ? AT_CHUNK_DATA : AT_TRAILER;
         return HTTP_MORE;
     case AT_CHUNK_END:
-        if (c == '\r') { r->phase = AT_CHUNK_END_LF; return HTTP_MORE; }
+        if (c == '\r') {
+            r->phase = AT_CHUNK_END_LF;
+            return HTTP_MORE;
+        }
         /* fall through */
     case AT_CHUNK_END_LF:
         if (c != '\n') return HTTP_BROKEN;
@@ -253,7 +296,10 @@ static inline uint8_t http_chunk_byte(http_response *r, uint8_t c) {
         r->line_bytes = 0;
         return HTTP_MORE;
     case AT_TRAILER:
-        if (c == '\n') { r->phase = AT_END; return HTTP_DONE; }
+        if (c == '\n') {
+            r->phase = AT_END;
+            return HTTP_DONE;
+        }
         if (c != '\r') r->phase = AT_TRAILER_LINE;
         return HTTP_MORE;
     default: /* AT_TRAILER_LINE */
@@ -277,7 +323,10 @@ static inline uint8_t http_body(http_response *r, const uint8_t *data, size_t n)
 static inline uint8_t http_feed(http_response *r, const uint8_t *data, size_t n, size_t *used) {
     size_t at = 0;
     uint8_t verdict = HTTP_MORE;
-    if (r->verdict >= HTTP_DONE) { *used = 0; return r->verdict; }
+    if (r->verdict >= HTTP_DONE) {
+        *used = 0;
+        return r->verdict;
+    }
     if (r->phase == AT_END) verdict = HTTP_DONE;
     while (verdict == HTTP_MORE && at < n) {
         if (r->phase < AT_LENGTH) {
@@ -289,8 +338,13 @@ static inline uint8_t http_feed(http_response *r, const uint8_t *data, size_t n,
             at += take;
             r->remaining -= take;
             if (r->remaining == 0 && verdict == HTTP_MORE) {
-                if (r->phase == AT_LENGTH) { r->phase = AT_END; verdict = HTTP_DONE; }
-                else { r->phase = AT_CHUNK_END; r->line_bytes = 0; }
+                if (r->phase == AT_LENGTH) {
+                    r->phase = AT_END;
+                    verdict = HTTP_DONE;
+                } else {
+                    r->phase = AT_CHUNK_END;
+                    r->line_bytes = 0;
+                }
             }
         } else if (r->phase == AT_UNTIL_EOF) {
             verdict = http_body(r, data + at, n - at);
@@ -307,8 +361,10 @@ static inline uint8_t http_feed(http_response *r, const uint8_t *data, size_t n,
 /* The peer closed (or reset) the connection. */
 static inline uint8_t http_eof(http_response *r, int reset) {
     if (r->verdict >= HTTP_DONE) return r->verdict;
-    if (r->phase == AT_END || (r->phase == AT_UNTIL_EOF && !reset)) r->verdict = HTTP_DONE;
-    else r->verdict = r->phase < AT_LENGTH ? HTTP_MALFORMED : HTTP_BROKEN;
+    if (r->phase == AT_END || (r->phase == AT_UNTIL_EOF && !reset))
+        r->verdict = HTTP_DONE;
+    else
+        r->verdict = r->phase < AT_LENGTH ? HTTP_MALFORMED : HTTP_BROKEN;
     return r->verdict;
 }
 

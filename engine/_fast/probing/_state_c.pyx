@@ -1,8 +1,8 @@
-"""The compiled form of a probe worker's rule; `_probe_state_py` states it."""
+"""The compiled form of a probe worker's rule; `_state_py` states it."""
 
 from libc.stdint cimport int64_t, uint8_t
 
-from engine._fast._probe_state cimport (
+from engine._fast.probing._state cimport (
     OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_observation, probe_state, probe_tick,
 )
 

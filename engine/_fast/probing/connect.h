@@ -2,14 +2,14 @@
  * without SO_LINGER (a lingering close would block the loop).  Close to the fewest system calls: on the
  * same machine a handshake ends inside connect(), so the request is sent, or the connection judged, before
  * epoll is asked. */
-#ifndef KUBENGINE_PROBE_CONNECT_H
-#define KUBENGINE_PROBE_CONNECT_H
+#ifndef KUBENGINE_PROBING_CONNECT_H
+#define KUBENGINE_PROBING_CONNECT_H
 
 #include <sys/epoll.h>
 
-#include "probe_request.h"
+#include "request.h"
 
-#define EXEC_GRACE_NS 5000000000u  /* what the runtime may take to tell of its time-out */
+#define EXEC_GRACE_NS 5000000000u /* what the runtime may take to tell of its time-out */
 
 static inline socklen_t address_size(const probe_address *a) {
     return a->any.sa_family == AF_INET6 ? sizeof a->v6 : sizeof a->v4;
@@ -30,7 +30,8 @@ static inline void connection_drop(probe_loop *l, connection *c) {
     l->open--;
 }
 
-static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome, uint8_t reason, int32_t detail) {
+static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome, uint8_t reason,
+                                  int32_t detail) {
     probe *p = c->owner;
     const char *excerpt = 0;
     uint32_t excerpt_len = 0;
@@ -40,19 +41,23 @@ static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome,
     } else if (reason == REASON_GRPC_STATUS || reason == REASON_EXEC_EXIT) {
         excerpt = grpc_text(&c->answer.grpc, &excerpt_len);
     }
-    connection_drop(l, c);  /* what was answered stays until the next begin */
+    connection_drop(l, c); /* what was answered stays until the next begin */
     probe_outcome(l, p, outcome, reason, detail, excerpt, excerpt_len);
 }
 
 /* Errors of this machine say nothing about the container: an attempt that errored, not one that failed. */
 static inline int errno_is_local(int error) {
-    return error == EADDRNOTAVAIL || error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+    return error == EADDRNOTAVAIL || error == EMFILE || error == ENFILE || error == ENOBUFS ||
+           error == ENOMEM;
 }
 
 static inline void connection_refused(probe_loop *l, connection *c, int error) {
-    if (c->owner->kind == KIND_EXEC) connection_end(l, c, OUTCOME_ERROR, REASON_CONNECT, error);
-    else if (errno_is_local(error)) connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, error);
-    else connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, error);
+    if (c->owner->kind == KIND_EXEC)
+        connection_end(l, c, OUTCOME_ERROR, REASON_CONNECT, error);
+    else if (errno_is_local(error))
+        connection_end(l, c, OUTCOME_ERROR, REASON_LOCAL, error);
+    else
+        connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, error);
 }
 
 static inline int connection_watch(probe_loop *l, connection *c, uint32_t events) {
@@ -66,8 +71,10 @@ static inline int connection_watch(probe_loop *l, connection *c, uint32_t events
 static inline int connection_met_itself(const probe_loop *l, const connection *c) {
     probe_address own;
     socklen_t size = sizeof own;
-    if (address_port(&c->target) < l->first_ephemeral_port || getsockname(c->fd, &own.any, &size) < 0) return 0;
-    if (own.any.sa_family != c->target.any.sa_family || address_port(&own) != address_port(&c->target)) return 0;
+    if (address_port(&c->target) < l->first_ephemeral_port || getsockname(c->fd, &own.any, &size) < 0)
+        return 0;
+    if (own.any.sa_family != c->target.any.sa_family || address_port(&own) != address_port(&c->target))
+        return 0;
     if (own.any.sa_family == AF_INET) return own.v4.sin_addr.s_addr == c->target.v4.sin_addr.s_addr;
     return memcmp(&own.v6.sin6_addr, &c->target.v6.sin6_addr, sizeof own.v6.sin6_addr) == 0;
 }
@@ -83,14 +90,20 @@ static inline void connection_open(probe_loop *l, connection *c) {
     c->sent = 0;
     c->watched = 0;
     c->fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (c->fd < 0) { connection_refused(l, c, errno); return; }
+    if (c->fd < 0) {
+        connection_refused(l, c, errno);
+        return;
+    }
     if (connect(c->fd, to, size) < 0 && errno != EINPROGRESS) {
         connection_refused(l, c, errno);
         return;
     }
-    if (kind == KIND_HTTP) http_reset(&c->answer.http);
-    else if (kind == KIND_GRPC) grpc_reset(&c->answer.grpc, GRPC_HEALTH, 0);
-    else if (kind == KIND_EXEC) grpc_reset(&c->answer.grpc, GRPC_EXEC, c->output);
+    if (kind == KIND_HTTP)
+        http_reset(&c->answer.http);
+    else if (kind == KIND_GRPC)
+        grpc_reset(&c->answer.grpc, GRPC_HEALTH, 0);
+    else if (kind == KIND_EXEC)
+        grpc_reset(&c->answer.grpc, GRPC_EXEC, c->output);
     connection_progress(l, c);
 }
 
@@ -104,7 +117,11 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     uint8_t verdict;
     if (!r->has_location) return 0;
     switch (r->status) {
-    case 301: case 302: case 303: case 307: case 308: break;
+    case 301:
+    case 302:
+    case 303:
+    case 307:
+    case 308: break;
     default: return 0;
     }
     if (url_host.len == 0) {
@@ -114,7 +131,10 @@ static inline int connection_redirect(probe_loop *l, connection *c) {
     verdict = location_resolve(r->location, r->location_len, url_host.at, url_host.len,
                                c->request + sizeof REQUEST_GET - 1, c->path_len, path, sizeof path, &found);
     if (verdict == LOCATION_FOREIGN) return 0;
-    if (verdict == LOCATION_BAD) { connection_end(l, c, OUTCOME_FAILURE, REASON_LOCATION, r->status); return 1; }
+    if (verdict == LOCATION_BAD) {
+        connection_end(l, c, OUTCOME_FAILURE, REASON_LOCATION, r->status);
+        return 1;
+    }
     if (++c->redirects >= PROBE_REDIRECTS) {
         connection_end(l, c, OUTCOME_FAILURE, REASON_REDIRECTS, PROBE_REDIRECTS);
         return 1;
@@ -150,15 +170,19 @@ static inline void http_conclude(probe_loop *l, connection *c, uint8_t verdict, 
     uint16_t status = c->answer.http.status;
     if (verdict == HTTP_MALFORMED)
         connection_end(l, c, OUTCOME_FAILURE, closed ? REASON_CLOSED : REASON_MALFORMED, 0);
-    else if (verdict == HTTP_BROKEN) connection_end(l, c, OUTCOME_ERROR, REASON_BODY, 0);
-    else if (status < 200 || status >= 400) connection_end(l, c, OUTCOME_FAILURE, REASON_HTTP_STATUS, status);
-    else if (status >= 300) connection_end(l, c, OUTCOME_WARNING, REASON_FOREIGN_REDIRECT, status);
-    else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, status);
+    else if (verdict == HTTP_BROKEN)
+        connection_end(l, c, OUTCOME_ERROR, REASON_BODY, 0);
+    else if (status < 200 || status >= 400)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_HTTP_STATUS, status);
+    else if (status >= 300)
+        connection_end(l, c, OUTCOME_WARNING, REASON_FOREIGN_REDIRECT, status);
+    else
+        connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, status);
 }
 
 static inline uint8_t grpc_reason(const grpc_answer *g) {
-    static const uint8_t reasons[] = {REASON_NONE, REASON_GRPC_SERVING, REASON_GRPC_STATUS, REASON_GRPC_HTTP,
-                                      REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED};
+    static const uint8_t reasons[] = {REASON_NONE,      REASON_GRPC_SERVING,  REASON_GRPC_STATUS,
+                                      REASON_GRPC_HTTP, REASON_GRPC_PROTOCOL, REASON_GRPC_CLOSED};
     return reasons[g->verdict];
 }
 
@@ -166,17 +190,24 @@ static inline uint8_t grpc_reason(const grpc_answer *g) {
  * do says nothing about the container. */
 static inline void exec_finish(probe_loop *l, connection *c) {
     const grpc_answer *g = &c->answer.grpc;
-    if (g->verdict == GRPC_ANSWERED && g->detail == 0) connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
-    else if (g->verdict == GRPC_ANSWERED) connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_EXIT, g->detail);
-    else if ((g->verdict == GRPC_STATUS && g->detail == 4) || monotonic_ns() - c->began_ns >= c->owner->timeout_ns)
+    if (g->verdict == GRPC_ANSWERED && g->detail == 0)
+        connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
+    else if (g->verdict == GRPC_ANSWERED)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_EXIT, g->detail);
+    else if ((g->verdict == GRPC_STATUS && g->detail == 4) ||
+             monotonic_ns() - c->began_ns >= c->owner->timeout_ns)
         connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_TIMEOUT, 0);
-    else connection_end(l, c, OUTCOME_ERROR, grpc_reason(g), g->detail);
+    else
+        connection_end(l, c, OUTCOME_ERROR, grpc_reason(g), g->detail);
 }
 
 static inline void grpc_finish(probe_loop *l, connection *c) {
     const grpc_answer *g = &c->answer.grpc;
     uint8_t good = g->verdict == GRPC_ANSWERED && g->detail == 1;
-    if (c->owner->kind == KIND_EXEC) { exec_finish(l, c); return; }
+    if (c->owner->kind == KIND_EXEC) {
+        exec_finish(l, c);
+        return;
+    }
     connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, grpc_reason(g), g->detail);
 }
 
@@ -186,7 +217,10 @@ static inline int connection_take(probe_loop *l, connection *c, size_t n) {
     uint8_t verdict;
     if (c->owner->kind != KIND_HTTP) {
         grpc_answer *g = &c->answer.grpc;
-        if (grpc_feed(g, l->buffer, n) != GRPC_MORE) { grpc_finish(l, c); return 1; }
+        if (grpc_feed(g, l->buffer, n) != GRPC_MORE) {
+            grpc_finish(l, c);
+            return 1;
+        }
         if (g->reply_len) {
             /* Answers to SETTINGS and PING; what doesn't fit into the socket's buffer is not worth waiting for. */
             ssize_t sent = send(c->fd, g->reply, g->reply_len, MSG_NOSIGNAL);
@@ -222,8 +256,10 @@ static inline void connection_read(probe_loop *l, connection *c) {
         } else {
             int error = n < 0 ? errno : 0;
             uint8_t verdict = http_eof(&c->answer.http, n < 0);
-            if (verdict == HTTP_MALFORMED && error) connection_end(l, c, OUTCOME_FAILURE, REASON_IO, error);
-            else http_conclude(l, c, verdict, 1);
+            if (verdict == HTTP_MALFORMED && error)
+                connection_end(l, c, OUTCOME_FAILURE, REASON_IO, error);
+            else
+                http_conclude(l, c, verdict, 1);
         }
         return;
     }
@@ -233,8 +269,10 @@ static inline void connection_read(probe_loop *l, connection *c) {
 static inline void connection_progress(probe_loop *l, connection *c) {
     if (c->phase == CONNECTION_CONNECTING && c->owner->kind == KIND_TCP) {
         if (connect(c->fd, &c->target.any, address_size(&c->target)) == 0 || errno == EISCONN) {
-            if (connection_met_itself(l, c)) connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);
-            else connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
+            if (connection_met_itself(l, c))
+                connection_end(l, c, OUTCOME_FAILURE, REASON_CONNECT, ECONNREFUSED);
+            else
+                connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, 0);
         } else if (errno != EALREADY && errno != EINPROGRESS) {
             connection_refused(l, c, errno);
         } else if (connection_watch(l, c, EPOLLOUT) < 0) {
@@ -250,8 +288,10 @@ static inline void connection_progress(probe_loop *l, connection *c) {
             return;
         }
         if (n < 0) {
-            if (c->phase == CONNECTION_CONNECTING || c->owner->kind == KIND_EXEC) connection_refused(l, c, errno);
-            else connection_end(l, c, OUTCOME_FAILURE, REASON_IO, errno);
+            if (c->phase == CONNECTION_CONNECTING || c->owner->kind == KIND_EXEC)
+                connection_refused(l, c, errno);
+            else
+                connection_end(l, c, OUTCOME_FAILURE, REASON_IO, errno);
             return;
         }
         c->phase = CONNECTION_SENDING;
@@ -289,11 +329,14 @@ static inline void connection_timed_out(probe_loop *l, connection *c, uint64_t n
         timer_arm(&l->wheel, &c->deadline, tick_of(now + (lag < p->timeout_ns ? lag : p->timeout_ns)));
         return;
     }
-    if (p->kind == KIND_EXEC) connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_TIMEOUT, 0);
-    else if (c->phase == CONNECTION_CONNECTING) connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_CONNECT, 0);
+    if (p->kind == KIND_EXEC)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_EXEC_TIMEOUT, 0);
+    else if (c->phase == CONNECTION_CONNECTING)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_CONNECT, 0);
     else if (p->kind == KIND_HTTP && c->phase == CONNECTION_READING && c->answer.http.phase >= AT_LENGTH)
         connection_end(l, c, OUTCOME_ERROR, REASON_TIMEOUT_BODY, 0);
-    else connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_RESPONSE, 0);
+    else
+        connection_end(l, c, OUTCOME_FAILURE, REASON_TIMEOUT_RESPONSE, 0);
 }
 
 /* A connection that nobody uses, or NULL. */
@@ -313,14 +356,17 @@ static inline connection *connection_find(probe_loop *l) {
 static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
     connection *c = connection_find(l);
     if (!c) return 0;
-    if ((p->kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) || !request_compose(c, p)) {
+    if ((p->kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) ||
+        !request_compose(c, p)) {
         c->next_free = l->free_connections;
         l->free_connections = c;
         return 0;
     }
     if (++l->open > l->most_open) l->most_open = l->open;
-    if (p->kind == KIND_EXEC) l->execs++;
-    else c->target = p->target.address;
+    if (p->kind == KIND_EXEC)
+        l->execs++;
+    else
+        c->target = p->target.address;
     c->owner = p;
     c->fd = -1;
     c->redirects = c->extended = c->slow = 0;

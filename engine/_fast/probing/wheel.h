@@ -1,9 +1,9 @@
 /* A hierarchical timer wheel of one-millisecond ticks: arm and cancel in constant time, whatever the
  * number of timers.  The first level has a slot per tick for the next 1024, three more levels of 64 slots
- * reach 74 hours; what lies beyond waits in the last slot and is filed again.  _timer_wheel_py.py states
+ * reach 74 hours; what lies beyond waits in the last slot and is filed again.  _wheel_py.py states
  * the rule. */
-#ifndef KUBENGINE_TIMER_WHEEL_H
-#define KUBENGINE_TIMER_WHEEL_H
+#ifndef KUBENGINE_PROBING_WHEEL_H
+#define KUBENGINE_PROBING_WHEEL_H
 
 #include <stdint.h>
 #include <string.h>
@@ -18,18 +18,18 @@
 #define WHEEL_NEVER UINT64_MAX
 
 typedef struct timer {
-    struct timer *next, **link;   /* link points at whatever points here; NULL when not armed */
-    uint64_t expires;             /* tick */
+    struct timer *next, **link; /* link points at whatever points here; NULL when not armed */
+    uint64_t expires;           /* tick */
     uint16_t slot;
-    uint16_t kind;                /* the owner's */
+    uint16_t kind; /* the owner's */
 } timer;
 
 typedef struct {
-    uint64_t now;                 /* the last tick that was run */
+    uint64_t now; /* the last tick that was run */
     uint64_t armed;
-    timer *due;                   /* expired, to be taken */
+    timer *due; /* expired, to be taken */
     timer *slots[WHEEL_SLOTS];
-    uint64_t used[WHEEL_FIRST / 64];   /* which slots of the first level are not empty */
+    uint64_t used[WHEEL_FIRST / 64]; /* which slots of the first level are not empty */
 } timer_wheel;
 
 static inline void wheel_init(timer_wheel *w, uint64_t now) {
@@ -59,8 +59,14 @@ static inline void wheel_file(timer_wheel *w, timer *t) {
         t->slot = (uint16_t)(at & (WHEEL_FIRST - 1));
         w->used[t->slot / 64] |= (uint64_t)1 << (t->slot % 64);
     } else {
-        if (away >= WHEEL_REACH) { at = w->now + WHEEL_REACH - 1; away = WHEEL_REACH - 1; }
-        while (away >> (shift + WHEEL_NEXT_BITS)) { shift += WHEEL_NEXT_BITS; base += WHEEL_NEXT; }
+        if (away >= WHEEL_REACH) {
+            at = w->now + WHEEL_REACH - 1;
+            away = WHEEL_REACH - 1;
+        }
+        while (away >> (shift + WHEEL_NEXT_BITS)) {
+            shift += WHEEL_NEXT_BITS;
+            base += WHEEL_NEXT;
+        }
         t->slot = (uint16_t)(base + ((at >> shift) & (WHEEL_NEXT - 1)));
     }
     wheel_push(&w->slots[t->slot], t);
@@ -82,7 +88,7 @@ static inline void timer_arm(timer_wheel *w, timer *t, uint64_t expires) {
 
 /* The next tick worth waking for: never later than the earliest timer, at most 1024 ticks earlier. */
 static inline uint64_t wheel_next(const timer_wheel *w) {
-    uint64_t turn = (w->now | (WHEEL_FIRST - 1)) + 1;    /* upper levels are filed again here */
+    uint64_t turn = (w->now | (WHEEL_FIRST - 1)) + 1; /* upper levels are filed again here */
     uint32_t i, start = (uint32_t)((w->now + 1) & (WHEEL_FIRST - 1));
     if (!w->armed) return WHEEL_NEVER;
     for (i = 0; i <= WHEEL_FIRST / 64; i++) {
@@ -104,7 +110,10 @@ static inline void wheel_advance(timer_wheel *w, uint64_t now) {
     while (w->now < now) {
         uint64_t next = wheel_next(w);
         timer **slot;
-        if (next > now) { w->now = now; return; }
+        if (next > now) {
+            w->now = now;
+            return;
+        }
         w->now = next;
         if ((next & (WHEEL_FIRST - 1)) == 0) {
             uint32_t shift = WHEEL_FIRST_BITS, base = WHEEL_FIRST, level;
@@ -114,8 +123,11 @@ static inline void wheel_advance(timer_wheel *w, uint64_t now) {
                 w->slots[base + index] = 0;
                 while (t) {
                     timer *following = t->next;
-                    if (t->expires <= next) { t->slot = UINT16_MAX; wheel_push(&w->due, t); }
-                    else wheel_file(w, t);
+                    if (t->expires <= next) {
+                        t->slot = UINT16_MAX;
+                        wheel_push(&w->due, t);
+                    } else
+                        wheel_file(w, t);
                     t = following;
                 }
                 if (index != 0) break;

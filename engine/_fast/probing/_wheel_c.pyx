@@ -1,9 +1,9 @@
-"""The native loop's timer wheel, with timers by number; `_timer_wheel_py` states what it promises."""
+"""The native loop's timer wheel, with timers by number; `_wheel_py` states what it promises."""
 
 from libc.stdint cimport UINT64_MAX, uint64_t
 from libc.stdlib cimport calloc, free
 
-cdef extern from "timer_wheel.h" nogil:
+cdef extern from "wheel.h" nogil:
     ctypedef struct timer:
         uint64_t expires
     ctypedef struct timer_wheel:

@@ -1,25 +1,27 @@
 /* The request of one connection, put together from what many probes share and what is this probe's own.  The
  * shared parts are written by engine/probes/request.py. */
-#ifndef KUBENGINE_PROBE_REQUEST_H
-#define KUBENGINE_PROBE_REQUEST_H
+#ifndef KUBENGINE_PROBING_REQUEST_H
+#define KUBENGINE_PROBING_REQUEST_H
 
 #include <arpa/inet.h>
 #include <stdio.h>
 
-#include "probe_table.h"
+#include "table.h"
 
 static const char REQUEST_GET[] = "GET ";
 static const char REQUEST_HOST[] = " HTTP/1.1\r\nHost: ";
 static const char REQUEST_LINE_END[] = "\r\n";
 
 #define AUTHORITY_SIZE 64
-#define CONTAINER_ID_LIMIT 127   /* so that its length is one byte */
-#define H2_BLOCK_AT 39           /* the HEADERS frame of a gRPC health check, after preface and SETTINGS */
+#define CONTAINER_ID_LIMIT 127 /* so that its length is one byte */
+#define H2_BLOCK_AT 39         /* the HEADERS frame of a gRPC health check, after preface and SETTINGS */
 #define H2_FRAME 16384
 
 static inline void address_set_port(probe_address *a, uint16_t port) {
-    if (a->any.sa_family == AF_INET6) a->v6.sin6_port = htons(port);
-    else a->v4.sin_port = htons(port);
+    if (a->any.sa_family == AF_INET6)
+        a->v6.sin6_port = htons(port);
+    else
+        a->v4.sin_port = htons(port);
 }
 
 static inline uint16_t address_port(const probe_address *a) {
@@ -29,7 +31,10 @@ static inline uint16_t address_port(const probe_address *a) {
 static inline char *decimal_write(char *out, uint32_t number) {
     char digits[10];
     int n = 0;
-    do { digits[n++] = (char)('0' + number % 10); number /= 10; } while (number);
+    do {
+        digits[n++] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number);
     while (n > 0) *out++ = digits[--n];
     return out;
 }
@@ -110,8 +115,9 @@ static inline int request_grpc(connection *c, text_part head, text_part authorit
  * as field 1, and the rest. */
 static inline int request_exec(connection *c, text_part head, const char *id, text_part tail) {
     uint32_t id_len = (uint32_t)strlen(id), message = 2 + id_len + tail.len, left = 5 + message, at = 0;
-    uint8_t prefix[7] = {0, (uint8_t)(message >> 24), (uint8_t)(message >> 16), (uint8_t)(message >> 8),
-                         (uint8_t)message, 0x0a, (uint8_t)id_len};
+    uint8_t prefix[7] = {
+        0,    (uint8_t)(message >> 24), (uint8_t)(message >> 16), (uint8_t)(message >> 8), (uint8_t)message,
+        0x0a, (uint8_t)id_len};
     text_part parts[] = {{(const char *)prefix, sizeof prefix}, {id, id_len}, tail};
     size_t part = 0;
     if (!request_begin(c, (size_t)head.len + left + (left / H2_FRAME + 1) * 9)) return 0;
@@ -127,7 +133,10 @@ static inline int request_exec(connection *c, text_part head, const char *id, te
             request_add(c, parts[part].at + at, take);
             room -= take;
             at += take;
-            if (at == parts[part].len) { part++; at = 0; }
+            if (at == parts[part].len) {
+                part++;
+                at = 0;
+            }
         }
     }
     return 1;

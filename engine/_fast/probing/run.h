@@ -1,15 +1,15 @@
 /* The probe loop itself: its thread's cycle, and what Python may do to it from outside under its lock. */
-#ifndef KUBENGINE_PROBE_RUN_H
-#define KUBENGINE_PROBE_RUN_H
+#ifndef KUBENGINE_PROBING_RUN_H
+#define KUBENGINE_PROBING_RUN_H
 
 #include <stddef.h>
 #include <sys/eventfd.h>
 
-#include "probe_connect.h"
+#include "connect.h"
 
-#define LOOP_STARTS 32        /* connections begun before sockets are looked at again */
+#define LOOP_STARTS 32 /* connections begun before sockets are looked at again */
 #define LOOP_EVENTS 256
-#define LOOP_LAG_NS 2000000u  /* waking later than this is the machine's fault */
+#define LOOP_LAG_NS 2000000u /* waking later than this is the machine's fault */
 
 /* Give back every descriptor; what was counted can still be read. */
 static inline void loop_hang_up(probe_loop *l) {
@@ -81,8 +81,10 @@ static inline void loop_run_timers(probe_loop *l, uint64_t now) {
     timer *t;
     wheel_advance(&l->wheel, now / NS_PER_MS);
     while ((t = wheel_take(&l->wheel))) {
-        if (t->kind) connection_timed_out(l, connection_of_timer(t), now);
-        else probe_due(l, probe_of_timer(t), now);
+        if (t->kind)
+            connection_timed_out(l, connection_of_timer(t), now);
+        else
+            probe_due(l, probe_of_timer(t), now);
     }
 }
 
@@ -107,9 +109,12 @@ static inline int loop_start_some(probe_loop *l, probe_queue *q) {
         queue_take(q);
         now = monotonic_ns();
         if (!p->began_ns) probe_began(l, p, now);
-        if (p->kind == KIND_LIBRARY) probe_tell(l, p, NEWS_DUE);
-        else if (!p->has_target) probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
-        else if (!connection_begin(l, p, now)) probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
+        if (p->kind == KIND_LIBRARY)
+            probe_tell(l, p, NEWS_DUE);
+        else if (!p->has_target)
+            probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
+        else if (!connection_begin(l, p, now))
+            probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
         loop_let_pass(l);
     }
     return 0;
@@ -137,7 +142,8 @@ static inline void loop_run(probe_loop *l) {
         if (!more) {
             uint64_t next = wheel_next(&l->wheel);
             now = monotonic_ns();
-            if (next == WHEEL_NEVER) wait = -1;
+            if (next == WHEEL_NEVER)
+                wait = -1;
             else if (next * NS_PER_MS > now) {
                 uint64_t ms = (next * NS_PER_MS - now + NS_PER_MS - 1) / NS_PER_MS;
                 wait = ms > 60000 ? 60000 : (int)ms;
@@ -155,8 +161,10 @@ static inline void loop_run(probe_loop *l) {
         if (until && now > until + LOOP_LAG_NS) l->lag_ns += now - until;
         for (i = 0; i < n; i++) {
             connection *c = events[i].data.ptr;
-            if (!c) eventfd_clear(l->wake_fd);
-            else if (c->phase != CONNECTION_FREE) connection_progress(l, c);
+            if (!c)
+                eventfd_clear(l->wake_fd);
+            else if (c->phase != CONNECTION_FREE)
+                connection_progress(l, c);
             loop_let_pass(l);
         }
     }
@@ -223,7 +231,8 @@ static inline void loop_remove(probe_loop *l, probe *p) {
 
 /* New knowledge of the pod.  A probe of a container that is gone is abandoned. */
 static inline void loop_observe(probe_loop *l, probe *p, const probe_observation *seen) {
-    if (p->running && (p->seen.container != seen->container || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
+    if (p->running && (p->seen.container != seen->container || seen->state != CONTAINER_RUNNING))
+        probe_abandon(l, p);
     p->seen = *seen;
 }
 
@@ -235,8 +244,10 @@ static inline void probe_set_address(probe *p, int family, const char *packed, u
     probe_address *a = &p->target.address;
     memset(a, 0, sizeof *a);
     a->any.sa_family = (sa_family_t)family;
-    if (family == AF_INET6) memcpy(&a->v6.sin6_addr, packed, sizeof a->v6.sin6_addr);
-    else memcpy(&a->v4.sin_addr, packed, sizeof a->v4.sin_addr);
+    if (family == AF_INET6)
+        memcpy(&a->v6.sin6_addr, packed, sizeof a->v6.sin6_addr);
+    else
+        memcpy(&a->v4.sin_addr, packed, sizeof a->v4.sin_addr);
     address_set_port(a, port);
     p->has_target = 1;
 }

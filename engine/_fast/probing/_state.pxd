@@ -1,8 +1,8 @@
-"""What the compiled forms see of `probe_state.h`."""
+"""What the compiled forms see of `state.h`."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
-cdef extern from "probe_state.h" nogil:
+cdef extern from "state.h" nogil:
     enum:
         OUTCOME_ERROR
     ctypedef struct probe_state:
@@ -31,7 +31,7 @@ cdef extern from "probe_state.h" nogil:
 
 
 cdef inline probe_observation observation(seen) except *:
-    """`_probe_state_py.Observation` as the header has it."""
+    """`_state_py.Observation` as the header has it."""
     cdef probe_observation known
     known.pod_known = <bint>seen.pod_known
     known.phase_terminal = <bint>seen.phase_terminal

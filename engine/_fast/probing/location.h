@@ -1,24 +1,22 @@
 /* Where a Location header leads, seen from a probe: to the same host (followed) or elsewhere (a warning).
  * RFC 3986 reference resolution for http URLs, without escapes being touched. */
-#ifndef KUBENGINE_HTTP_LOCATION_H
-#define KUBENGINE_HTTP_LOCATION_H
+#ifndef KUBENGINE_PROBING_LOCATION_H
+#define KUBENGINE_PROBING_LOCATION_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-enum location_verdict {
-    LOCATION_SAME_HOST = 0, LOCATION_FOREIGN = 1, LOCATION_TLS = 2, LOCATION_BAD = 3
-};
+enum location_verdict { LOCATION_SAME_HOST = 0, LOCATION_FOREIGN = 1, LOCATION_TLS = 2, LOCATION_BAD = 3 };
 
 typedef struct {
-    const char *authority;   /* host[:port] as it stands in the location; NULL when it is relative */
+    const char *authority; /* host[:port] as it stands in the location; NULL when it is relative */
     size_t authority_len;
-    const char *host;        /* without brackets; NULL when relative */
+    const char *host; /* without brackets; NULL when relative */
     size_t host_len;
-    uint16_t port;           /* valid unless relative */
-    uint8_t absolute;        /* a scheme is named */
-    size_t path_len;         /* of the resolved path and query */
+    uint16_t port;    /* valid unless relative */
+    uint8_t absolute; /* a scheme is named */
+    size_t path_len;  /* of the resolved path and query */
 } http_location;
 
 /* Drop "." and ".." segments of an absolute path, in place; the query stays.  Returns the new length. */
@@ -28,11 +26,12 @@ static inline size_t location_remove_dots(char *path, size_t n) {
     while (in < end) {
         size_t next = in + 1, len;
         while (next < end && path[next] != '/') next++;
-        len = next - in - 1;                 /* of the segment after the slash */
+        len = next - in - 1; /* of the segment after the slash */
         if (len == 1 && path[in + 1] == '.') {
             if (next == end) path[out++] = '/';
         } else if (len == 2 && path[in + 1] == '.' && path[in + 2] == '.') {
-            while (out > 0 && path[--out] != '/') {}
+            while (out > 0 && path[--out] != '/') {
+            }
             if (next == end) path[out++] = '/';
         } else {
             memmove(path + out, path + in, next - in);
@@ -41,8 +40,10 @@ static inline size_t location_remove_dots(char *path, size_t n) {
         in = next;
     }
     if (out == 0) path[out++] = '/';
-    if (out < end) memmove(path + out, path + end, n - end);
-    else if (end < n && out > end) return n;  /* cannot grow: a path begins with a slash */
+    if (out < end)
+        memmove(path + out, path + end, n - end);
+    else if (end < n && out > end)
+        return n; /* cannot grow: a path begins with a slash */
     return out + (n - end);
 }
 
@@ -58,12 +59,15 @@ static inline uint8_t location_resolve(const char *value, size_t n, const char *
         if ((uint8_t)value[i] < 0x20 || value[i] == 0x7f) return LOCATION_BAD;
     for (i = 0; i < n; i++)
         if (value[i] == '#') n = i;
-    for (colon = 0; colon < n && value[colon] != ':' && value[colon] != '/' && value[colon] != '?'; colon++) {}
+    for (colon = 0; colon < n && value[colon] != ':' && value[colon] != '/' && value[colon] != '?'; colon++) {
+    }
     if (colon < n && value[colon] == ':') {
         if (colon == 0) return LOCATION_BAD;
         found->absolute = 1;
-        if (colon == 5 && strncmp(value, "https", 5) == 0) tls = 1;
-        else if (!(colon == 4 && strncmp(value, "http", 4) == 0)) return LOCATION_FOREIGN;
+        if (colon == 5 && strncmp(value, "https", 5) == 0)
+            tls = 1;
+        else if (!(colon == 4 && strncmp(value, "http", 4) == 0))
+            return LOCATION_FOREIGN;
         value += colon + 1;
         n -= colon + 1;
         if (n < 2 || value[0] != '/' || value[1] != '/') return LOCATION_FOREIGN;
@@ -78,13 +82,15 @@ static inline uint8_t location_resolve(const char *value, size_t n, const char *
         found->authority_len = end - start;
         found->host = found->authority;
         if (start < end && value[start] == '[') {
-            for (at = start; at < end && value[at] != ']'; at++) {}
+            for (at = start; at < end && value[at] != ']'; at++) {
+            }
             if (at == end) return LOCATION_BAD;
             found->host++;
             found->host_len = at - start - 1;
             at++;
         } else {
-            for (at = start; at < end && value[at] != ':'; at++) {}
+            for (at = start; at < end && value[at] != ':'; at++) {
+            }
             found->host_len = at - start;
         }
         if (at < end && value[at] != ':') return LOCATION_BAD;
@@ -104,10 +110,13 @@ static inline uint8_t location_resolve(const char *value, size_t n, const char *
         base_len = 1;
     }
     if (tls) return LOCATION_TLS;
-    if (n > 0 && value[0] == '/') keep = 0;
+    if (n > 0 && value[0] == '/')
+        keep = 0;
     else {
-        for (keep = 0; keep < base_len && base[keep] != '?'; keep++) {}
-        if (n == 0) keep = base_len;
+        for (keep = 0; keep < base_len && base[keep] != '?'; keep++) {
+        }
+        if (n == 0)
+            keep = base_len;
         else if (value[0] != '?')
             while (keep > 0 && base[keep - 1] != '/') keep--;
     }

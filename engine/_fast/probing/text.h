@@ -1,7 +1,7 @@
 /* What probes send, stored once however many probes send it.  What differs from pod to pod, the address and
  * the container's id, is not part of it and is put in when a connection begins. */
-#ifndef KUBENGINE_PROBE_TEXT_H
-#define KUBENGINE_PROBE_TEXT_H
+#ifndef KUBENGINE_PROBING_TEXT_H
+#define KUBENGINE_PROBING_TEXT_H
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -59,7 +59,10 @@ static inline probe_text *text_take(probe_texts *all, const text_part parts[TEXT
     }
     bucket = &all->buckets[hash % TEXT_BUCKETS];
     for (t = *bucket; t; t = t->next)
-        if (t->hash == hash && text_is(t, parts)) { t->uses++; return t; }
+        if (t->hash == hash && text_is(t, parts)) {
+            t->uses++;
+            return t;
+        }
     t = malloc(size);
     if (!t) return 0;
     t->next = *bucket;

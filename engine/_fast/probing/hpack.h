@@ -2,8 +2,8 @@
  * grpc-status and the beginning of grpc-message are understood and nothing else is stored.  The dynamic table
  * keeps the size of each entry and, for the first two, the number; so a table of 4096 bytes is 128 small
  * entries.  A message that is repeated from the table is not told again. */
-#ifndef KUBENGINE_PROBE_HPACK_H
-#define KUBENGINE_PROBE_HPACK_H
+#ifndef KUBENGINE_PROBING_HPACK_H
+#define KUBENGINE_PROBING_HPACK_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -15,23 +15,25 @@ static const uint8_t HUFFMAN_COUNTS[31] = {
     0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19, 29, 0, 4,
 };
 static const uint16_t HUFFMAN_SYMBOLS[257] = {
-    48, 49, 50, 97, 99, 101, 105, 111, 115, 116, 32, 37, 45, 46, 47, 51, 52, 53, 54, 55, 56, 57,
-    61, 65, 95, 98, 100, 102, 103, 104, 108, 109, 110, 112, 114, 117, 58, 66, 67, 68, 69, 70, 71, 72,
-    73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 89, 106, 107, 113, 118, 119, 120,
-    121, 122, 38, 42, 44, 59, 88, 90, 33, 34, 40, 41, 63, 39, 43, 124, 35, 62, 0, 36, 64, 91,
-    93, 126, 94, 125, 60, 96, 123, 92, 195, 208, 128, 130, 131, 162, 184, 194, 224, 226, 153, 161, 167, 172,
-    176, 177, 179, 209, 216, 217, 227, 229, 230, 129, 132, 133, 134, 136, 146, 154, 156, 160, 163, 164, 169, 170,
-    173, 178, 181, 185, 186, 187, 189, 190, 196, 198, 228, 232, 233, 1, 135, 137, 138, 139, 140, 141, 143, 147,
-    149, 150, 151, 152, 155, 157, 158, 165, 166, 168, 174, 175, 180, 182, 183, 188, 191, 197, 231, 239, 9, 142,
-    144, 145, 148, 159, 171, 206, 215, 225, 236, 237, 199, 207, 234, 235, 192, 193, 200, 201, 202, 205, 210, 213,
-    218, 219, 238, 240, 242, 243, 255, 203, 204, 211, 212, 214, 221, 222, 223, 241, 244, 245, 246, 247, 248, 250,
-    251, 252, 253, 254, 2, 3, 4, 5, 6, 7, 8, 11, 12, 14, 15, 16, 17, 18, 19, 20, 21, 23,
-    24, 25, 26, 27, 28, 29, 30, 31, 127, 220, 249, 10, 13, 22, 256,
+    48,  49,  50,  97,  99,  101, 105, 111, 115, 116, 32,  37,  45,  46,  47,  51,  52,  53,  54,  55,
+    56,  57,  61,  65,  95,  98,  100, 102, 103, 104, 108, 109, 110, 112, 114, 117, 58,  66,  67,  68,
+    69,  70,  71,  72,  73,  74,  75,  76,  77,  78,  79,  80,  81,  82,  83,  84,  85,  86,  87,  89,
+    106, 107, 113, 118, 119, 120, 121, 122, 38,  42,  44,  59,  88,  90,  33,  34,  40,  41,  63,  39,
+    43,  124, 35,  62,  0,   36,  64,  91,  93,  126, 94,  125, 60,  96,  123, 92,  195, 208, 128, 130,
+    131, 162, 184, 194, 224, 226, 153, 161, 167, 172, 176, 177, 179, 209, 216, 217, 227, 229, 230, 129,
+    132, 133, 134, 136, 146, 154, 156, 160, 163, 164, 169, 170, 173, 178, 181, 185, 186, 187, 189, 190,
+    196, 198, 228, 232, 233, 1,   135, 137, 138, 139, 140, 141, 143, 147, 149, 150, 151, 152, 155, 157,
+    158, 165, 166, 168, 174, 175, 180, 182, 183, 188, 191, 197, 231, 239, 9,   142, 144, 145, 148, 159,
+    171, 206, 215, 225, 236, 237, 199, 207, 234, 235, 192, 193, 200, 201, 202, 205, 210, 213, 218, 219,
+    238, 240, 242, 243, 255, 203, 204, 211, 212, 214, 221, 222, 223, 241, 244, 245, 246, 247, 248, 250,
+    251, 252, 253, 254, 2,   3,   4,   5,   6,   7,   8,   11,  12,  14,  15,  16,  17,  18,  19,  20,
+    21,  23,  24,  25,  26,  27,  28,  29,  30,  31,  127, 220, 249, 10,  13,  22,  256,
 };
 /* Lengths of the static table's names (RFC 7541, appendix A); index 0 is unused. */
 static const uint8_t HPACK_STATIC_NAMES[62] = {
-    0, 10, 7, 7, 5, 5, 7, 7, 7, 7, 7, 7, 7, 7, 7, 14, 15, 15, 13, 6, 27, 3, 5, 13, 13, 19, 16, 16, 14, 16, 13,
-    12, 6, 4, 4, 6, 7, 4, 4, 8, 17, 13, 8, 19, 13, 4, 8, 12, 18, 19, 5, 7, 7, 11, 6, 10, 25, 17, 10, 4, 3, 16,
+    0, 10, 7,  7,  5,  5,  7,  7,  7,  7,  7,  7,  7, 7,  7,  14, 15, 15, 13, 6,  27,
+    3, 5,  13, 13, 19, 16, 16, 14, 16, 13, 12, 6,  4, 4,  6,  7,  4,  4,  8,  17, 13,
+    8, 19, 13, 4,  8,  12, 18, 19, 5,  7,  7,  11, 6, 10, 25, 17, 10, 4,  3,  16,
 };
 
 #define HPACK_TABLE_SIZE 4096
@@ -44,26 +46,26 @@ enum hpack_at { HPACK_OPCODE, HPACK_INTEGER, HPACK_LENGTH, HPACK_STRING };
 enum hpack_want { WANT_INDEX, WANT_NAME_INDEX, WANT_RESIZE, WANT_NAME_LENGTH, WANT_VALUE_LENGTH };
 
 typedef struct {
-    uint16_t size;          /* name + value + 32 */
+    uint16_t size; /* name + value + 32 */
     uint16_t name_len;
-    int32_t number;         /* the value read as a decimal number, -1 if it is none */
+    int32_t number; /* the value read as a decimal number, -1 if it is none */
     uint8_t kind;
 } hpack_entry;
 
 typedef struct {
     uint32_t integer, shift;
-    uint32_t left;          /* of the string being read */
-    uint32_t length;        /* decoded bytes of it */
-    uint32_t code;          /* Huffman bits not yet a symbol */
+    uint32_t left;   /* of the string being read */
+    uint32_t length; /* decoded bytes of it */
+    uint32_t code;   /* Huffman bits not yet a symbol */
     int32_t number;
     uint32_t table_size, table_max;
     uint32_t name_len;
     uint16_t entries, newest, text_len;
-    int32_t status;         /* last :status seen, -1 if none */
-    int32_t grpc_status;    /* last grpc-status seen, -1 if none */
+    int32_t status;      /* last :status seen, -1 if none */
+    int32_t grpc_status; /* last grpc-status seen, -1 if none */
     uint8_t at, want, kind, adds, huffman, code_len, in_value, resizable;
     char name[12];
-    char text[HPACK_TEXT_LIMIT];   /* the last grpc-message, percent-encoded */
+    char text[HPACK_TEXT_LIMIT]; /* the last grpc-message, percent-encoded */
     hpack_entry table[HPACK_ENTRIES];
 } hpack;
 
@@ -89,7 +91,7 @@ static inline hpack_entry *hpack_dynamic(hpack *h, uint32_t index) {
 
 static inline void hpack_emit(hpack *h, uint8_t kind, int32_t number) {
     if (kind == HPACK_STATUS) h->status = number < 0 ? 0 : number;
-    if (kind == HPACK_GRPC_STATUS) h->grpc_status = number < 0 ? 2 : number;  /* unreadable = UNKNOWN */
+    if (kind == HPACK_GRPC_STATUS) h->grpc_status = number < 0 ? 2 : number; /* unreadable = UNKNOWN */
 }
 
 static inline int hpack_indexed(hpack *h, uint32_t index) {
@@ -97,8 +99,10 @@ static inline int hpack_indexed(hpack *h, uint32_t index) {
     hpack_entry *entry = hpack_dynamic(h, index);
     if (index == 0 || (index > 61 && !entry)) return 0;
     if (entry && entry->kind == HPACK_GRPC_MESSAGE) h->text_len = 0;
-    if (entry) hpack_emit(h, entry->kind, entry->number);
-    else if (index >= 8 && index <= 14) hpack_emit(h, HPACK_STATUS, statuses[index - 8]);
+    if (entry)
+        hpack_emit(h, entry->kind, entry->number);
+    else if (index >= 8 && index <= 14)
+        hpack_emit(h, HPACK_STATUS, statuses[index - 8]);
     return 1;
 }
 
@@ -129,11 +133,15 @@ static inline void hpack_end_field(hpack *h) {
 }
 
 static inline void hpack_end_string(hpack *h) {
-    if (h->in_value) { hpack_end_field(h); return; }
+    if (h->in_value) {
+        hpack_end_field(h);
+        return;
+    }
     h->name_len = h->length;
-    h->kind = h->length == 7 && memcmp(h->name, ":status", 7) == 0 ? HPACK_STATUS
-        : h->length == 11 && memcmp(h->name, "grpc-status", 11) == 0 ? HPACK_GRPC_STATUS
-        : h->length == 12 && memcmp(h->name, "grpc-message", 12) == 0 ? HPACK_GRPC_MESSAGE : HPACK_OTHER;
+    h->kind = h->length == 7 && memcmp(h->name, ":status", 7) == 0          ? HPACK_STATUS
+              : h->length == 11 && memcmp(h->name, "grpc-status", 11) == 0  ? HPACK_GRPC_STATUS
+              : h->length == 12 && memcmp(h->name, "grpc-message", 12) == 0 ? HPACK_GRPC_MESSAGE
+                                                                            : HPACK_OTHER;
     hpack_begin_string(h, 1);
 }
 
@@ -183,11 +191,12 @@ static inline int hpack_integer(hpack *h) {
         hpack_evict(h, 0);
         h->at = HPACK_OPCODE;
         return 1;
-    case WANT_INDEX:
-        h->at = HPACK_OPCODE;
-        return hpack_indexed(h, n);
+    case WANT_INDEX: h->at = HPACK_OPCODE; return hpack_indexed(h, n);
     case WANT_NAME_INDEX:
-        if (n == 0) { hpack_begin_string(h, 0); return 1; }
+        if (n == 0) {
+            hpack_begin_string(h, 0);
+            return 1;
+        }
         entry = hpack_dynamic(h, n);
         if (n > 61 && !entry) return 0;
         h->kind = entry ? entry->kind : n >= 8 && n <= 14 ? HPACK_STATUS : HPACK_OTHER;
@@ -234,12 +243,12 @@ static inline int hpack_byte(hpack *h, uint8_t c) {
         h->shift += 7;
         if (h->integer > HPACK_INTEGER_LIMIT) return 0;
         return c & 0x80 ? 1 : hpack_integer(h);
-    case HPACK_LENGTH:
-        h->huffman = c >> 7;
-        return hpack_prefix(h, c, 7);
+    case HPACK_LENGTH: h->huffman = c >> 7; return hpack_prefix(h, c, 7);
     default: /* HPACK_STRING */
-        if (!h->huffman) hpack_symbol(h, c);
-        else if (!hpack_huffman_byte(h, c)) return 0;
+        if (!h->huffman)
+            hpack_symbol(h, c);
+        else if (!hpack_huffman_byte(h, c))
+            return 0;
         if (--h->left == 0) {
             /* What is left of a code must be the beginning of end-of-string: fewer than 8 ones. */
             if (h->code_len > 7 || h->code != (1u << h->code_len) - 1) return 0;

@@ -1,0 +1,10 @@
+"""The reader of HTTP responses: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+
+from engine._fast._select import PURE
+
+if PURE:
+    from engine._fast.probing._response_py import HttpResponse, resolve
+else:
+    from engine._fast.probing._response_c import HttpResponse, resolve  # type: ignore[assignment]
+
+__all__ = ["HttpResponse", "resolve"]
