@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
@@ -27,6 +26,7 @@ from engine.containers.selection import (
 )
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
+from engine.host.trees import remove_tree
 from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 60.0
@@ -216,7 +216,8 @@ class ContainerGC:
         if sources_ready and self._pod_logs_dir.is_dir():
             for directory in list(self._pod_logs_dir.iterdir()):
                 if self._content_removed(directory.name.rpartition("_")[2]):
-                    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+                    with contextlib.suppress(OSError):
+                        await asyncio.to_thread(remove_tree, directory)
                     report.logs.append(str(directory))
         for link in self._container_logs_dir.glob("*.log"):
             with contextlib.suppress(OSError):  # without root, others' links can't even be looked at

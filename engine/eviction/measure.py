@@ -14,7 +14,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.labels import CONTAINER_NAME, POD_UID
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
-from engine.images.filesystem import disk_usage
+from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
 
 STATS_TIMEOUT: Final = 10.0

@@ -23,6 +23,7 @@ HANDLE = os.O_PATH | os.O_CLOEXEC
 """Opens a thing without touching it: no FIFO blocks, no device wakes."""
 
 _OPENAT2 = 437
+_RESOLVE_NO_XDEV = 0x01
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RESOLVE_NO_SYMLINKS = 0x04
 _RESOLVE_BENEATH = 0x08
@@ -50,10 +51,11 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(directory)
 
 
-def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, same_mount: bool = False) -> int:
     """Opens what lies below an open directory without following any link; `..` leads out, always.
 
-    `flags` and `mode` as open(2) has them; the descriptor is closed at exec.
+    `flags` and `mode` as open(2) has them; the descriptor is closed at exec. With `same_mount` what is
+    mounted on the way leads out too, of the same file system or another.
     """
     parts = _parts(path)
     if path.startswith("/") or ".." in parts:
@@ -62,10 +64,10 @@ def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
     try:
         while len(os.fsencode("/".join(parts))) > _LONGEST_LOOKUP:
             head, parts = _split(parts)
-            at = _open_strict(at, head, HANDLE | os.O_DIRECTORY, 0, path)
+            at = _open_strict(at, head, HANDLE | os.O_DIRECTORY, 0, path, same_mount)
             _close(held)
             held = at
-        return _open_strict(at, parts, flags | os.O_CLOEXEC, mode, path)
+        return _open_strict(at, parts, flags | os.O_CLOEXEC, mode, path, same_mount)
     finally:
         _close(held)
 
@@ -149,6 +151,12 @@ def same_file(descriptor: int) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
+def mount_id(descriptor: int) -> int:
+    """Which mount an open file was reached through, as /proc/self/mountinfo numbers them."""
+    with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
+
+
 @functools.cache
 def has_openat2() -> bool:
     """Whether the kernel (5.6 and later) has the call and no sandbox forbids it."""
@@ -161,23 +169,24 @@ def has_openat2() -> bool:
     return True
 
 
-def _open_strict(directory: int, parts: list[str], flags: int, mode: int, path: str) -> int:
+def _open_strict(
+    directory: int, parts: list[str], flags: int, mode: int, path: str, same_mount: bool = False
+) -> int:
     if has_openat2():
-        return _openat2(directory, "/".join(parts) or ".", flags, mode, _STRICT, path)
-    at = directory
+        resolve = _STRICT | _RESOLVE_NO_XDEV if same_mount else _STRICT
+        return _openat2(directory, "/".join(parts) or ".", flags, mode, resolve, path)
+    at, held = directory, -1
     try:
         for part in parts[:-1]:
-            below = _open_one(at, part, HANDLE | os.O_DIRECTORY, 0, path)
-            if at != directory:
-                os.close(at)
-            at = below
-        return _open_one(at, parts[-1] if parts else ".", flags, mode, path)
+            at = _open_one(at, part, HANDLE | os.O_DIRECTORY, 0, path, same_mount)
+            _close(held)
+            held = at
+        return _open_one(at, parts[-1] if parts else ".", flags, mode, path, same_mount)
     finally:
-        if at != directory:
-            os.close(at)
+        _close(held)
 
 
-def _open_one(directory: int, name: str, flags: int, mode: int, path: str) -> int:
+def _open_one(directory: int, name: str, flags: int, mode: int, path: str, same_mount: bool) -> int:
     """One step; a link is ELOOP, which the kernel says in three ways."""
     try:
         descriptor = os.open(name, flags | os.O_NOFOLLOW, mode, dir_fd=directory)
@@ -186,9 +195,14 @@ def _open_one(directory: int, name: str, flags: int, mode: int, path: str) -> in
         if code == errno.ENOTDIR and _is_link(directory, name):
             code = errno.ELOOP
         raise OSError(code, os.strerror(code), path) from error
+    code = 0
     if flags & os.O_PATH and stat.S_ISLNK(os.fstat(descriptor).st_mode):
+        code = errno.ELOOP
+    elif same_mount and mount_id(descriptor) != mount_id(directory):
+        code = errno.EXDEV
+    if code:
         os.close(descriptor)
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        raise OSError(code, os.strerror(code), path)
     return descriptor
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from engine.api.errors import KubengineError
 from engine.cri.client import RuntimeClient
-from engine.images.filesystem import RuntimeFilesystems, disk_usage, same_device
+from engine.host.trees import disk_usage
+from engine.images.filesystem import RuntimeFilesystems, same_device
 from engine.images.report import REMOVED, ImageGCReport
 
 MEASURE_TIMEOUT = 30.0

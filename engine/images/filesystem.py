@@ -56,31 +56,3 @@ async def read_filesystem_in_time(path: Path) -> FilesystemReading:
 def same_device(one: Path, other: Path) -> bool:
     """Whether two paths lie on one file system. Raises `OSError`."""
     return one.stat().st_dev == other.stat().st_dev
-
-
-def disk_usage(path: Path) -> tuple[int, int]:
-    """Bytes on disk and inodes below `path`, not crossing into other file systems; a hard-linked file
-    counts once. What vanishes meanwhile or cannot be read is left out."""
-    try:
-        top = path.lstat()
-    except OSError:
-        return 0, 0
-    size, seen = top.st_blocks * 512, {(top.st_dev, top.st_ino)}
-    stack = [path] if path.is_dir() and not path.is_symlink() else []
-    while stack:
-        try:
-            entries = list(os.scandir(stack.pop()))
-        except OSError:
-            continue
-        for entry in entries:
-            try:
-                stat = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue
-            if stat.st_dev != top.st_dev or (stat.st_dev, stat.st_ino) in seen:
-                continue
-            seen.add((stat.st_dev, stat.st_ino))
-            size += stat.st_blocks * 512
-            if entry.is_dir(follow_symlinks=False):
-                stack.append(Path(entry.path))
-    return size, len(seen)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import time
 from collections.abc import Callable, Iterable
 
@@ -17,6 +16,7 @@ from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
 from engine.cri.client import NotFound
 from engine.cri.records import ContainerRecord, PodRecord
+from engine.host.trees import remove_tree
 from engine.node.cri_config import pod_log_directory
 from engine.node.hooks import run_hook
 from engine.node.services import Services
@@ -123,7 +123,8 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
         services.watch.forget(record.uid, [sandbox.id])
     services.cgroups.remove_pod(record.uid)
     await asyncio.to_thread(services.volumes.tear_down, record.uid)
-    await asyncio.to_thread(shutil.rmtree, pod_log_directory(services.config, pod), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(remove_tree, pod_log_directory(services.config, pod))
 
 
 async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:

@@ -14,7 +14,8 @@ from engine.api.events import EventRecorder
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.cri.client import RuntimeClient
 from engine.eviction import EvictionManager, NodeView
-from engine.images.filesystem import disk_usage, read_filesystem
+from engine.host.trees import disk_usage
+from engine.images.filesystem import read_filesystem
 
 from .private_node import MIB, make_pod
 

@@ -1,0 +1,272 @@
+"""Trees that a container may have made, and may still be changing: measured and removed.
+
+Such a tree can be deeper than a path is long or than there are descriptors, wide beyond memory, full of links
+to the host, and have the host mounted in it. So the walk keeps one small record for each level it is down,
+holds the directories of the first levels alone, comes back up from deeper ones by `..` (which it checks), and
+neither follows links nor enters mounts. What vanishes meanwhile is passed over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from engine.host.beneath import open_beneath, opened
+
+HELD_LEVELS = 64
+_BUFFER_BYTES = 4096
+_PASSES = 16
+_MOST_LINKED = 65536
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRY = struct.Struct("=QqHB")
+_DT_UNKNOWN, _DT_DIR = 0, 4
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.getdents64.restype = ctypes.c_ssize_t
+_libc.getdents64.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One entry of `directory`, an open descriptor until the next visit; a directory after what is in it."""
+
+    directory: int
+    name: str
+    is_directory: bool
+
+
+@dataclass(slots=True)
+class _Level:
+    """A directory on the way down: which one it is, and where in it the walk goes on."""
+
+    name: str
+    device: int
+    inode: int
+    offset: int = 0
+    ahead: list[tuple[str, int, int]] = field(default_factory=list)
+    descriptor: int = -1
+
+
+def walk(top: int) -> Generator[Visit, None, None]:
+    """Everything below an open directory, which stays open. Raises `OSError` if `top` cannot be read."""
+    levels = [_level("", os.open(".", _DIRECTORY, dir_fd=top))]
+    try:
+        while True:
+            level = levels[-1]
+            below = None
+            for name, kind in _entries(level):
+                if kind == _DT_DIR or (kind == _DT_UNKNOWN and _is_directory(level.descriptor, name)):
+                    below = _enter(level.descriptor, name)
+                    if below is not None:
+                        break
+                    yield Visit(level.descriptor, name, True)
+                else:
+                    yield Visit(level.descriptor, name, False)
+            if below is not None:
+                if len(levels) > HELD_LEVELS:
+                    _let_go(level)
+                levels.append(below)
+                continue
+            left = _come_up(levels)
+            if not levels:
+                return
+            yield Visit(levels[-1].descriptor, left, True)
+    finally:
+        for level in levels:
+            if level.descriptor >= 0:
+                os.close(level.descriptor)
+
+
+def disk_usage(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Bytes on disk and inodes at and below `path`, in one file system and one mount.
+
+    A hard-linked file counts once; of more than 65,536 of them each link counts its share. What vanishes
+    meanwhile or cannot be read is left out.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        with opened(directory) as parent:
+            top = os.stat(name or ".", dir_fd=parent, follow_symlinks=False)
+            if not stat.S_ISDIR(top.st_mode):
+                return top.st_blocks * 512, 1
+            descriptor = open_beneath(parent, name, _DIRECTORY)
+    except OSError:
+        return 0, 0
+    size, inodes, linked = float(top.st_blocks * 512), 1.0, set[int]()
+    try:
+        with closing(walk(descriptor)) as visits:
+            for visit in visits:
+                try:
+                    found = os.stat(visit.name, dir_fd=visit.directory, follow_symlinks=False)
+                except OSError:
+                    continue
+                if found.st_dev != top.st_dev or found.st_ino in linked:
+                    continue
+                share = 1.0
+                if found.st_nlink > 1 and not visit.is_directory:
+                    if len(linked) < _MOST_LINKED:
+                        linked.add(found.st_ino)
+                    else:
+                        share = 1 / found.st_nlink
+                size += found.st_blocks * 512 * share
+                inodes += share
+    finally:
+        os.close(descriptor)
+    return round(size), round(inodes)
+
+
+def remove_tree(path: str | os.PathLike[str]) -> None:
+    """Removes a file or a directory with all that is in it; where there is nothing there is nothing to do.
+
+    Links go, not what they lead to. Nothing is removed through a mount. As much as can goes; raises the first
+    `OSError`, naming the path: EBUSY where something is mounted.
+    """
+    directory, name = os.path.split(os.path.abspath(path))
+    try:
+        with opened(directory) as parent:
+            remove_beneath(parent, name)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        where = os.path.join(directory, str(error.filename or name))
+        raise OSError(error.errno or errno.EIO, error.strerror or str(error), where) from error
+
+
+def remove_beneath(parent: int, name: str) -> None:
+    """The same of an entry of an open directory; the path in an error begins with `name`."""
+    try:
+        os.unlink(name, dir_fd=parent)
+        return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.EPERM) or not _is_directory(parent, name):
+            raise
+    try:
+        top = open_beneath(parent, name, _DIRECTORY, same_mount=True)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), name) from error
+        raise
+    try:
+        for _ in range(_PASSES):
+            removed, failure = _empty(top)
+            if failure is not None:
+                path = f"{name}/…/{failure.filename}"
+                raise OSError(failure.errno or errno.EIO, failure.strerror, path) from failure
+            try:
+                os.rmdir(name, dir_fd=parent)
+                return
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not removed:
+                    raise
+        raise OSError(errno.ENOTEMPTY, "is filled as fast as it is emptied", name)
+    finally:
+        os.close(top)
+
+
+def _empty(top: int) -> tuple[int, OSError | None]:
+    """How much below `top` went, and the first failure but those of a tree that changes meanwhile."""
+    removed, failure = 0, None
+    with closing(walk(top)) as visits:
+        for visit in visits:
+            try:
+                if visit.is_directory:
+                    os.rmdir(visit.name, dir_fd=visit.directory)
+                else:
+                    os.unlink(visit.name, dir_fd=visit.directory)
+                removed += 1
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR):
+                    failure = failure or error
+    return removed, failure
+
+
+def _entries(level: _Level) -> Iterator[tuple[str, int]]:
+    """The rest of a directory, name and type; goes on behind the last one given."""
+    while True:
+        if not level.ahead:
+            level.ahead = _read_entries(level.descriptor)
+            if not level.ahead:
+                return
+        name, kind, level.offset = level.ahead.pop()
+        if name not in (".", ".."):
+            yield name, kind
+
+
+def _read_entries(directory: int) -> list[tuple[str, int, int]]:
+    """Name, type and the place behind, last one first; what cannot be read has no entries."""
+    buffer = ctypes.create_string_buffer(_BUFFER_BYTES)
+    length = _libc.getdents64(directory, buffer, _BUFFER_BYTES)
+    if length <= 0:
+        return []
+    data, entries, at = buffer.raw, [], 0
+    while at < length:
+        _, behind, size, kind = _ENTRY.unpack_from(data, at)
+        start = at + _ENTRY.size
+        entries.append((os.fsdecode(data[start : data.index(0, start)]), kind, behind))
+        at += size
+    entries.reverse()
+    return entries
+
+
+def _enter(directory: int, name: str) -> _Level | None:
+    """None for what is gone, is no directory any more, may not be read, or has something mounted on it."""
+    try:
+        descriptor = open_beneath(directory, name, _DIRECTORY, same_mount=True)
+    except OSError:
+        return None
+    return _level(name, descriptor)
+
+
+def _level(name: str, descriptor: int) -> _Level:
+    found = os.fstat(descriptor)
+    return _Level(name, found.st_dev, found.st_ino, descriptor=descriptor)
+
+
+def _let_go(level: _Level) -> None:
+    os.close(level.descriptor)
+    level.descriptor = -1
+    level.ahead = []
+
+
+def _come_up(levels: list[_Level]) -> str:
+    """Leaves the deepest level, and where its parent is another by now, all up to one that is held.
+
+    The name of what was left, in the level that is the deepest now.
+    """
+    left = levels.pop()
+    if levels and levels[-1].descriptor < 0:
+        _open_parent(left.descriptor, levels[-1])
+    os.close(left.descriptor)
+    while levels and levels[-1].descriptor < 0:
+        left = levels.pop()
+    return left.name
+
+
+def _open_parent(below: int, level: _Level) -> None:
+    try:
+        descriptor = os.open("..", _DIRECTORY, dir_fd=below)
+    except OSError:
+        return
+    found = os.fstat(descriptor)
+    if (found.st_dev, found.st_ino) == (level.device, level.inode):
+        os.lseek(descriptor, level.offset, os.SEEK_SET)
+        level.descriptor = descriptor
+    else:
+        os.close(descriptor)
+
+
+def _is_directory(directory: int, name: str) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
+    except OSError:
+        return False
