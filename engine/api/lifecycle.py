@@ -24,7 +24,8 @@ class PodEnd:
     """Why and how a pod is ended by the node itself.
 
     `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the
-    DisruptionTarget condition, none if empty. `reason` and `message` go into the failed status.
+    DisruptionTarget condition, none if empty. `reason` and `message` go into the failed status, of which
+    there is nothing else for a `rejected` pod, which was never taken in.
     """
 
     reason: str
@@ -32,6 +33,7 @@ class PodEnd:
     grace_period_seconds: int | None = None
     condition_reason: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    rejected: bool = False
 
 
 KillPod = Callable[[Pod, PodEnd], Awaitable[None]]

@@ -19,8 +19,8 @@ NAMES_PER_IMAGE: Final = 5
 
 
 class NodeDescription:
-    """`pressures()` are the node's pressure conditions, `unhealthy()` is empty or what is wrong with the
-    runtime, `images()` what the runtime has. Clock in Unix seconds."""
+    """`pressures()` are the node's pressure conditions, `problems()` is what keeps the node from
+    being ready, `images()` what the runtime has. Clock in Unix seconds."""
 
     def __init__(
         self,
@@ -33,13 +33,14 @@ class NodeDescription:
         runtime_name: str,
         clock: Callable[[], float],
         pressures: Callable[[], list[NodeCondition]],
-        unhealthy: Callable[[], str],
+        problems: Callable[[], list[str]],
         images: Callable[[], Awaitable[Sequence[cri.Image]]],
     ) -> None:
         self._config = config
         self._resources = resources
         self._clock = clock
-        self._pressures, self._unhealthy, self._images = pressures, unhealthy, images
+        self._pressures, self._problems, self._images = pressures, problems, images
+        self._ready_before: NodeCondition | None = None
         self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
         self._spec = NodeSpec(
             pod_cidr=config.pod_cidr, provider_id=config.provider_id, taints=config.register_with_taints
@@ -75,14 +76,24 @@ class NodeDescription:
         return {"apiVersion": node.api_version, "kind": node.kind, **to_builtins(node)}
 
     def _ready(self) -> NodeCondition:
-        wrong = self._unhealthy()
-        return NodeCondition(
+        wrong = list(dict.fromkeys(self._problems()))
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        status, before = "False" if wrong else "True", self._ready_before
+        same = before is not None and before.status == status
+        self._ready_before = NodeCondition(
             type="Ready",
-            status="False" if wrong else "True",
-            last_heartbeat_time=datetime.fromtimestamp(self._clock(), UTC),
+            status=status,
+            last_heartbeat_time=now,
+            last_transition_time=before.last_transition_time if before is not None and same else now,
             reason="KubeletNotReady" if wrong else "KubeletReady",
-            message=wrong or "kubelet is posting ready status",
+            message=_aggregate(wrong) if wrong else "kubelet is posting ready status",
         )
+        return self._ready_before
+
+
+def _aggregate(errors: list[str]) -> str:
+    """Several errors in one line, as Kubernetes joins them."""
+    return errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
 
 
 def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:

@@ -1,4 +1,4 @@
-"""Takes a pod in or turns it away: pressure, then devices, then the predicates with preemption."""
+"""Takes a pod in or turns it away: pressure, what the host has, devices, the predicates with preemption."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, MEMORY
 from engine.devices.manager import DeviceManager
 from engine.eviction import EvictionManager
+from engine.node.host_support import HostSupport
 
 
 class Gatekeeper:
@@ -26,12 +27,14 @@ class Gatekeeper:
         eviction: EvictionManager,
         devices: DeviceManager,
         admission: Admission,
+        support: HostSupport,
         node: Callable[[], Node],
         runs: Callable[[str], bool],
     ) -> None:
         self._eviction = eviction
         self._devices = devices
         self._admission = admission
+        self._support = support
         self._node = node
         self._runs = runs
 
@@ -45,6 +48,7 @@ class Gatekeeper:
             self._admission.add(pod)
             return
         self._eviction.admit(pod)
+        self._support.check(pod)
         await self._devices.allocate(pod)
         try:
             node = self._node()

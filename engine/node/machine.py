@@ -88,13 +88,18 @@ def node_info(runtime: str) -> dict[str, str]:
     machine_id = Path("/etc/machine-id")
     return {
         "machineID": machine_id.read_text().strip() if machine_id.exists() else "",
-        "bootID": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "bootID": boot_id(),
         "kernelVersion": platform.release(),
         "osImage": _os_name(),
         "containerRuntimeVersion": runtime,
         "operatingSystem": "linux",
         "architecture": node_labels("")["kubernetes.io/arch"],
     }
+
+
+def boot_id() -> str:
+    """Another one after each boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _os_name() -> str:

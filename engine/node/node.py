@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
@@ -31,11 +32,14 @@ from engine.node import machine
 from engine.node.backoff import Backoff
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
+from engine.node.host_support import HostSupport, app_armor_enabled
 from engine.node.image_pull import ImagePuller
+from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.rooms import Rooms
+from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
@@ -84,6 +88,8 @@ class Node:
         self._lock: int | None = None
         self._services: Services | None = None
         self._watch: RuntimeWatch | None = None
+        self._health: RuntimeHealth | None = None
+        self._events = NodeEvents(self.recorder, self.name, root / "boot_id")
         self._description: NodeDescription | None = None
         self._probing: Probing | None = None
         self._gatekeeper: Gatekeeper | None = None
@@ -97,6 +103,9 @@ class Node:
 
     async def start(self) -> None:
         self._take_root()
+        sysctls = SysctlAllowlist(
+            safe_sysctls(kernel_version(os.uname().release)), self.config.allowed_unsafe_sysctls or ()
+        )
         capacity = machine.capacity(self.root, self.config.max_pods)
         runtime = RuntimeClient(
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
@@ -105,7 +114,17 @@ class Node:
         cgroups = self._make_cgroups(capacity)
         cgroups.start()
         self._watch = watch = RuntimeWatch(
-            runtime, on_change=self._runtime_changed, clock=self._clock, registry=self.registry
+            runtime,
+            on_change=self._runtime_changed,
+            on_trouble=self._runtime_doubted,
+            clock=self._clock,
+            registry=self.registry,
+        )
+        self._health = health = RuntimeHealth(
+            runtime,
+            last_contact=watch.last_contact,
+            on_change=self._conditions_changed,
+            clock=self._clock,
         )
         self._rooms = rooms = self._make_rooms(runtime, cgroups, watch)
         resources = NodeResources(capacity, cgroups, rooms.devices)
@@ -119,7 +138,7 @@ class Node:
             runtime_name=runtime_name,
             clock=self._clock,
             pressures=rooms.eviction.conditions,
-            unhealthy=watch.health,
+            problems=lambda: [*health.problems(), *filter(None, [watch.health()])],
             images=rooms.images.images,
         )
         volumes = PodVolumes(self.root)
@@ -129,6 +148,9 @@ class Node:
             eviction=rooms.eviction,
             devices=rooms.devices,
             admission=rooms.admission,
+            support=HostSupport(
+                sysctls=sysctls, app_armor=app_armor_enabled(), features=lambda: health.features
+            ),
             node=self.node_object,
             runs=lambda uid: bool(watch.pod(uid).running),
         )
@@ -168,6 +190,9 @@ class Node:
         self.rooms.update(rooms.by_name(), cgroups=cgroups, node=self._description)
         await rooms.start_before_pods()
         await watch.start()
+        await health.start()
+        self._events.started(machine.boot_id())
+        self._conditions_changed()
         await self._start_source()
         await rooms.start_beside_pods()
         self._reconciler.start(self._reconcile_cgroups())
@@ -194,6 +219,7 @@ class Node:
             running=lambda: [c for record in watch.pods.values() for c in record.running],
             sources_ready=self._sources_ready,
             capacity_changed=self._capacity_changed,
+            conditions_changed=self._conditions_changed,
             probed=self._probed,
             view=self._view,
         )
@@ -205,6 +231,8 @@ class Node:
         await self._reconciler.stop()
         if self._pods is not None:
             await self._pods.stop()
+        if self._health is not None:
+            await self._health.stop()
         if self._watch is not None:
             await self._watch.stop()
         if self._rooms is not None:
@@ -310,6 +338,14 @@ class Node:
     def _probed(self, result: ProbeResult) -> None:
         if self._pods is not None:
             self._pods.notify(result.pod_uid)
+
+    def _runtime_doubted(self) -> None:
+        if self._health is not None:
+            self._health.doubt()
+
+    def _conditions_changed(self) -> None:
+        if self._description is not None:
+            self._events.look(self._description.current().status.conditions or ())
 
     def _capacity_changed(self) -> None:
         if self._rooms is not None and self._services is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 
 from engine.api.errors import KubengineError
 from engine.api.events import WARNING
@@ -157,7 +158,7 @@ class NodePods:
         worker = self._employ(pod)
         if rejected is not None:
             self._services.recorder.pod(pod, WARNING, rejected.reason, rejected.message)
-            worker.end(rejected)
+            worker.end(replace(rejected, message=f"Pod was rejected: {rejected.message}", rejected=True))
         else:
             self._accepted(pod)
 

@@ -62,6 +62,7 @@ class Rooms:
         running: Callable[[], Iterable[ContainerRecord]],
         sources_ready: Callable[[], bool],
         capacity_changed: Callable[[], None],
+        conditions_changed: Callable[[], None],
         probed: Callable[[ProbeResult], None],
         view: NodeView | None = None,
     ) -> None:
@@ -99,6 +100,7 @@ class Rooms:
             containers=self.containers,
             root_dir=root,
             view=view or NodeView(pods_cgroup=pods_cgroup),
+            conditions_changed=conditions_changed,
             clock=clock,
         )
         self.devices = DeviceManager(

@@ -55,7 +55,8 @@ class _Listed:
 
 
 class RuntimeWatch:
-    """All pods of the runtime by uid, and a call of `on_change(uid)` whenever one changed."""
+    """All pods of the runtime by uid, and a call of `on_change(uid)` whenever one changed; of `on_trouble`
+    when the runtime's stream broke or a relist failed."""
 
     def __init__(
         self,
@@ -64,14 +65,17 @@ class RuntimeWatch:
         on_change: OnChange,
         clock: Callable[[], float],
         registry: Registry,
+        on_trouble: Callable[[], None] = lambda: None,
         relist_seconds: float = RELIST_SECONDS,
     ) -> None:
         self._runtime = runtime
         self._on_change = on_change
+        self._on_trouble = on_trouble
         self._clock = clock
         self._relist_seconds = relist_seconds
         self._began = clock()
         self._streaming = False
+        self._stream_lost_at = 0.0
         self._following = BackgroundTask("runtime events")
         self._relisting = BackgroundTask("runtime relist")
         self._wake = asyncio.Event()
@@ -100,6 +104,15 @@ class RuntimeWatch:
         if self._streaming:
             limit += RELIST_WITH_EVENTS_SECONDS
         return f"the runtime was last read {age:.0f} s ago: {self.last_error}" if age > limit else ""
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the runtime's event stream stands."""
+        return self._streaming
+
+    def last_contact(self) -> float:
+        """When the runtime was last known to answer, in Unix seconds."""
+        return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
 
     def pod(self, uid: str) -> PodRecord:
         """The record of a pod, empty if the runtime holds nothing of it."""
@@ -219,7 +232,10 @@ class RuntimeWatch:
                     log.warning("%s", error)
             finally:
                 settled.cancel()
-                self._streaming = False
+                if self._streaming:
+                    self._stream_lost_at = self._clock()
+                    self._streaming = False
+                    self._on_trouble()
             self._wake.set()
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -259,6 +275,7 @@ class RuntimeWatch:
                 if not self.last_error:
                     log.error("%s", error)
                 self.last_error = str(error)
+                self._on_trouble()
 
 
 def _uid(labels: Mapping[str, str]) -> str:

@@ -47,6 +47,7 @@ class StatusInputs:
     started: Callable[[ContainerRecord], bool]
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
     ended: tuple[str, str] | None = None
+    rejected: bool = False
     disruption: tuple[str, str] | None = None
     start_time: float | None = None
     terminated: bool = False
@@ -56,7 +57,17 @@ class StatusInputs:
 
 
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
-    """The whole status; transition times are kept from `pod.status` where a condition stays."""
+    """The whole status; transition times are kept from `pod.status` where a condition stays. A pod that was
+    `rejected` has no more than the reason."""
+    if inputs.rejected and inputs.ended is not None:
+        reason, message = inputs.ended
+        return PodStatus(
+            phase=FAILED,
+            reason=reason,
+            message=message,
+            start_time=_time(inputs.start_time or 0),
+            qos_class=qos_class(pod),
+        )
     init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
     main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
     status = PodStatus(

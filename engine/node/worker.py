@@ -411,6 +411,7 @@ class PodWorker:
                 started=lambda c: services.health(self.pod.uid, c).started,
                 waiting=self._waiting,
                 ended=(end.reason, end.message) if end is not None else None,
+                rejected=end is not None and end.rejected,
                 disruption=(end.condition_reason, end.message)
                 if end is not None and end.condition_reason
                 else None,

@@ -1,0 +1,110 @@
+"""Which sysctls a pod may set. Pure.
+
+Source: kubelet v1.36 `sysctl` (safe list, allow list) and `component-helpers/node/util/sysctl`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from engine.api.errors import InvalidInput
+from engine.api.lifecycle import AdmissionRejected
+from engine.api.pod import Pod
+
+FORBIDDEN: Final = "SysctlForbidden"
+MAX_LENGTH: Final = 253
+
+_PATTERN: Final = re.compile(r"([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]")
+
+_SAFE_SINCE: Final[tuple[tuple[str, tuple[int, int]], ...]] = (
+    ("kernel.shm_rmid_forced", (0, 0)),
+    ("net.ipv4.ip_local_port_range", (0, 0)),
+    ("net.ipv4.tcp_syncookies", (0, 0)),
+    ("net.ipv4.ping_group_range", (0, 0)),
+    ("net.ipv4.ip_unprivileged_port_start", (0, 0)),
+    ("net.ipv4.ip_local_reserved_ports", (3, 16)),
+    ("net.ipv4.tcp_keepalive_time", (4, 5)),
+    ("net.ipv4.tcp_fin_timeout", (4, 6)),
+    ("net.ipv4.tcp_keepalive_intvl", (4, 5)),
+    ("net.ipv4.tcp_keepalive_probes", (4, 5)),
+    ("net.ipv4.tcp_rmem", (4, 15)),
+    ("net.ipv4.tcp_wmem", (4, 15)),
+)
+_IPC_NAMES: Final = frozenset(
+    f"kernel.{name}"
+    for name in (
+        *("sem", "shmall", "shmmax", "shmmni", "shm_rmid_forced", "shm"),
+        *("msgmax", "msgmnb", "msgmni", "msg"),
+    )
+)
+
+
+def safe_sysctls(kernel: tuple[int, int]) -> list[str]:
+    """Those that are a pod's own and harm no other on a kernel (major, minor)."""
+    return [name for name, since in _SAFE_SINCE if kernel >= since]
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """`6.1.0-13-amd64` → (6, 1)."""
+    match = re.match(r"(\d+)\.(\d+)", release)
+    return (int(match[1]), int(match[2])) if match is not None else (0, 0)
+
+
+class SysctlAllowlist:
+    """The safe sysctls and those that `allowedUnsafeSysctls` names, patterns ending in `*` among them.
+
+    Raises `InvalidInput` for a pattern that is none, or of sysctls that no namespace has.
+    """
+
+    def __init__(self, safe: Iterable[str], unsafe: Iterable[str]) -> None:
+        self._names: dict[str, str] = {}
+        self._prefixes: dict[str, str] = {}
+        for pattern in (*safe, *unsafe):
+            if len(pattern) > MAX_LENGTH or _PATTERN.fullmatch(pattern) is None:
+                text = (
+                    f"sysctl {pattern[:MAX_LENGTH]!r} must have at most {MAX_LENGTH} characters "
+                    "and be a name, which may end in *"
+                )
+                raise InvalidInput(text, subject="allowedUnsafeSysctls")
+            prefix, star, _ = _normalized(pattern).partition("*")
+            namespace = _namespace(prefix)
+            if not namespace:
+                text = f"the sysctls {prefix!r} are not known to be namespaced"
+                raise InvalidInput(text, subject="allowedUnsafeSysctls")
+            (self._prefixes if star else self._names)[prefix] = namespace
+
+    def check(self, pod: Pod) -> None:
+        """Raises `AdmissionRejected` for the first sysctl that the pod may not set."""
+        context = pod.spec.security_context
+        for sysctl in (context.sysctls if context is not None else None) or []:
+            wrong = self._wrong(_normalized(sysctl.name), pod)
+            if wrong:
+                raise AdmissionRejected(FORBIDDEN, f"forbidden sysctl: {wrong}")
+
+    def _wrong(self, name: str, pod: Pod) -> str:
+        namespace = self._names.get(name)
+        if namespace is None:
+            prefixes = (prefix for prefix in self._prefixes if name.startswith(prefix))
+            found = next(prefixes, None)
+            if found is None:
+                return f'"{name}" not allowlisted'
+            namespace = self._prefixes[found]
+        shared = pod.spec.host_ipc if namespace == "IPC" else pod.spec.host_network
+        return f'"{name}" not allowed with host {namespace} enabled' if shared else ""
+
+
+def _normalized(name: str) -> str:
+    """With dots between the parts: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`."""
+    separator = re.search(r"[./]", name)
+    if separator is None or separator[0] == ".":
+        return name
+    return name.translate(str.maketrans("./", "/."))
+
+
+def _namespace(name: str) -> str:
+    """`IPC`, `Net` or nothing."""
+    if name in _IPC_NAMES or name.startswith("fs.mqueue."):
+        return "IPC"
+    return "Net" if name.startswith("net.") else ""

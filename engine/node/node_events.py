@@ -1,0 +1,57 @@
+"""The node's own events: that its agent started, that the machine was rebooted, how its conditions change.
+
+Reasons and texts: kubelet v1.36 (`nodestatus` setters, `kubelet_node_status`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import Refused
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.node import NodeCondition
+from engine.host.files import replace_file
+
+_REASONS: Final = {
+    "MemoryPressure": {"True": "NodeHasInsufficientMemory", "False": "NodeHasSufficientMemory"},
+    "DiskPressure": {"True": "NodeHasDiskPressure", "False": "NodeHasNoDiskPressure"},
+    "PIDPressure": {"True": "NodeHasInsufficientPID", "False": "NodeHasSufficientPID"},
+    "Ready": {"True": "NodeReady", "False": "NodeNotReady"},
+}
+
+
+class NodeEvents:
+    """Says each change of a condition once, and at the first look what holds. `record` keeps the boot id
+    that the last agent saw."""
+
+    def __init__(self, recorder: EventRecorder, node: str, record: Path) -> None:
+        self._recorder = recorder
+        self._node = node
+        self._record = record
+        self._seen: dict[str, str] = {}
+
+    def started(self, boot_id: str) -> None:
+        """Raises `Refused` where the boot id cannot be kept."""
+        self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
+        try:
+            known = self._record.read_bytes().decode(errors="replace").strip()
+        except FileNotFoundError:
+            known = ""
+        except OSError as error:
+            raise Refused(error.strerror or str(error), subject=str(self._record)) from error
+        if known == boot_id:
+            return
+        if known:
+            text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
+            self._recorder.node(WARNING, "Rebooted", text)
+        replace_file(self._record, f"{boot_id}\n", mode=0o600)
+
+    def look(self, conditions: Iterable[NodeCondition]) -> None:
+        for condition in conditions:
+            reason = _REASONS.get(condition.type, {}).get(condition.status)
+            if reason is None or self._seen.get(condition.type) == condition.status:
+                continue
+            self._seen[condition.type] = condition.status
+            self._recorder.node(NORMAL, reason, f"Node {self._node} status is now: {reason}")

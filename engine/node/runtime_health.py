@@ -1,0 +1,128 @@
+"""Whether the runtime is up and ready, and what it says it can do.
+
+A runtime with an event stream is taken for up while the stream stands, one without while it answers
+relists. Its own status (RuntimeReady, NetworkReady, features) is read at start, when something went
+wrong, each 300 s, and each 5 s while it is not well: a quiet node asks nothing.
+Rules and texts: kubelet v1.36 `runtimeState` and `updateRuntimeUp`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from engine.api.background import BackgroundTask
+from engine.api.errors import Refused
+from engine.cri.client import RuntimeClient
+from engine.wire import cri_v1_pb2 as cri
+
+DOWN_AFTER_SECONDS: Final = 30.0
+CHECK_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 10.0
+CHECK_WHEN_WELL_SECONDS: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFeatures:
+    """What a runtime's default handler can do; a runtime that doesn't say can't."""
+
+    supplemental_groups_policy: bool = False
+    user_namespaces: bool = False
+    recursive_read_only_mounts: bool = False
+
+    @classmethod
+    def of(cls, status: cri.StatusResponse) -> RuntimeFeatures:
+        handler = next(
+            (h.features for h in status.runtime_handlers if not h.name), cri.RuntimeHandlerFeatures()
+        )
+        return cls(
+            supplemental_groups_policy=status.features.supplemental_groups_policy,
+            user_namespaces=handler.user_namespaces,
+            recursive_read_only_mounts=handler.recursive_read_only_mounts,
+        )
+
+
+class RuntimeHealth:
+    """`last_contact()` is when the runtime was last known to answer, in Unix seconds; `on_change` is called
+    when it gets well or unwell. `problems()` is what is wrong now, in the kubelet's words."""
+
+    def __init__(
+        self,
+        runtime: RuntimeClient,
+        *,
+        last_contact: Callable[[], float],
+        on_change: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.features = RuntimeFeatures()
+        self._runtime = runtime
+        self._last_contact = last_contact
+        self._on_change = on_change
+        self._clock = clock
+        self._not_ready: list[str] = []
+        self._doubt = asyncio.Event()
+        self._task = BackgroundTask("runtime health")
+
+    async def start(self) -> None:
+        """Reads the runtime's status once. Raises what the runtime says if it can't be read."""
+        await self._read()
+        self._task.start(self._keep_looking())
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    def doubt(self) -> None:
+        """Something went wrong with the runtime: look at once."""
+        self._doubt.set()
+
+    def problems(self) -> list[str]:
+        """Empty while the runtime and its network are ready."""
+        if self._clock() - self._last_contact() >= DOWN_AFTER_SECONDS:
+            return ["container runtime is down", *self._not_ready]
+        return list(self._not_ready)
+
+    async def _read(self) -> None:
+        status = await self._runtime.status()
+        self.features = RuntimeFeatures.of(status)
+        conditions = {condition.type: condition for condition in status.status.conditions}
+        self._not_ready = [
+            f"{what} not ready: {_described(conditions.get(kind))}"
+            for kind, what in (
+                ("RuntimeReady", "container runtime"),
+                ("NetworkReady", "container runtime network"),
+            )
+            if kind not in conditions or not conditions[kind].status
+        ]
+
+    async def _keep_looking(self) -> None:
+        well = not self.problems()
+        answered = True
+        while True:
+            if well and answered:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._doubt.wait(), CHECK_WHEN_WELL_SECONDS)
+            else:
+                await asyncio.sleep(CHECK_SECONDS)
+            self._doubt.clear()
+            answered = await self._answers()
+            if well == bool(self.problems()):
+                well = not well
+                self._on_change()
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._read()
+        except (Refused, TimeoutError):
+            return False
+        return True
+
+
+def _described(condition: cri.RuntimeCondition | None) -> str:
+    if condition is None:
+        return "<nil>"
+    status = str(condition.status).lower()
+    return f"{condition.type}={status} reason:{condition.reason} message:{condition.message}"
