@@ -14,7 +14,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 # What `make test` uses where it may install it; tests that miss a part skip and say so.
-TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus clang cppcheck
+TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus cppcheck
+FUZZ_PACKAGES := clang libclang-rt-14-dev
 BUILD_PACKAGES := gcc libc6-dev python3-dev python3-venv
 CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && command -v apt-get >/dev/null && echo yes)
 
@@ -29,7 +30,7 @@ help:
 	@echo 'make test-fast        the same without packages, lint and slow tests'
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
-	@echo 'make fuzz             the readers of what probed servers send, under sanitizers; FUZZ_SECONDS=60 in all'
+	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -58,8 +59,10 @@ bench: build
 	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
 
 FUZZ_SECONDS ?= 60
-fuzz:
-	python3 fuzz/run.py --seconds $(FUZZ_SECONDS)
+fuzz: build
+	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(FUZZ_PACKAGES)); fi
+	@$(BIN)/pip install -q 'atheris>=3' || echo 'no atheris for this Python: readers are fuzzed without coverage' >&2
+	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -1,13 +1,20 @@
-"""Build and run every harness for a bounded time: `python fuzz/run.py --seconds 60`."""
+"""Run every harness for a bounded time: `python fuzz/run.py --seconds 60 [NAME...]`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fuzz import readers
 
 HERE = Path(__file__).resolve().parent
 HEADERS = HERE.parent / "engine" / "_fast" / "probing"
@@ -18,7 +25,7 @@ def frame(type: int, flags: int, payload: bytes = b"", stream: int = 1) -> bytes
     return len(payload).to_bytes(3, "big") + bytes((type, flags)) + stream.to_bytes(4, "big") + payload
 
 
-SEEDS = {
+SEEDS: dict[str, list[bytes]] = {
     "http_response": [
         b"\7HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\nbody",
         b"\1HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nT: v\r\n\r\n",
@@ -31,6 +38,11 @@ SEEDS = {
         b"p\n?q",
         b"\nhttps://[::1]:443/",
         b"a/\n../../b/.",
+    ],
+    "hpack": [
+        b"\x04\x88\x5f\x8b\x1d\x75\xd0\x62\x0d\x26\x3d\x4c\x4d\x65\x64",
+        b"\x02\x20\x88\x40\x0bgrpc-status\x0212\xbe\x3f\xe1\x1f",
+        b"\x01\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30\xbe\x10\x0cgrpc-message\x03abc",
     ],
     "grpc_answer": [
         b"\5"
@@ -57,50 +69,83 @@ SEEDS = {
 }
 
 
-def build(name: str, directory: Path) -> tuple[Path, bool]:
-    """The program, and whether it is libFuzzer's."""
-    program = directory / name
-    source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-o", str(program)]
-    if shutil.which("clang"):
-        command = ["clang", f"-fsanitize=fuzzer,{SANITIZERS}", "-fno-sanitize-recover=all", *source]
-        subprocess.run(command, check=True)
-        return program, True
-    command = [
-        "cc",
-        f"-fsanitize={SANITIZERS}",
-        "-fno-sanitize-recover=all",
-        *source,
-        str(HERE / "standalone.c"),
+Command = Callable[[Path, int], list[str]]
+
+
+def c_harness(name: str) -> Command:
+    """A C harness: libFuzzer's program where clang has its library, else a plain one."""
+
+    def command(directory: Path, seconds: int) -> list[str]:
+        program, corpus = directory / name, directory / "corpus"
+        source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-o", str(program)]
+        strict = "-fno-sanitize-recover=all"
+        coverage = ["clang", f"-fsanitize=fuzzer,{SANITIZERS}", strict, *source]
+        if (
+            shutil.which("clang")
+            and subprocess.run(coverage, capture_output=True, check=False).returncode == 0
+        ):
+            return [str(program), f"-max_total_time={seconds}", "-max_len=16384", str(corpus)]
+        plain = [*source, str(HERE / "standalone.c")]
+        subprocess.run(["cc", f"-fsanitize={SANITIZERS}", strict, *plain], check=True)
+        return [str(program), str(seconds), *map(str, sorted(corpus.iterdir()))]
+
+    return command
+
+
+def python_reader(name: str) -> Command:
+    return lambda directory, seconds: [
+        sys.executable,
+        str(HERE / "read.py"),
+        name,
+        str(seconds),
+        str(directory),
     ]
-    subprocess.run(command, check=True)
-    return program, False
+
+
+HARNESSES = {name: (c_harness(name), seeds) for name, seeds in SEEDS.items()}
+HARNESSES |= {name: (python_reader(name), readers.SEEDS[name]) for name in readers.READERS}
+
+
+def run(name: str, seconds: int) -> str:
+    """What went wrong, or nothing."""
+    make, seeds = HARNESSES[name]
+    with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as work:
+        directory = Path(work)
+        corpus = directory / "corpus"
+        corpus.mkdir()
+        for number, seed in enumerate(seeds):
+            (corpus / f"seed-{number}").write_bytes(seed)
+        for kept in (HERE / "corpus" / name).glob("*"):
+            shutil.copy(kept, corpus)
+        environment = os.environ | {"TMPDIR": work}
+        done = subprocess.run(
+            make(directory, seconds), cwd=directory, env=environment, capture_output=True, check=False
+        )
+        crashes = list(directory.glob("crash*"))
+        for crash in crashes:
+            shutil.copy(crash, HERE / f"crash-{name}")
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        last = output.strip().splitlines()[-1:] or [""]
+        print(f"{name}: {'failed' if done.returncode else last[0]}", flush=True)
+        if done.returncode == 0:
+            return ""
+        kept = f"\nits input, or the generator's state, is in {HERE / f'crash-{name}'}" if crashes else ""
+        return f"{name} failed:\n{output[-4000:]}{kept}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60, help="in all, shared by the harnesses")
-    seconds = max(1, parser.parse_args().seconds // len(SEEDS))
-    for name, seeds in SEEDS.items():
-        with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as work:
-            directory = Path(work)
-            program, coverage = build(name, directory)
-            corpus = directory / "corpus"
-            corpus.mkdir()
-            for number, seed in enumerate(seeds):
-                (corpus / str(number)).write_bytes(seed)
-            arguments = (
-                [f"-max_total_time={seconds}", "-max_len=16384", str(corpus)]
-                if coverage
-                else [str(seconds), *map(str, sorted(corpus.iterdir()))]
-            )
-            print(f"{name}: {seconds} s", flush=True)  # noqa: T201
-            if subprocess.run([program, *arguments], cwd=directory, check=False).returncode != 0:
-                kept = HERE / f"crash-{name}"
-                for crash in directory.glob("crash*"):
-                    shutil.copy(crash, kept)
-                print(f"{name} failed; its input, or the generator's state, is in {kept}", file=sys.stderr)  # noqa: T201
-                return 1
-    return 0
+    parser.add_argument("--seconds", type=int, default=60, help="for each harness")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(sorted(HARNESSES))}; all")
+    arguments = parser.parse_args()
+    names = arguments.names or list(HARNESSES)
+    if unknown := set(names) - set(HARNESSES):
+        parser.error(f"no such harness: {', '.join(sorted(unknown))}")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        failures = [text for text in pool.map(lambda name: run(name, arguments.seconds), names) if text]
+    for text in failures:
+        print(text, file=sys.stderr)
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Harnesses that feed hostile bytes to whatever reads outside input; see README.md."""
