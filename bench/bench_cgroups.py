@@ -17,10 +17,10 @@ from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
-from engine.cgroups import CgroupManager
 from engine.cgroups.bulk import BulkCgroups, ContainerColumns
 from engine.cgroups.containers import ContainerRules
 from engine.cgroups.levels import Contribution, LevelRules, LevelSums
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.values import PodRules, pod_values
 from engine.tables.pods import PodTable
 

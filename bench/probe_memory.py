@@ -27,7 +27,7 @@ from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
 from engine.metrics import Registry
 from engine.node.probing import Probing
-from engine.probes import ProbeManager
+from engine.probes.manager import ProbeManager
 
 KINDS: tuple[dict[str, Any], ...] = (
     {"httpGet": {"path": "/healthz", "port": 8080}},

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.wire.deviceplugin_v1beta1_pb2 import ListAndWatchResponse, TopologyInfo
+if TYPE_CHECKING:
+    from engine.wire.deviceplugin_v1beta1_pb2 import TopologyInfo
 
 ABSENT = 0
 UNHEALTHY = 1
@@ -63,6 +65,8 @@ class DeviceIndex:
 
     def read(self, message: bytes) -> DeviceList:
         """Read a serialized ListAndWatchResponse; `ValueError` if it is not one."""
+        from engine.wire.deviceplugin_v1beta1_pb2 import ListAndWatchResponse
+
         try:
             devices = ListAndWatchResponse.FromString(message).devices
         except Exception as error:
@@ -92,6 +96,8 @@ class DeviceIndex:
 
 def read_topology(message: bytes) -> NodeIds:
     """The node ids of a serialized TopologyInfo; raises as the protobuf library does."""
+    from engine.wire.deviceplugin_v1beta1_pb2 import TopologyInfo
+
     return node_ids(TopologyInfo.FromString(message))
 
 

@@ -6,14 +6,24 @@ v1 or v2 files), `resize`, `plan`, `bulk` (whole clusters, over columns), `check
 `mounts` (which hierarchies there are), `group` (one cgroup's directories and files), `tree` (making,
 writing, removing), `systemd` (slices over D-Bus), `level_keeper` and `pod_keeper`, `inspection`, and the
 façade `manager`, with `disabled` in its place where there are no cgroups: both are `node_cgroups`. May
-import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs, /proc and systemd's bus only.
+import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs, /proc and systemd's bus only. Importing this
+package loads what decides.
 """
 
-from engine.cgroups.containers import ContainerResources
-from engine.cgroups.disabled import NoCgroups
-from engine.cgroups.manager import CgroupManager
-from engine.cgroups.node_cgroups import NodeCgroups
-from engine.cgroups.pod_keeper import PodGroup
-from engine.cgroups.values import GroupValues
+from engine.cgroups.allocatable import NodeAllocatable
+from engine.cgroups.containers import ContainerResources, ContainerRules, container_resources
+from engine.cgroups.conversion import WeightFormula
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.values import GroupValues, PodRules, pod_values
 
-__all__ = ["CgroupManager", "ContainerResources", "GroupValues", "NoCgroups", "NodeCgroups", "PodGroup"]
+__all__ = [
+    "CgroupSettings",
+    "ContainerResources",
+    "ContainerRules",
+    "GroupValues",
+    "NodeAllocatable",
+    "PodRules",
+    "WeightFormula",
+    "container_resources",
+    "pod_values",
+]

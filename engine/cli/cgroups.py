@@ -13,7 +13,7 @@ from engine.cli._agent import Agent, agent_option, json_option, print_json
 if TYPE_CHECKING:
     from engine.api.pod import Pod
     from engine.api.quantity import Quantity
-    from engine.cgroups import CgroupManager
+    from engine.cgroups.manager import CgroupManager
 
 _FILES = click.Path(exists=True, dir_okay=False, path_type=Path)
 config_option = click.option(
@@ -90,7 +90,7 @@ def _observed_node(
     from engine.api.defaults import apply_defaults
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
-    from engine.cgroups import CgroupManager
+    from engine.cgroups.manager import CgroupManager
     from engine.cgroups.mounts import find_mounts
     from engine.node.machine import capacity, max_pids
 

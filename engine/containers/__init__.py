@@ -1,10 +1,10 @@
 """Container garbage collection: dead containers, sandboxes and their logs.
 
 `selection` decides (pure), `manager` lists and removes through the runtime and deletes log directories
-and dead log links. May touch `engine.api`, `metrics`, `cri.client` and the pod log directories.
+and dead log links. Importing this package loads what decides. May touch `engine.api`, `metrics`,
+`cri.client` and the pod log directories.
 """
 
-from engine.containers.manager import ContainerGC, ContainerGCReport
-from engine.containers.selection import ContainerGCPolicy
+from engine.containers.selection import ContainerGCPolicy, containers_to_remove, sandboxes_to_remove
 
-__all__ = ["ContainerGC", "ContainerGCPolicy", "ContainerGCReport"]
+__all__ = ["ContainerGCPolicy", "containers_to_remove", "sandboxes_to_remove"]

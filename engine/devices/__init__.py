@@ -4,6 +4,21 @@ Pure files decide (`inventory`, `selection`, `topology`, `topology_search`, `sta
 `run_options`); the others act: `registration`, `plugin_watcher`, `endpoint`, `checkpoint_file`,
 `pod_resources`, and `manager`, which puts them together. May touch gRPC sockets, the device plugin,
 plugin registry and pod-resources directories, `engine.api`, `engine._fast`, `engine.metrics` and
-`engine.wire`. Nothing is re-exported: the planner reads the pure files without loading gRPC, and nodes
-import `engine.devices.manager`.
+`engine.wire`. Importing this package loads what decides.
 """
+
+from engine.devices.selection import Selection, SelectionError, select
+from engine.devices.topology import Decision, Hint, Numa, TopologyPolicy
+from engine.devices.topology_search import DeviceCounts
+
+__all__ = [
+    "Decision",
+    "DeviceCounts",
+    "Hint",
+    "Inventory",
+    "Numa",
+    "Selection",
+    "SelectionError",
+    "TopologyPolicy",
+    "select",
+]

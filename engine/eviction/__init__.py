@@ -3,18 +3,27 @@
 `thresholds`, `pressure`, `layout`, `usage`, `local_storage`, `message` and `admission` decide (pure);
 `readings`, `cgroup_usage`, `measure` and `notifier` (by `usage_events` or `pressure_events`) look at
 cgroups, file systems and the runtime; `manager` puts them together. May touch `engine.api`, `tables`,
-`_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`.
+`_fast`, `metrics`, `cri.client`, `engine.images` and `engine.containers`. Importing this package loads what
+decides; who acts is imported from its module.
 """
 
-from engine.eviction.manager import EvictionManager
-from engine.eviction.readings import NodeView, SignalReader
+from engine.eviction.layout import Layout, reclaims
+from engine.eviction.message import eviction_message
+from engine.eviction.pressure import Pressure, PressureTracker
+from engine.eviction.signals import Observation
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
+from engine.eviction.usage import PodUsage, rank
 
 __all__ = [
-    "EvictionManager",
-    "NodeView",
-    "SignalReader",
+    "Layout",
+    "Observation",
+    "PodUsage",
+    "Pressure",
+    "PressureTracker",
     "Threshold",
+    "eviction_message",
     "parse_thresholds",
+    "rank",
+    "reclaims",
     "thresholds_from_config",
 ]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, qos_class
 from engine.api.resources import ranking_request
-from engine.eviction.layout import measured_parts
+from engine.eviction.layout import Layout, measured_parts
+from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, NODEFS_AVAILABLE, PIDS, Observations
 from engine.eviction.thresholds import Threshold
 from engine.eviction.usage import PodUsage, rank
-
-if TYPE_CHECKING:
-    from engine.eviction.manager import EvictionManager
 
 SHOWN = 20
 
 
 def explain(
-    manager: EvictionManager,
+    tracker: PressureTracker,
+    layout: Layout,
     observations: Observations,
     pods: Sequence[Pod],
     usage: Mapping[str, PodUsage],
@@ -29,7 +28,6 @@ def explain(
 ) -> dict[str, Any]:
     """Signals (bytes, inodes, process ids), thresholds with the distance to each (negative = met), and
     the first pods in the order of eviction by starved resource."""
-    tracker, layout = manager.tracker, manager.reader.layout
     starved = {MEMORY: (), PIDS: ()} | (
         {EPHEMERAL_STORAGE: measured_parts(layout, NODEFS_AVAILABLE)} if disk else {}
     )

@@ -24,7 +24,7 @@ from engine.api.lifecycle import KillPod, PodEnd
 from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
-from engine.containers import ContainerGC
+from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
@@ -38,8 +38,8 @@ from engine.eviction.readings import NodeView, SignalReader
 from engine.eviction.signals import RESOURCE_OF, Observations
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
-from engine.images import ImageManager
 from engine.images.filesystem import runtime_filesystems, same_device
+from engine.images.manager import ImageManager
 from engine.metrics import Registry
 
 HARD_GRACE_SECONDS: Final = 1
@@ -156,7 +156,8 @@ class EvictionManager:
             raise InvalidInput("expected true or false", subject="disk")
         pods = list(self._active_pods())
         usage = await self.meter.whole(pods) if disk == "true" else self.meter.quick(pods)
-        return explain(self, self.reader.read(self._monotonic()), pods, usage, disk=disk == "true")
+        observations = self.reader.read(self._monotonic())
+        return explain(self.tracker, self.reader.layout, observations, pods, usage, disk=disk == "true")
 
     async def synchronize(self) -> list[Pod]:
         """One look. Returns the pods that were ended: at most one for a threshold, all that are over

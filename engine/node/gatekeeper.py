@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
-from engine.admission import Admission
+from engine.admission.manager import Admission
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.node import Node
@@ -13,7 +13,7 @@ from engine.api.pod import Pod
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, MEMORY
 from engine.devices.manager import DeviceManager
-from engine.eviction import EvictionManager
+from engine.eviction.manager import EvictionManager
 from engine.node.host_support import HostSupport
 
 

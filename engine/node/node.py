@@ -23,10 +23,12 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import Node as NodeObject
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
-from engine.cgroups import CgroupManager, NoCgroups, NodeCgroups
+from engine.cgroups.disabled import NoCgroups
+from engine.cgroups.manager import CgroupManager
+from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import PodRecord
-from engine.eviction import NodeView
+from engine.eviction.readings import NodeView
 from engine.metrics import Registry
 from engine.node import machine
 from engine.node.backoff import Backoff
@@ -46,7 +48,7 @@ from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
 from engine.node.summary import node_summary, pod_summary
 from engine.node.volumes import PodVolumes
-from engine.probes import ProbeResult
+from engine.probes.manager import ProbeResult
 
 log = logging.getLogger("kubengine.node")
 

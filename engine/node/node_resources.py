@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engine.api.quantity import Quantity
-from engine.cgroups import NodeCgroups
+from engine.cgroups.node_cgroups import NodeCgroups
 from engine.devices.manager import DeviceManager
 
 

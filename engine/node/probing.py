@@ -19,7 +19,7 @@ from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.host.files import replace_file
 from engine.node.actions import Health
-from engine.probes import ProbeManager
+from engine.probes.manager import ProbeManager
 
 log = logging.getLogger("kubengine.pods")
 

@@ -9,24 +9,25 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from engine.admission import Admission
+from engine.admission.manager import Admission
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import KillPod
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.cgroups import NodeCgroups
-from engine.containers import ContainerGC
+from engine.cgroups.node_cgroups import NodeCgroups
+from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager
-from engine.eviction import EvictionManager, NodeView
-from engine.images import ImageManager
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
+from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.node.inotify import Watch
 from engine.node.log_rotation import LogRotation
-from engine.probes import ProbeManager, ProbeResult
+from engine.probes.manager import ProbeManager, ProbeResult
 
 
 class Managed(Protocol):

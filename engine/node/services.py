@@ -12,7 +12,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups import NodeCgroups
+from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions

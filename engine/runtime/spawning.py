@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import Bug, Refused
-from engine.runtime.shim.spawner import LENGTH, SOCKET
+from engine.runtime.shim.report import LENGTH, SOCKET
 
 SHIM = Path(__file__).parent / "shim"
 ANSWER_TIMEOUT = 60.0

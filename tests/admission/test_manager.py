@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from engine.admission import Admission
+from engine.admission.manager import Admission
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.events import EventRecorder

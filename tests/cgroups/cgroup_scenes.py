@@ -20,8 +20,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
-from engine.cgroups import CgroupManager, ContainerResources
+from engine.cgroups import ContainerResources
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.names import CgroupName
 from engine.cgroups.plan import container_values
 

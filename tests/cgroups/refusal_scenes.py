@@ -26,8 +26,8 @@ from cgroup_scenes import (
     start_and_stop,
 )
 
-from engine.cgroups import CgroupManager
 from engine.cgroups.files import MEMORY_LIMIT
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.names import CgroupName
 
 

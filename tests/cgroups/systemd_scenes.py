@@ -8,7 +8,7 @@ from typing import Any
 
 from cgroup_scenes import best_effort, burstable, guaranteed, managed
 
-from engine.cgroups import CgroupManager
+from engine.cgroups.manager import CgroupManager
 
 MI = 1 << 20
 SHOWN = ("CPUWeight", "CPUQuotaPerSecUSec", "MemoryMax", "MemoryMin", "TasksMax", "Slice", "ActiveState")

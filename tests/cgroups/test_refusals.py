@@ -14,7 +14,7 @@ from test_kernels import in_uml, on_this_machine
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
-from engine.cgroups import CgroupManager
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.mounts import Hierarchy, Mounts, find_mounts
 
 SHARED = {

@@ -19,8 +19,8 @@ from jeepney.io.blocking import Proxy, open_dbus_connection
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused, Unavailable
-from engine.cgroups import CgroupManager
 from engine.cgroups.files import FileRules
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.mounts import Hierarchy, Mounts
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree

@@ -10,7 +10,7 @@ import pytest
 
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
-from engine.containers import ContainerGC
+from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri

@@ -11,7 +11,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
-from engine.eviction import EvictionManager, NodeView
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
 
 from .private_node import MIB, PrivateNode, make_pod
 

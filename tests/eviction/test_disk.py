@@ -15,11 +15,12 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection, ImagesSection
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.api.quantity import Quantity
-from engine.containers import ContainerGC
+from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
-from engine.eviction import EvictionManager, NodeView
-from engine.images import ImageManager
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
 from engine.images.filesystem import read_filesystem
+from engine.images.manager import ImageManager
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.images.pods_on_containerd import PodOnContainerd, add_image

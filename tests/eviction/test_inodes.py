@@ -13,7 +13,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.pod import EmptyDirVolume, Volume
 from engine.cri.client import RuntimeClient
-from engine.eviction import EvictionManager, NodeView
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
 from engine.host.trees import disk_usage
 from engine.images.filesystem import read_filesystem
 

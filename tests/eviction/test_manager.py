@@ -15,8 +15,8 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import AdmissionRejected
-from engine.eviction import EvictionManager, NodeView
-from engine.eviction.readings import SignalReader
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView, SignalReader
 from engine.metrics import Registry
 from tests.node.conftest import eventually
 

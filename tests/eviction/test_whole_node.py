@@ -9,7 +9,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
-from engine.eviction import NodeView
+from engine.eviction.readings import NodeView
 from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
 from tests.node.conftest import Bench, eventually

@@ -14,8 +14,8 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ImagesSection
-from engine.images import ImageManager
 from engine.images.lease import ImageLeases, normalized
+from engine.images.manager import ImageManager
 from engine.images.steady_clock import SteadyClock
 from engine.wire import cri_v1_pb2 as cri
 from tests.node.conftest import eventually

@@ -14,8 +14,8 @@ from engine.api.duration import Duration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.cri.client import RuntimeClient
-from engine.images import ImageManager
 from engine.images.filesystem import read_filesystem
+from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, padding_layer

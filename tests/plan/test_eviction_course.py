@@ -17,8 +17,8 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.cgroups.settings import CgroupSettings
-from engine.eviction import EvictionManager
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
+from engine.eviction.manager import EvictionManager
 from engine.eviction.signals import INODES, RESOURCE_OF, Observation, Observations
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage

@@ -16,7 +16,7 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, Pod
 from engine.metrics import Registry
-from engine.probes import ProbeManager, ProbeResult
+from engine.probes.manager import ProbeManager, ProbeResult
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -12,7 +12,7 @@ from engine.api.duration import Duration
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
 from engine.node import Node
-from engine.probes import ProbeManager
+from engine.probes.manager import ProbeManager
 from tests.node.conftest import Bench
 from tests.system.conftest import WAIT, container
 

@@ -22,7 +22,7 @@ from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
-from engine.probes import ProbeManager, ProbeResult
+from engine.probes.manager import ProbeManager, ProbeResult
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 

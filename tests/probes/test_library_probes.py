@@ -110,7 +110,7 @@ import asyncio, json, sys, time
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.metrics import Registry
-from engine.probes import ProbeManager
+from engine.probes.manager import ProbeManager
 from tests.probes.conftest import http, pod_with
 
 async def main():

@@ -12,7 +12,8 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.api.status import ContainerStatus, PodStatus
 from engine.metrics import Registry
-from engine.probes import ProbeManager, probe_specs
+from engine.probes import probe_specs
+from engine.probes.manager import ProbeManager
 from engine.server.metrics_text import exposition
 
 from .conftest import OK, Bench, http, pod_with, replying, serving, until

@@ -10,8 +10,6 @@ import gzip
 import io
 import sys
 import tarfile
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,12 +158,15 @@ def _members(stream: Stream, origin: str) -> Iterator[Source]:
 def _live(url: str, digest: Digest) -> Iterator[Source]:
     """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port; its Node
     object too from Kubengine, which alone hands it out."""
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
     base = url.rstrip("/")
     for path in LIVE_PATHS:
         try:
-            with urllib.request.urlopen(base + path, timeout=LIVE_TIMEOUT) as answer:  # noqa: S310
+            with urlopen(base + path, timeout=LIVE_TIMEOUT) as answer:  # noqa: S310
                 data = answer.read(MAX_LIVE_BYTES + 1)
-        except urllib.error.HTTPError as error:
+        except HTTPError as error:
             if path != LIVE_PATHS[0] and error.code in (401, 403, 404):
                 continue
             raise Unavailable(f"answered {error.code} {error.reason}", subject=base + path) from None

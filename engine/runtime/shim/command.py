@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.runtime.shim import cgroup, identity, linux
 from engine.runtime.shim.container import (
@@ -20,10 +20,8 @@ from engine.runtime.shim.container import (
     run_child,
 )
 from engine.runtime.shim.relay import STDERR, STDOUT
+from engine.runtime.shim.report import Report
 from engine.runtime.shim.stdio import Stdio
-
-if TYPE_CHECKING:
-    from engine.runtime.shim.spawner import Report
 
 KINDS = {
     "ipc": linux.CLONE_NEWIPC, "uts": linux.CLONE_NEWUTS, "net": linux.CLONE_NEWNET,

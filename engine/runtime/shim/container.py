@@ -13,15 +13,13 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.runtime.shim import cgroup, identity, linux, rootfs, terminal
 from engine.runtime.shim.logs import LogFile
 from engine.runtime.shim.relay import STDERR, STDOUT, Relay
+from engine.runtime.shim.report import Report
 from engine.runtime.shim.stdio import Stdio
-
-if TYPE_CHECKING:
-    from engine.runtime.shim.spawner import Report
 
 NAMESPACES = {"net": linux.CLONE_NEWNET, "ipc": linux.CLONE_NEWIPC, "uts": linux.CLONE_NEWUTS}
 LOG_STREAMS = {STDOUT: b"stdout", STDERR: b"stderr"}

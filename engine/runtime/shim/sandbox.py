@@ -10,13 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.runtime.shim import cgroup, forward, linux, network
 from engine.runtime.shim.container import detach_stdio
-
-if TYPE_CHECKING:
-    from engine.runtime.shim.spawner import Report
+from engine.runtime.shim.report import Report
 
 SHM_SIZE = "64m"
 
