@@ -7,6 +7,7 @@ plugin registry and pod-resources directories, `engine.api`, `engine._fast`, `en
 `engine.wire`. Importing this package loads what decides.
 """
 
+from engine.devices.inventory import Inventory
 from engine.devices.selection import Selection, SelectionError, select
 from engine.devices.topology import Decision, Hint, Numa, TopologyPolicy
 from engine.devices.topology_search import DeviceCounts

@@ -16,7 +16,6 @@ ACTS = (
     "asyncio",
     "grpc",
     "google.protobuf",
-    "ssl",
     "engine.cri",
     "engine.node",
     "engine.server",
