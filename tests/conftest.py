@@ -21,7 +21,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--vectors",
         default=str(Path(__file__).parent / "conformance" / "data"),
-        help="directory of recorded kubelet answers (*.jsonl.gz)",
+        help="directory of recorded answers of kubelet v1.32 (*.jsonl.gz)",
+    )
+    parser.addoption(
+        "--vectors-1.36",
+        default=str(Path(__file__).parent / "conformance" / "data-1.36"),
+        help="directory of recorded answers of kubelet v1.36, which is the rule (*.jsonl.gz)",
     )
 
 

@@ -1,6 +1,6 @@
 """Which pods are evicted first; the rule, in plain Python.
 
-Source: kubelet v1.32 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressureFunc, rankPIDPressure).
+Source: kubelet v1.36 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressureFunc, rankPIDPressure).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does a pod fit where, and how much is missing; the rule, in plain Python.
 
-Source: kubelet v1.32 `lifecycle/predicate.go` and the scheduler's `noderesources.Fits`.
+Source: kubelet v1.36 `lifecycle/predicate.go` and the scheduler's `noderesources.Fits`.
 
     wanted       int64[R]     a pod's requests by resource id; what is 0 always fits
     overhead     int64[R]     the part of `wanted` that is the pod's overhead

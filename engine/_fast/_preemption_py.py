@@ -1,6 +1,6 @@
 """Which pods die for a critical pod; the rule, in plain Python.
 
-Source: kubelet v1.32 `preemption/preemption.go` (getPodsToPreempt) and `qos` (sortPodsByQOS).
+Source: kubelet v1.36 `preemption/preemption.go` (getPodsToPreempt) and `qos` (sortPodsByQOS).
 
 Arguments that every form shares:
 

@@ -66,11 +66,9 @@ cdef kb_slot requests_slot, limits_slot, restart_slot, nano_slot
 
 
 cdef struct sums:
-    kb_nano containers[MOST]  # app containers
     kb_nano together[MOST]    # app containers and sidecars
     kb_nano sidecars[MOST]
     kb_nano peak[MOST]        # the hungriest moment of the init phase
-    kb_nano largest[MOST]     # the largest single init container
     kb_nano overhead[MOST]
     int present               # bit per resource that was named at all
 
@@ -158,10 +156,8 @@ cdef int add_container(object container, measured *m, dict ids, int resources, b
         kind = kinds[which]
         if not init:
             for i in range(resources):
-                kind.containers[i] += own[which][i]
                 kind.together[i] += own[which][i]
             continue
-        raise_to(kind.largest, own[which], resources)
         for i in range(resources):
             if sidecar:
                 kind.together[i] += own[which][i]
@@ -214,24 +210,21 @@ cdef inline int64_t unit(int resource) noexcept:
     return MILLI if resource == CPU else BILLION
 
 
+cdef inline kb_nano hungriest(const sums *kind, int i) noexcept:
+    return kind.peak[i] if kind.peak[i] > kind.together[i] else kind.together[i]
+
+
 cdef inline int64_t as_requested(const measured *m, int i) noexcept:
-    cdef kb_nano total = m.requests.together[i]
-    if m.requests.peak[i] > total:
-        total = m.requests.peak[i]
-    return kb_rounded_up(total + m.requests.overhead[i], unit(i))
+    return kb_rounded_up(hungriest(&m.requests, i) + m.requests.overhead[i], unit(i))
 
 
 cdef inline kb_nano as_ranked(const measured *m, int i) noexcept:
-    cdef kb_nano total = m.requests.containers[i]
-    if m.requests.largest[i] > total:
-        total = m.requests.largest[i]
+    cdef kb_nano total = hungriest(&m.requests, i)
     return total + m.requests.overhead[i] if total else total
 
 
 cdef inline int64_t as_limited(const measured *m, int i) noexcept:
-    cdef kb_nano total = m.limits.together[i]
-    if m.limits.peak[i] > total:
-        total = m.limits.peak[i]
+    cdef kb_nano total = hungriest(&m.limits, i)
     return kb_rounded_up(total + m.requests.overhead[i] if total else total, unit(i))
 
 

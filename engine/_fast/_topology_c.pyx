@@ -51,7 +51,7 @@ def generate(
 ):
     if nodes > MAX_NODES:
         raise ValueError(f"{nodes} NUMA nodes; at most {MAX_NODES}")
-    cdef size_t size = <size_t> 1 << nodes, full = size - 1, mask
+    cdef size_t size = <size_t> 1 << nodes, full = size - 1, mask, within = 0
     cdef int smallest
     cdef int64_t all_reusable = 0, touch_all = 0, touch_available = 0, touch_reusable = 0
     cdef Py_ssize_t i
@@ -65,6 +65,8 @@ def generate(
         for i in range(groups.shape[0]):
             mask = groups[i] & full
             all_reusable += reusable[i]
+            if everything[i]:
+                within |= mask
             if mask:
                 inside[0, mask] += <int32_t> everything[i]
                 inside[1, mask] += <int32_t> available[i]
@@ -77,10 +79,16 @@ def generate(
                 if i < 2 or all_reusable:
                     kb_subset_sums(&inside[i, 0], nodes)
             smallest = kb_smallest(&inside[0, 0], touch_all, request, nodes)
+            if within and __builtin_popcountll(within) < smallest:
+                smallest = __builtin_popcountll(within)
             kb_flag(
                 &flags[0], &inside[1, 0], &inside[2, 0],
                 touch_reusable + touch_available, request, smallest, nodes,
             )
+            if within and within != full:
+                for mask in range(1, size):
+                    if mask & ~within:
+                        flags[mask] = 0
     return flags_array
 
 

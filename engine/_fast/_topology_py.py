@@ -1,4 +1,4 @@
-"""The rule of the NUMA hint kernels (kubelet v1.32, `topologymanager` and the device hint generator).
+"""The rule of the NUMA hint kernels (kubelet v1.36, `topologymanager` and the device hint generator).
 
 NUMA nodes are positions 0..nodes-1; a set of nodes is an integer mask. The hints of one resource are
 an array of 2^nodes flags indexed by mask, any of `ORDINARY` and `PREFERRED`. A resource that has no
@@ -36,19 +36,25 @@ def generate(
     """Hints for `request` devices. Group i is the devices attached to exactly the nodes `groups[i]`;
     `everything`, `available` and `reusable` count its devices, shape (groups,).
 
-    A non-empty mask is a hint if every reusable device touches it, and reusable and available devices
-    touching it are enough. It is preferred if no smaller mask has enough devices of any state.
+    Only nodes that a device is attached to are in masks, or all nodes if none is. A non-empty mask is a
+    hint if every reusable device touches it, and reusable and available devices touching it are enough. It
+    is preferred if no smaller mask has enough devices of any state. Source: kubelet v1.36.
     """
 
     def touching(mask: int, counts: NDArray[np.int64]) -> int:
         return sum(int(n) for group, n in zip(groups.tolist(), counts.tolist(), strict=True) if group & mask)
 
     flags = np.zeros(1 << nodes, np.uint8)
-    smallest = nodes
-    for mask in range(1, 1 << nodes):
+    within = 0
+    for group, count in zip(groups.tolist(), everything.tolist(), strict=True):
+        within |= group if count else 0
+    within = within & (1 << nodes) - 1 or (1 << nodes) - 1
+    smallest = within.bit_count()
+    masks = [mask for mask in range(1, 1 << nodes) if not mask & ~within]
+    for mask in masks:
         if touching(mask, everything) >= request:
             smallest = min(smallest, mask.bit_count())
-    for mask in range(1, 1 << nodes):
+    for mask in masks:
         if touching(mask, reusable) < reusable.sum():
             continue
         if touching(mask, reusable) + touching(mask, available) >= request:

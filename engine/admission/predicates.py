@@ -1,6 +1,6 @@
 """The kubelet's admission checks, in its order. Pure.
 
-Source: kubelet v1.32 `lifecycle/predicate.go` (Admit, generalFilter, removeMissingExtendedResources) and
+Source: kubelet v1.36 `lifecycle/predicate.go` (Admit, generalFilter, removeMissingExtendedResources) and
 the scheduler's AdmissionCheck.
 """
 

@@ -40,7 +40,7 @@ def preempt(
     milli-CPU for cpu, bytes for memory and storage, pieces for the rest, `pods` for places. `pods` in
     their order on the node, or a PodTable (whose row order is that order).
 
-    Policies: `kubelet` is v1.32's: within BestEffort, Burstable and Guaranteed the pod nearest to what
+    Policies: `kubelet` is v1.36's: within BestEffort, Burstable and Guaranteed the pod nearest to what
     remains, until nothing does. `priority` spares high priorities: as few victims as possible of the
     highest priority that must be touched, then of the next. `minimal` takes the fewest victims, among those
     sets the least total priority, then the least freed beyond need. The last two leave alone pods annotated

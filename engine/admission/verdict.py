@@ -43,7 +43,7 @@ class Verdict:
 
 
 def decide(admitted: AdmittedPods, pod: Pod, *, policy: str = KUBELET, time_limit: float = 0.1) -> Verdict:
-    """Check a pod and, if it is critical and fails for resources only, choose victims (kubelet v1.32).
+    """Check a pod and, if it is critical and fails for resources only, choose victims (kubelet v1.36).
 
     Any other failed check ends it, and then only such checks are named as the reason. Raises
     `InvalidInput` as `AdmittedPods.check` and `preempt` do.

@@ -1,6 +1,6 @@
 """QoS class, and which pods are critical, static, mirror or preemptable.
 
-Source: kubelet v1.32 `qos` and `types` packages; KEP-2837 for pod-level resources.
+Source: kubelet v1.36 `qos` and `types` packages; KEP-2837 for pod-level resources.
 """
 
 from __future__ import annotations

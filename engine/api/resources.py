@@ -1,9 +1,11 @@
 """Sums of requests and limits over a pod, in the two ways that Kubernetes does them.
 
-`pod_requests` is what admission and cgroups use: sidecars count in full beside the containers that
-start after them, overhead always counts. `ranking_requests` is what preemption and eviction ranking
-use: a sidecar is an ordinary init container, and overhead counts only on a non-zero total.
-All sums are exact; `scaled` rounds up once, at the end: cpu to milli-CPU, the rest to base units.
+`pod_requests` is what admission and cgroups use: sidecars count in full beside the containers that start
+after them, amounts of `spec.resources` replace the containers', overhead always counts. `ranking_list` is
+what preemption and eviction ranking use. All sums are exact; `scaled` rounds up once, at the end: cpu to
+milli-CPU, the rest to base units.
+
+Source: v1.36 `component-helpers/resource` and `pkg/api/v1/resource`.
 """
 
 from __future__ import annotations
@@ -63,13 +65,22 @@ def supports_pod_level(resource: str) -> bool:
     return resource in (CPU, MEMORY) or is_hugepage(resource)
 
 
+def has_pod_level_resources(pod: Pod) -> bool:
+    """Whether `spec.resources` requests or limits anything that it may set."""
+    resources = pod.spec.resources
+    named = {**(resources.requests or {}), **(resources.limits or {})} if resources is not None else {}
+    return any(map(supports_pod_level, named))
+
+
+def _pod_level_requests(pod: Pod) -> ResourceList:
+    requests = (pod.spec.resources.requests or {}) if pod.spec.resources is not None else {}
+    return {name: quantity for name, quantity in requests.items() if supports_pod_level(name)}
+
+
 def pod_requests(pod: Pod) -> ResourceList:
     """Requests as admission sees them, overhead included."""
     total = _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
-    if pod.spec.resources is not None:
-        for name, quantity in (pod.spec.resources.requests or {}).items():
-            if supports_pod_level(name):
-                total[name] = quantity
+    total |= _pod_level_requests(pod)
     _add(total, pod.spec.overhead or {})
     return total
 
@@ -91,24 +102,22 @@ def pod_limits(pod: Pod, *, overhead: bool = True) -> ResourceList:
     return total
 
 
-def ranking_request(pod: Pod, resource: str) -> Quantity:
-    """One resource's request as preemption and eviction ranking see it."""
-    if resource == PODS:
-        return Quantity.from_value(1)
-    total = sum((c.requests.get(resource, ZERO) for c in pod.spec.containers), ZERO)
-    total = max([total, *(c.requests.get(resource, ZERO) for c in pod.init_containers)])
-    if total:
-        total += (pod.spec.overhead or {}).get(resource, ZERO)
+def ranking_list(pod: Pod) -> ResourceList:
+    """What preemption and eviction ranking count: overhead only beside an amount that is asked for, and
+    where `spec.resources` sets an amount of its own, nothing of what the containers ask for."""
+    if has_pod_level_resources(pod):
+        total = _pod_level_requests(pod)
+    else:
+        total = _aggregate([c.requests for c in pod.spec.containers], _init_requests(pod))
+    for name, quantity in (pod.spec.overhead or {}).items():
+        if total.get(name, ZERO):
+            total[name] += quantity
     return total
 
 
-def ranking_requests(pod: Pod) -> dict[str, int]:
-    """All ranking requests, scaled; cpu, memory, ephemeral-storage and pods are always there."""
-    names = dict.fromkeys((CPU, MEMORY, EPHEMERAL_STORAGE, PODS))
-    for container in pod.all_containers:
-        names |= dict.fromkeys([*container.requests, *container.limits])
-    names |= dict.fromkeys(pod.spec.overhead or {})
-    return {name: scaled(name, ranking_request(pod, name)) for name in names}
+def ranking_request(pod: Pod, resource: str) -> Quantity:
+    """One resource's request as preemption and eviction ranking see it."""
+    return Quantity.from_value(1) if resource == PODS else ranking_list(pod).get(resource, ZERO)
 
 
 def scaled_list(resources: Mapping[str, Quantity]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 Reusable devices of earlier init containers → NUMA-aligned → plugin-preferred → unaligned → no affinity.
 The plugin is consulted among the aligned ones only when fewer are needed than are aligned, among all free
-ones otherwise. Rule: kubelet v1.32 `devicemanager.devicesToAllocate`. Pure: a question to the plugin is
+ones otherwise. Rule: kubelet v1.36 `devicemanager.devicesToAllocate`. Pure: a question to the plugin is
 yielded, its answer is sent back in.
 """
 

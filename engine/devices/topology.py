@@ -1,6 +1,6 @@
 """Topology policies: which NUMA nodes devices should come from, and whether a pod may start so.
 
-Rules: kubelet v1.32 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.topology`.
+Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.topology`.
 """
 
 from __future__ import annotations

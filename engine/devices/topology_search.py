@@ -2,13 +2,14 @@
 
 Up to `topology.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the answer is always the
 kubelet's. Beyond, 2^nodes masks are out of reach, for the kubelet too, but device hints have a shape
-that makes listing needless. A resource's hints are all masks that touch every reusable device and enough
-available ones: with a mask every larger one is a hint too. So
+that makes listing needless. Within the nodes that a resource has devices on, its hints are all masks that
+touch every reusable device and enough available ones: with a mask every larger one is a hint too. So, within
+the nodes that all resources have devices on,
 
-- the neediest resource's smallest hint, size B, can be met exactly: the others take all nodes. The merged
-  mask that is not preferred therefore always has B nodes, and only *which* B nodes is open;
-- "some hints of the resources intersect in exactly x" also stays true when x grows, as "x is a hint of
-  every resource" (what a preferred merge needs) does.
+- all of these nodes together are an intersection of hints, and "some hints of the resources intersect in
+  exactly x" stays true when x grows: a merged mask that is not preferred has as many nodes as the neediest
+  resource's smallest hint, or the next number that can be had, and only *which* nodes is open;
+- "x is a hint of every resource" (what a preferred merge needs) stays true when x grows as well.
 
 For both, the fittest mask of a given size under a condition that stays true on growing is found by
 deciding nodes from the highest down, leaving a node out first, and turning back as soon as even all the
@@ -66,8 +67,15 @@ class DeviceCounts:
             self.request,
         )
 
+    def within(self, nodes: int) -> int:
+        """The nodes that hints are made of: those with devices, or all."""
+        mask = 0
+        for group, count in zip(self.groups, self.everything, strict=True):
+            mask |= group if count else 0
+        return mask & (1 << nodes) - 1 or (1 << nodes) - 1
+
     def enough(self, mask: int) -> bool:
-        """Whether `mask` is a hint."""
+        """Whether `mask`, within the resource's nodes, is a hint."""
         return self.may_be_enough(mask, 0, 0)
 
     def may_be_enough(self, mask: int, undecided: int, more: int) -> bool:
@@ -89,9 +97,9 @@ class DeviceCounts:
     def cover(self, nodes: int, counts: Sequence[int]) -> int:
         """A small mask, not always the smallest, that meets the request from `counts` of the devices.
 
-        All nodes if none smaller does.
+        All of the resource's nodes if none smaller does.
         """
-        mask, undecided = 0, (1 << nodes) - 1
+        mask, undecided = 0, self.within(nodes)
         enough = self.may_suffice if counts is self.everything else self.may_be_enough
         if counts is not self.everything:
             for group, reusable in zip(self.groups, self.reusable, strict=True):
@@ -140,30 +148,33 @@ class _Search:
     def ended(self) -> bool:
         return self.left < 0
 
-    def fittest(self, size: int, may: Condition) -> int | None:
-        """The fittest mask of `size` nodes that will do; None if there is none."""
+    def fittest(self, size: int, may: Condition, within: int) -> int | None:
+        """The fittest mask of `size` nodes `within` these that will do; None if there is none."""
         self._best = None
-        self._descend(self.nodes, size, 0, may)
+        self._descend(self.nodes, size, 0, within, may)
         return self._best
 
-    def smallest(self, may: Condition, known: int) -> int:
+    def smallest(self, may: Condition, known: int, within: int) -> int:
         """The least size of a mask that will do, where one of `known` nodes does; `known` if it ends."""
         by_distance, self.distances = self.distances, None
-        size = next((n for n in range(1, known) if self.fittest(n, may) is not None), known)
+        size = next((n for n in range(1, known) if self.fittest(n, may, within) is not None), known)
         self.distances = by_distance
         return size
 
-    def _descend(self, undecided: int, more: int, mask: int, may: Condition) -> bool:
+    def _descend(self, undecided: int, more: int, mask: int, within: int, may: Condition) -> bool:
         """Decide the `undecided` lowest nodes, the highest first; True ends the search."""
         self.left -= 1
         if self.ended:
             return True
-        if more > undecided or not may(mask, (1 << undecided) - 1, more):
+        rest = (1 << undecided) - 1 & within
+        if more > rest.bit_count() or not may(mask, rest, more):
             return False
         if more == 0:
             return self._take(mask)
-        below = undecided - 1
-        return self._descend(below, more, mask, may) or self._descend(below, more - 1, mask | 1 << below, may)
+        below = rest.bit_length() - 1
+        return self._descend(below, more, mask, within, may) or self._descend(
+            below, more - 1, mask | 1 << below, within, may
+        )
 
     def _take(self, mask: int) -> bool:
         if self.distances is None:
@@ -194,60 +205,73 @@ def merge_counts(
 ) -> Merged:
     """Merge as `engine._fast.topology.merge` does. A resource that is True has no opinion, False no place."""
     everywhere = (1 << nodes) - 1
-    counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(everywhere)]
+    counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(r.within(nodes))]
     somewhere = all(r is True or r in counted for r in resources)
     if somewhere and not counted:
         return Merged(everywhere, True)
+    shared = everywhere
+    for resource in counted:
+        shared &= resource.within(nodes)
     if single:
-        return _one_node(nodes, counted) if somewhere else Merged(everywhere, False)
+        return _one_node(nodes, counted, shared) if somewhere else Merged(everywhere, False)
     if not counted:
         return Merged(everywhere, False)
     search = _Search(nodes, distances, steps)
-    agreed = _preferred(search, counted) if somewhere else None
+    agreed = _preferred(search, counted, shared) if somewhere else None
     if agreed is not None:
         return Merged(agreed, True, not search.ended)
+    if not shared:
+        return Merged(everywhere, False)
     covers = [resource.cover(nodes, resource.available) for resource in counted]
     needs = [
-        search.smallest(r.may_be_enough, cover.bit_count()) for r, cover in zip(counted, covers, strict=True)
+        search.smallest(r.may_be_enough, cover.bit_count(), r.within(nodes))
+        for r, cover in zip(counted, covers, strict=True)
     ]
     size = max(needs)
 
     def may_be_reached(mask: int, undecided: int, more: int) -> bool:
-        return _reachable(mask | undecided if more else mask, everywhere, counted, search)
+        return _reachable(mask | undecided if more else mask, nodes, counted, search)
 
-    found = search.fittest(size, may_be_reached)
-    return Merged(covers[needs.index(size)] if found is None else found, False, not search.ended)
+    for count in range(min(size, shared.bit_count()), shared.bit_count() + 1):
+        found = search.fittest(count, may_be_reached, shared)
+        if found is not None:
+            return Merged(found, False, not search.ended)
+    return Merged(covers[needs.index(size)] & shared or shared, False, not search.ended)
 
 
-def _one_node(nodes: int, resources: Sequence[DeviceCounts]) -> Merged:
+def _one_node(nodes: int, resources: Sequence[DeviceCounts], shared: int) -> Merged:
     """single-numa-node: the first node that is a preferred hint of every resource."""
     alone = [1 << node for node in range(nodes)]
-    if all(any(resource.may_suffice(mask, 0, 0) for mask in alone) for resource in resources):
+    if all(r.within(nodes) in alone or any(r.may_suffice(mask, 0, 0) for mask in alone) for r in resources):
         for mask in alone:
-            if all(resource.enough(mask) for resource in resources):
+            if mask & shared and all(resource.enough(mask) for resource in resources):
                 return Merged(mask, True)
     return Merged((1 << nodes) - 1, False)
 
 
-def _preferred(search: _Search, resources: Sequence[DeviceCounts]) -> int | None:
+def _preferred(search: _Search, resources: Sequence[DeviceCounts], shared: int) -> int | None:
     """The fittest mask that is a preferred hint of every resource; None if none was found."""
     ideal = {
-        search.smallest(r.may_suffice, r.cover(search.nodes, r.everything).bit_count()) for r in resources
+        search.smallest(
+            r.may_suffice, r.cover(search.nodes, r.everything).bit_count(), r.within(search.nodes)
+        )
+        for r in resources
     }
     if len(ideal) > 1 or search.ended:
         return None
-    return search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in resources))
+    return search.fittest(ideal.pop(), lambda *state: all(r.may_be_enough(*state) for r in resources), shared)
 
 
-def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:
-    """Whether hints of the resources intersect in exactly `mask`.
+def _reachable(mask: int, nodes: int, resources: Sequence[DeviceCounts], search: _Search) -> bool:
+    """Whether hints of the resources intersect in exactly `mask`, a part of the nodes that they share.
 
     Each node outside has to be left out of some resource's hint: the outside is dealt out to the
     resources so that each can spare its share.
     """
     if any(resource.enough(mask) for resource in resources):
         return True
-    outside = [1 << i for i in range(everywhere.bit_length()) if not mask >> i & 1]
+    most = [resource.within(nodes) for resource in resources]
+    outside = [1 << i for i in range(nodes) if not mask >> i & 1 and all(m >> i & 1 for m in most)]
 
     def deal(at: int, kept: list[int]) -> bool:
         search.left -= 1
@@ -264,4 +288,4 @@ def _reachable(mask: int, everywhere: int, resources: Sequence[DeviceCounts], se
                     return True
         return False
 
-    return deal(0, [everywhere] * len(resources))
+    return deal(0, most)

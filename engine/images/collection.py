@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.api.duration import Duration
 from engine.api.errors import KubengineError
+from engine.api.sizes import binary_size
 from engine.images import selection
 from engine.images.policy import MEASURED, ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
@@ -81,15 +82,22 @@ class Collection:
             if wanted is not None:
                 await self._free_space(wanted)
                 if self.report.freed < wanted:
-                    raise ImageGCFailure(
-                        "insufficient",
-                        "Failed to garbage collect required amount of images. Attempted to free "
-                        f"{wanted} bytes, but only found {self.report.freed} bytes eligible to free.",
-                    )
+                    raise ImageGCFailure("insufficient", self._insufficient(reading))
             elif inodes is not None:
                 await self._free_inodes(inodes)
         finally:
             self._conclude()
+
+    def _insufficient(self, reading: FilesystemReading) -> str:
+        """What is said when too little could go, in the words of kubelet v1.36."""
+        capacity = reading.capacity or 0
+        used = self.policy.used_percent(capacity, reading.available or 0)
+        return (
+            "Insufficient free disk space on the node's image filesystem "
+            f"({used}% of {binary_size(capacity)} used). Failed to free sufficient space by deleting unused "
+            f"images (freed {self.report.freed} bytes). Investigate disk usage, as it could be used by "
+            "active images, logs, volumes, or other data."
+        )
 
     async def delete_unused(self) -> None:
         """What eviction asks for: everything that may go. The minimum age still holds."""

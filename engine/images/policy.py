@@ -77,11 +77,16 @@ class ImageGCPolicy:
         """The periodic run does nothing; eviction still deletes unused images."""
         return self.high_threshold_percent == 100 and self.max_age == 0 and self.inode_high_percent == 0
 
+    @staticmethod
+    def used_percent(capacity: int, available: int) -> int:
+        """The percentage in use, as the kubelet rounds it; `capacity` must not be 0."""
+        return 100 - min(available, capacity) * 100 // capacity
+
     def bytes_to_free(self, capacity: int, available: int) -> int | None:
         """None below the high threshold; otherwise what brings usage down to the low one, which can be
         zero or less. `capacity` must not be 0; more available than capacity counts as all available."""
         available = min(available, capacity)
-        if 100 - available * 100 // capacity < self.high_threshold_percent:
+        if self.used_percent(capacity, available) < self.high_threshold_percent:
             return None
         return capacity * (100 - self.low_threshold_percent) // 100 - available
 

@@ -17,7 +17,7 @@ from engine.api.resources import (
     PODS,
     pod_limits,
     pod_requests,
-    ranking_request,
+    ranking_list,
     scaled,
 )
 from engine.tables.columns import (
@@ -57,10 +57,8 @@ def pod_entry(pod: Pod) -> PodEntry:
     if not pod.uid:
         raise InvalidInput("metadata.uid: expected a uid", subject=pod.full_name)
     counted = {name: scaled(name, amount) for name, amount in pod_requests(pod).items()}
-    names = dict.fromkeys((CPU, MEMORY, EPHEMERAL_STORAGE))
-    for container in pod.all_containers:
-        names |= dict.fromkeys(container.requests)
-    exact = {name: ranking_request(pod, name) for name in names if name != PODS}
+    exact = {CPU: ZERO, MEMORY: ZERO, EPHEMERAL_STORAGE: ZERO, **ranking_list(pod)}
+    exact.pop(PODS, None)
     ranking = {name: scaled(name, amount) for name, amount in exact.items()}
     limits = pod_limits(pod)
     limited = tuple(scaled(name, limits.get(name, ZERO)) for name in (CPU, MEMORY, EPHEMERAL_STORAGE))

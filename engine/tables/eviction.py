@@ -23,7 +23,7 @@ def eviction_order(
     usage: NDArray[np.int64],
     known: NDArray[np.uint8],
 ) -> Rows:
-    """The given rows, first to be evicted first (kubelet v1.32).
+    """The given rows, first to be evicted first (kubelet v1.36).
 
     `rows` int32[n] says which pods take part and in which order they are listed (equal pods keep it);
     `usage` int64[n] and `known` uint8[n] go with it: bytes, inodes (any is above the request, and the

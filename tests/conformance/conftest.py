@@ -1,4 +1,4 @@
-"""`pytest tests/conformance --vectors DIR` checks any directory of recorded answers."""
+"""`pytest tests/conformance --vectors DIR --vectors-1.36 DIR` checks any directories of recorded answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ import pytest
 Vectors = Callable[[str], Iterator[dict[str, Any]]]
 
 
-@pytest.fixture(scope="session")
-def vectors(request: pytest.FixtureRequest) -> Vectors:
-    """Reads the cases of one file: `for case in vectors("qos")`. A missing file fails the test."""
-    directory = Path(request.config.getoption("--vectors"))
-
+def reader(directory: Path) -> Vectors:
     def read(name: str) -> Iterator[dict[str, Any]]:
         with gzip.open(directory / f"{name}.jsonl.gz") as lines:
             for line in lines:
                 yield msgspec.json.decode(line)
 
     return read
+
+
+@pytest.fixture(scope="session")
+def vectors(request: pytest.FixtureRequest) -> Vectors:
+    """Reads the cases of one file: `for case in vectors("qos")`. A missing file fails the test."""
+    return reader(Path(request.config.getoption("--vectors")))
+
+
+@pytest.fixture(scope="session")
+def answers(request: pytest.FixtureRequest) -> Vectors:
+    """The same for v1.36; a case is `in` and `out`."""
+    return reader(Path(request.config.getoption("--vectors-1.36")))

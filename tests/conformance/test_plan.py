@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from engine.plan.questions.fit import fit, node_use
 from engine.plan.reading.reader import SnapshotReader
 from engine.plan.reading.sources import Source
 from engine.tables.eviction import eviction_order
+from tests.conformance.changed import sums_changed
 
 
 class _NoDigest:
@@ -59,6 +61,10 @@ def typed(pod: dict[str, Any]) -> Pod:
     return msgspec.convert(pod, Pod, dec_hook=decode_hook)
 
 
+def unchanged(cases: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [case for case in cases if not sums_changed(map(typed, case["pods"]))]
+
+
 def test_admission(vectors):
     cases = list(vectors("admission"))
     compared = 0
@@ -81,8 +87,23 @@ def test_admission(vectors):
     assert compared > 0.9 * len(cases)
 
 
+def recorded_preemption(case: dict[str, Any]) -> dict[str, Any]:
+    """A case of v1.36 in the form of those of v1.32."""
+    given, found = case["in"], case["out"]
+    needs = [{"resource": resource, "quantity": amount} for resource, amount in given["needs"]]
+    outcome = {"error": found["error"]} if found["error"] else {"victims": found["victims"] or []}
+    return {"preemptor": given["preemptor"], "pods": given["pods"], "requirements": needs, **outcome}
+
+
+def test_preemption_of_v1_36(answers):
+    check_preemption([recorded_preemption(case) for case in answers("preempt")])
+
+
 def test_preemption(vectors):
-    cases = list(vectors("preemption"))
+    check_preemption(unchanged(vectors("preemption")))
+
+
+def check_preemption(cases: list[dict[str, Any]]) -> None:
     snapshot, refused = cluster_of(cases)
     columns, offsets = snapshot.tables.columns, snapshot.offsets
     uids = snapshot.pods["uid"].to_pylist()
@@ -105,8 +126,24 @@ def test_preemption(vectors):
     assert compared > 0.9 * len(cases)
 
 
+def test_admission_of_v1_36(answers):
+    compared = 0
+    for case in answers("admission"):
+        given, wanted = case["in"], case["out"]
+        snapshot, refused = cluster_of([given])
+        if refused:
+            continue
+        compared += 1
+        pod = typed(given["pod"])
+        found = fit(node_use(snapshot), pod)
+        short = any(amount > 0 for amount in found.missing[:, 0].tolist())
+        others = bool(found.other.get(0))
+        assert (not short and not others) is (wanted["admit"] and not wanted["victims"]), case
+    assert compared
+
+
 def test_eviction_rank(vectors):
-    cases = [case for case in vectors("eviction_rank") if case["kind"] != "disk"]
+    cases = unchanged(case for case in vectors("eviction_rank") if case["kind"] != "disk")
     snapshot, refused = cluster_of(cases)
     uids = snapshot.pods["uid"].to_pylist()
     for number, case in enumerate(cases):

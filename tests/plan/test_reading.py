@@ -23,7 +23,7 @@ from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class
-from engine.api.resources import pod_requests, ranking_requests, scaled_list
+from engine.api.resources import pod_requests, ranking_list, scaled_list
 from engine.plan import FaultLog, load_snapshot
 from engine.plan.reading.json_stream import MAX_DEPTH, MAX_OBJECT, JSONStream
 from engine.plan.snapshot.json_writer import documents, write_list
@@ -170,7 +170,7 @@ def test_rows_hold_what_the_api_room_computes(tmp_path, documents):
         typed = msgspec.convert(document, Pod, dec_hook=decode_hook)
         for kind, wanted in (
             ("request", scaled_list(pod_requests(typed))),
-            ("ranking", ranking_requests(typed)),
+            ("ranking", scaled_list(ranking_list(typed))),
         ):
             for name in snapshot.resources.names:
                 assert snapshot.per_pod(f"{kind}/{name}")[row] == wanted.get(name, 0), (kind, name, document)

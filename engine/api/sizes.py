@@ -1,0 +1,17 @@
+"""Amounts of bytes for people."""
+
+from __future__ import annotations
+
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+def binary_size(amount: int) -> str:
+    """`512 B`, `1.5 GiB`, as the kubelet (v1.36) words sizes in its messages."""
+    if amount < 1024:
+        return f"{amount} B"
+    size = amount / 1024
+    for unit in _UNITS:
+        if size < 1024 or unit == _UNITS[-1]:
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}"

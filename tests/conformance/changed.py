@@ -1,0 +1,51 @@
+"""What v1.36 decides otherwise than v1.32: the cases of the older set that no longer hold, and why.
+
+v1.36 is the rule (docs/differences.d names the differences from v1.32). A case is left out only where the
+changed rule gives it another input; whatever else it pins is still compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from engine.api.pod import Pod
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import ranking_list
+
+
+def sums_changed(pods: Iterable[Pod]) -> bool:
+    """Whether a pod's request for preemption and ranking is another one than in v1.32, which took a sidecar
+    for an ordinary init container and did not know `spec.resources`."""
+    return any(_in_v1_32(pod) != _asked_for(ranking_list(pod)) for pod in pods)
+
+
+def _in_v1_32(pod: Pod) -> dict[str, Quantity]:
+    total: dict[str, Quantity] = {}
+    for container in pod.spec.containers:
+        for name, amount in container.requests.items():
+            total[name] = total.get(name, ZERO) + amount
+    for container in pod.init_containers:
+        for name, amount in container.requests.items():
+            total[name] = max(total.get(name, ZERO), amount)
+    for name, amount in (pod.spec.overhead or {}).items():
+        if total.get(name, ZERO):
+            total[name] += amount
+    return _asked_for(total)
+
+
+def _asked_for(amounts: dict[str, Quantity]) -> dict[str, Quantity]:
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def hints_of_device_nodes(case: dict[str, Any], hints: list[Any] | None) -> list[Any] | None:
+    """A recorded list of hints without the masks that v1.36 no longer lists: those with a NUMA node that no
+    device of the resource is attached to."""
+    nodes = {node for device in case["devices"] for node in device["numa"] or ()} & set(case["numa_nodes"])
+    if hints is None or not nodes:
+        return hints
+    return [hint for hint in hints if nodes.issuperset(hint["mask"])]
+
+
+INSUFFICIENT = "Insufficient free disk space on the node's image filesystem"
+"""How v1.36 begins what v1.32 said of an image collection that freed too little."""
