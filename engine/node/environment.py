@@ -27,6 +27,11 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replace, text)
 
 
+def references(text: str) -> set[str]:
+    """The names that `expand` looks up."""
+    return {match[2] for match in _REFERENCE.finditer(text) if match[1] != "$"}
+
+
 def container_environment(
     pod: Pod,
     container: Container,

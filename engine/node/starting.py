@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
@@ -25,7 +26,9 @@ from engine.node.security import effective_security
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting
-from engine.node.volumes import hosts_file, mount_path, termination_message_file
+from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.container_files import hosts_file, termination_message_file
+from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
 CONTAINER_LOGS = Path("/var/log/containers")
@@ -86,7 +89,7 @@ async def start_container(
         await slot.take()
         try:
             grant = await services.devices(pod, container.name)
-            config = _config(pod, container, services, volumes, record, attempt, images, grant)
+            config = await _config(pod, container, services, volumes, record, attempt, images, grant)
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
         try:
@@ -154,7 +157,7 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     return newest.attempt
 
 
-def _config(
+async def _config(
     pod: Pod,
     container: Container,
     services: Services,
@@ -173,17 +176,16 @@ def _config(
         pod, container, pod_ips=ips, host_ip=services.host_ip, allocatable=services.allocatable()
     )
     environment = {**environment, **grant.envs}
+    mounts = await asyncio.to_thread(
+        _mounts, pod, container, services, volumes, images, environment, ips, attempt
+    )
     inputs = cri_config.ContainerInputs(
         attempt=attempt,
         image=image.reference,
         image_uid=image.uid,
         image_username=image.username,
         environment=environment,
-        mounts=[
-            *_volume_mounts(pod, container, volumes, images, environment),
-            *_own_mounts(pod, container, services, ips, attempt),
-            *grant.mounts,
-        ],
+        mounts=[*mounts, *grant.mounts],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
         seccomp_root=services.root / "seccomp",
         devices=grant.devices,
@@ -215,25 +217,50 @@ def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None
         raise InvalidInput(text, subject=container.name)
 
 
-def _volume_mounts(
+def _mounts(
     pod: Pod,
     container: Container,
+    services: Services,
     volumes: Mapping[str, Path],
     images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
+    ips: tuple[str, ...],
+    attempt: int,
 ) -> list[cri.Mount]:
-    references = {v.name: v.image.reference for v in pod.spec.volumes or [] if v.image is not None}
+    """In a thread: a volume may lie on a file system that has died."""
+    directory = services.volumes.pod_directory(pod.uid)
     return [
-        cri_config.image_mount(mount.mount_path, references[mount.name], images[mount.name].reference)
-        if mount.name in references
-        else cri_config.mount(
+        *_volume_mounts(pod, container, directory, volumes, images, environment),
+        *_own_mounts(pod, container, services, ips, attempt),
+    ]
+
+
+def _volume_mounts(
+    pod: Pod,
+    container: Container,
+    directory: Path,
+    volumes: Mapping[str, Path],
+    images: Mapping[str, PresentImage],
+    environment: Mapping[str, str],
+) -> Iterator[cri.Mount]:
+    specs = {volume.name: volume for volume in pod.spec.volumes or []}
+    for index, mount in enumerate(container.volume_mounts or []):
+        volume = specs[mount.name]
+        if volume.image is not None:
+            yield cri_config.image_mount(
+                mount.mount_path, volume.image.reference, images[mount.name].reference
+            )
+            continue
+        path = volumes[mount.name]
+        sub_path = wanted_part(mount, environment)
+        if sub_path:
+            path = mount_sub_path(directory, mount.name, path, sub_path, container.name, index)
+        yield cri_config.mount(
             mount.mount_path,
-            mount_path(mount, volumes[mount.name], environment, pod.uid),
-            read_only=mount.read_only,
+            path,
+            read_only=mount.read_only or is_agent_written(volume),
             propagation=mount.mount_propagation,
         )
-        for mount in container.volume_mounts or []
-    ]
 
 
 def _own_mounts(

@@ -1,34 +1,88 @@
-"""A container's last words: its message file, or the tail of its log if it asks for that."""
+"""A container's last words: its message file, or the tail of its log if it asks for that.
+
+Both can lie where a container can replace them, so they are read beneath a directory that it cannot reach,
+through no link, and only as regular files.
+"""
 
 from __future__ import annotations
 
-import os
+import asyncio
 from pathlib import Path
 
-from engine.cri.records import ContainerRecord
+from engine.api.pod import Pod
+from engine.cri.records import EXITED, ContainerRecord, PodRecord
+from engine.host.beneath import opened, read_regular
 
 MAX_FILE_BYTES = 4096
 MAX_LOG_BYTES = 2048
 MAX_LOG_LINES = 80
+READ_TIMEOUT = 10.0
 
 
-def termination_message(record: ContainerRecord, policy: str) -> str:
-    """What the status of an ended container says; the runtime's own message if there is no other."""
-    text = _tail(record.message_path, MAX_FILE_BYTES) if record.message_path else ""
+class LastWords:
+    """The messages of one pod's ended containers, each read once."""
+
+    def __init__(self, *, root: Path, logs: Path) -> None:
+        self._root, self._logs = root, logs
+        self._messages: dict[str, str] = {}
+
+    def of(self, record: ContainerRecord) -> str:
+        """Empty for a container that has not ended, or whose message is not read yet."""
+        return self._messages.get(record.id, "")
+
+    async def read(self, pod: Pod, record: PodRecord) -> None:
+        """Reads what is new, off the loop; forgets containers that are gone."""
+        policies = {c.name: c.termination_message_policy for c in pod.all_containers}
+        ended = [c for c in record.containers if c.state == EXITED and c.name in policies]
+        self._messages = {c.id: self._messages[c.id] for c in ended if c.id in self._messages}
+        for container in ended:
+            if container.id in self._messages:
+                continue
+            try:
+                async with asyncio.timeout(READ_TIMEOUT):
+                    message = await asyncio.to_thread(
+                        termination_message,
+                        container,
+                        policies[container.name],
+                        root=self._root,
+                        logs=self._logs,
+                    )
+            except TimeoutError:
+                path = container.message_path
+                message = f"Error on reading termination log {path}: no answer in {READ_TIMEOUT:.0f} s"
+            self._messages[container.id] = message
+
+
+def termination_message(record: ContainerRecord, policy: str, *, root: Path, logs: Path) -> str:
+    """What the status of an ended container says; the runtime's own message if there is no other.
+
+    `root` is the node's directory and `logs` that of all pods' logs; what lies elsewhere (a hostPath) is
+    read if no part of its path is a link. May wait for a dead file system: for a thread.
+    """
+    text = ""
+    if record.message_path:
+        try:
+            text = _tail(record.message_path, root, MAX_FILE_BYTES)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            return f"Error on reading termination log {record.message_path}: {error.strerror}"
     if not text and policy == "FallbackToLogsOnError" and record.exit_code != 0 and record.log_path:
-        lines = _tail(record.log_path, MAX_LOG_BYTES * 4).splitlines()[-MAX_LOG_LINES:]
+        try:
+            lines = _tail(record.log_path, logs, MAX_LOG_BYTES * 4).splitlines()[-MAX_LOG_LINES:]
+        except OSError as error:
+            return f"Error on reading termination message from logs: {error.strerror}"
         text = "\n".join(_log_text(line) for line in lines)[-MAX_LOG_BYTES:]
     return text or record.message
 
 
-def _tail(path: str, limit: int) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            file.seek(max(0, size - limit))
-            return file.read(limit).decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _tail(path: str, top: Path, limit: int) -> str:
+    where = Path(path)
+    if not where.is_relative_to(top):
+        top = Path("/")
+    with opened(top) as directory:
+        data = read_regular(directory, str(where.relative_to(top)), limit, from_end=True)
+    return data.decode("utf-8", "replace")
 
 
 def _log_text(line: str) -> str:

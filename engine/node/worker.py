@@ -29,7 +29,8 @@ from engine.node.slots import StartSlot
 from engine.node.starting import SandboxRefused, sandbox_config, start_container, start_sandbox
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
 from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
-from engine.node.termination_message import termination_message
+from engine.node.termination_message import LastWords
+from engine.node.volumes import VolumeRefused
 from engine.node.wake import Wake
 from engine.wire import cri_v1_pb2 as cri
 
@@ -70,7 +71,7 @@ class PodWorker:
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
         self._resize: Resize | None = None
-        self._messages: dict[str, str] = {}
+        self._last_words = LastWords(root=services.root, logs=Path(services.config.pod_logs_dir))
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
@@ -171,7 +172,7 @@ class PodWorker:
         await self._until_ending()
         await self._persist("stopping", self._stop)
         self._stopped.set_result(None)
-        self._publish()
+        await self._publish()
         self._services.released(self.pod)
         self._moved_on(self)
         while not self.removing:
@@ -201,31 +202,33 @@ class PodWorker:
         return self._ending and not self._abandoned
 
     async def _work(self) -> None:
-        self._publish()
+        await self._publish()
         while not self._is_interrupted():
             self._wake.silence()
             try:
                 delay = await self._step()
             except (KubengineError, OSError) as error:
-                await asyncio.sleep(self._failed(error))
+                await asyncio.sleep(await self._failed(error))
                 continue
             except Exception:
                 log.exception("pod %s: unexpected error", self.pod.full_name)
                 await asyncio.sleep(LAST_RETRY_SECONDS)
                 continue
-            self._publish()
+            await self._publish()
             await self._wake.wait(delay)
 
-    def _failed(self, error: Exception, doing: str = "syncing") -> float:
+    async def _failed(self, error: Exception, doing: str = "syncing") -> float:
         """Says what went wrong, once while it stays the same; the seconds until another try."""
         if str(error) != self._last_failure:
             self._last_failure = str(error)
             event, text = "FailedSync", f"Error {doing} pod: {error}"
             if isinstance(error, SandboxRefused):
                 event, text = "FailedCreatePodSandBox", str(error)
+            elif isinstance(error, VolumeRefused):
+                event, text = "FailedMount", str(error)
             self._services.recorder.pod(self.pod, WARNING, event, text)
         self._failures += 1
-        self._publish()
+        await self._publish()
         return _retry_seconds(self._failures)
 
     async def _step(self) -> float | None:
@@ -294,7 +297,7 @@ class PodWorker:
             if actions.create_sandbox:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
                 await start_sandbox(self.pod, services, self._sandbox)
-                self._publish()
+                await self._publish()
             elif self._sandbox is None:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
             delays = [await self._start(container, slot) for container in actions.start]
@@ -361,7 +364,7 @@ class PodWorker:
             try:
                 await attempt()  # type: ignore[operator]
             except (Refused, OSError, InvalidInput) as error:
-                delay = self._failed(error, doing)
+                delay = await self._failed(error, doing)
                 for refusal in self._refusals:
                     if not refusal.done():
                         refusal.set_exception(error)
@@ -392,13 +395,14 @@ class PodWorker:
 
     # Its status
 
-    def _publish(self) -> None:
+    async def _publish(self) -> None:
         status = self.pod.status
         if status.phase in (SUCCEEDED, FAILED) and (self.finished or self.stopped) and self._final:
             return
-        self._final = self.finished or self.stopped
         services, end = self._services, self.ended
         record = services.watch.pod(self.pod.uid)
+        await self._last_words.read(self.pod, record)
+        self._final = self.finished or self.stopped
         services.observed(self.pod, record)
         current = pod_status(
             self.pod,
@@ -421,22 +425,12 @@ class PodWorker:
                 extra_conditions=(self._resize.condition,)
                 if self._resize is not None and self._resize.condition is not None
                 else (),
-                message=self._message,
+                message=self._last_words.of,
             ),
         )
         if current != status:
             self.pod.status = current
             services.pod_changed(self.pod)
-
-    def _message(self, record: ContainerRecord) -> str:
-        if record.state != EXITED:
-            return ""
-        if record.id not in self._messages:
-            container = next((c for c in self.pod.all_containers if c.name == record.name), None)
-            self._messages[record.id] = (
-                termination_message(record, container.termination_message_policy) if container else ""
-            )
-        return self._messages[record.id]
 
     def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
         """What the runtime says that a container has, in the words of its manifest where they agree."""

@@ -1,0 +1,73 @@
+"""Mounts by mount(2) itself: no command is started, and a descriptor can be what is mounted."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from engine.host.beneath import HANDLE, open_beneath, opened, same_file
+
+_MS_BIND = 0x1000
+_MNT_DETACH = 2
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+_libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
+
+
+def bind(descriptor: int, target: Path) -> None:
+    """Mounts what a descriptor stands for, and nothing mounted below it, at a path. Raises `OSError`."""
+    _mount(same_file(descriptor), target, "", _MS_BIND, "")
+
+
+def mount_filesystem(kind: str, target: Path, options: str) -> None:
+    """A new file system such as a tmpfs at a path. Raises `OSError`."""
+    _mount(kind, target, kind, 0, options)
+
+
+def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> None:
+    words = [os.fsencode(word) for word in (source, target, kind)]
+    if _libc.mount(*words, flags, os.fsencode(options) if options else None) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(target))
+
+
+def unmount(descriptor: int) -> None:
+    """Takes away the mount at whose top a descriptor is; who still uses it keeps it until done.
+
+    Raises `OSError`: EINVAL where nothing is mounted.
+    """
+    if _libc.umount2(os.fsencode(same_file(descriptor)), _MNT_DETACH) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), os.readlink(same_file(descriptor)))
+
+
+def unmount_below(directory: Path) -> None:
+    """Takes away every mount at or below a directory, without following links on the way to one."""
+    parent = os.path.dirname(os.path.realpath(directory))
+    with opened(parent) as at:
+        for point in mounts_below(directory):
+            with suppress(FileNotFoundError):
+                handle = open_beneath(at, os.path.relpath(point, parent), HANDLE)
+                try:
+                    unmount(handle)
+                finally:
+                    os.close(handle)
+
+
+def mounts_below(directory: Path) -> list[Path]:
+    """Mount points at or below a directory, the deepest first; one with two mounts on it is there twice."""
+    top = os.path.realpath(directory)
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        points = [_unescaped(line.split(" ", 5)[4]) for line in lines]
+    below = [point for point in points if point == top or point.startswith(f"{top}/")]
+    return [Path(point) for point in sorted(below, key=lambda point: point.count("/"), reverse=True)]
+
+
+def _unescaped(text: str) -> str:
+    """Blanks, tabs, newlines and backslashes stand as three octal digits there."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,0 +1,33 @@
+"""The files beside its volumes that every container gets: /etc/hosts and a place for its last words."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from engine.api.pod import Container, Pod
+from engine.host.files import replace_file
+from engine.node.hostname import PodHostname
+from engine.node.hosts import hosts_text
+
+
+def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:
+    """A fresh, world-writable file for the container's last words."""
+    directory = pod_directory / "containers" / container.name
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    path = directory / str(attempt)
+    path.unlink(missing_ok=True)
+    file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(file, 0o666)
+    finally:
+        os.close(file)
+    return path
+
+
+def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
+    """/etc/hosts of a pod."""
+    node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
+    path = pod_directory / "etc-hosts"
+    replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644)
+    return path

@@ -1,0 +1,100 @@
+"""emptyDir: a directory on disk, in memory, or of huge pages, made once in a pod's life.
+
+A file `ready` under the pod's `plugins` directory says that it was, as the kubelet's does: what the pod has
+made of modes and owners since is its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.api.errors import InvalidInput
+from engine.api.pod import EmptyDirVolume, Pod
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import MEMORY, pod_limits
+from engine.cgroups.values import limits_declared
+from engine.host.beneath import opened, same_file
+from engine.host.mounts import mount_filesystem, mounts_below
+
+PLUGIN = "kubernetes.io~empty-dir"
+_MEMORY_MEDIUM = "Memory"
+_HUGE_PAGES_MEDIUM = "HugePages"
+_HUGE_PAGES = "hugepages-"
+_GROUP_WRITES = 0o2770
+
+
+def set_up(
+    pod_directory: Path,
+    name: str,
+    volume: EmptyDirVolume,
+    pod: Pod,
+    group: int | None,
+    allocatable: Mapping[str, Quantity],
+) -> Path:
+    """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
+    path = pod_directory / "volumes" / PLUGIN / name
+    ready = pod_directory / "plugins" / PLUGIN / name / "ready"
+    mounted = volume.medium == "" or bool(mounts_below(path))
+    if ready.exists() and path.is_dir() and mounted:
+        return path
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+    path.chmod(0o777)
+    if not mounted:
+        _mount(path, volume, pod, allocatable)
+    if group is not None:
+        with opened(path) as directory:
+            os.chown(same_file(directory), -1, group)
+            mode = stat.S_IMODE(os.fstat(directory).st_mode) | _GROUP_WRITES
+            Path(same_file(directory)).chmod(mode)
+    ready.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    ready.touch(mode=0o644)
+    return path
+
+
+def _mount(path: Path, volume: EmptyDirVolume, pod: Pod, allocatable: Mapping[str, Quantity]) -> None:
+    if volume.medium != _MEMORY_MEDIUM:
+        mount_filesystem("hugetlbfs", path, f"pagesize={_page_size(volume.medium, pod)}")
+        return
+    size = memory_size(volume.size_limit, pod, allocatable.get(MEMORY))
+    options = [f"size={size}"] if size else []
+    try:
+        mount_filesystem("tmpfs", path, ",".join([*options, "noswap"]))
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # kernels before 6.4 do not know it
+            raise
+        mount_filesystem("tmpfs", path, ",".join(options))
+
+
+def memory_size(limit: Quantity | None, pod: Pod, allocatable: Quantity | None) -> int:
+    """Bytes of a `Memory` volume: the least of its limit, the pod's memory limit, the node's allocatable.
+
+    0 where none is known, for which the kernel takes half of its memory.
+    """
+    bounds = [allocatable, limit]
+    if limits_declared(pod)[1]:
+        bounds.append(pod_limits(pod).get(MEMORY))
+    return min((bound.value for bound in bounds if bound is not None and bound > ZERO), default=0)
+
+
+def _page_size(medium: str, pod: Pod) -> str:
+    """The page size that the medium names, or the one that the pod requests."""
+    of_pod = pod.spec.resources.requests if pod.spec.resources is not None else None
+    requested = {
+        name.removeprefix(_HUGE_PAGES)
+        for requests in (of_pod or {}, *(container.requests for container in pod.all_containers))
+        for name in requests
+        if name.startswith(_HUGE_PAGES)
+    }
+    if medium != _HUGE_PAGES_MEDIUM:
+        wanted = Quantity.parse(medium.removeprefix(f"{_HUGE_PAGES_MEDIUM}-"))
+        requested = {size for size in requested if Quantity.parse(size) == wanted}
+    if not requested:
+        raise InvalidInput(f"medium {medium}: no container requests such huge pages")
+    if len(requested) > 1:
+        raise InvalidInput(f"medium {medium}: containers request huge pages of several sizes")
+    return str(Quantity.parse(requested.pop()).value)

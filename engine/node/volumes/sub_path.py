@@ -1,0 +1,138 @@
+"""subPath: a part of a volume, handed to the runtime as a mount of what was looked up, not as a path.
+
+The part is opened once beneath the volume and that descriptor is mounted at
+`<pod>/volume-subpaths/<volume>/<container>/<index>`, where the kubelet has it. No container can change what
+is there, so it does not matter what the volume's names lead to by the time the runtime looks.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import VolumeMount
+from engine.host.beneath import HANDLE, make_directories, mount_id, open_beneath
+from engine.host.mounts import bind, unmount
+from engine.node.environment import expand, references
+
+DIRECTORY = "volume-subpaths"
+
+log = logging.getLogger("kubengine.volumes")
+
+
+def wanted_part(mount: VolumeMount, environment: Mapping[str, str]) -> str:
+    """The subPath of a mount, its `subPathExpr` expanded; '' for the whole volume.
+
+    Raises `InvalidInput` for one that leads out by itself, and for a variable without a value.
+    """
+    sub_path = mount.sub_path
+    if mount.sub_path_expr:
+        missing = sorted(name for name in references(mount.sub_path_expr) if not environment.get(name))
+        if missing:
+            raise InvalidInput(f"missing value for {', '.join(missing)}")
+        sub_path = expand(mount.sub_path_expr, environment)
+    if sub_path.startswith("/"):
+        raise InvalidInput(f"error SubPath `{sub_path}` must not be an absolute path")
+    if ".." in sub_path.split("/"):
+        raise InvalidInput(f"unable to provision SubPath `{sub_path}`: must not contain '..'")
+    return sub_path
+
+
+def mount_sub_path(
+    pod_directory: Path, volume_name: str, volume: Path, sub_path: str, container: str, index: int
+) -> Path:
+    """Where `sub_path` of a volume is mounted for a container's `index`-th mount, made where it is missing.
+
+    Raises `Refused`. Why a path was refused would tell the pod's author about the host: only
+    the log says it.
+    """
+    try:
+        top = os.open(volume, HANDLE)
+        try:
+            part = _open_part(top, volume, sub_path)
+        finally:
+            os.close(top)
+    except OSError as error:
+        log.warning("subPath %r of volume %s: %s", sub_path, volume, error)
+        text = f'failed to prepare subPath for volumeMount "{volume_name}" of container "{container}"'
+        raise Refused(text, errno=error.errno) from error
+    try:
+        target = pod_directory / DIRECTORY / volume_name / container / str(index)
+        target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        _mount(part, target)
+    except OSError as error:
+        why = "needs the right to mount" if error.errno == errno.EPERM else error.strerror
+        text = f'subPath of volumeMount "{volume_name}" of container "{container}": {why}'
+        raise Refused(text, subject=str(target), errno=error.errno) from error
+    finally:
+        os.close(part)
+    return target
+
+
+def _open_part(top: int, volume: Path, sub_path: str) -> int:
+    """A handle on the part. Links are followed where they stay inside the volume, as the kubelet does: where
+    they lead is found out first, then opened with none allowed."""
+    try:
+        return _open_or_make(top, sub_path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    base = os.path.realpath(volume)
+    inside = os.path.relpath(os.path.realpath(f"{base}/{sub_path}"), base)
+    return _open_or_make(top, inside)
+
+
+def _open_or_make(top: int, path: str) -> int:
+    """What is missing is made with the volume's own mode."""
+    try:
+        return open_beneath(top, path, HANDLE)
+    except FileNotFoundError:
+        return make_directories(top, path, stat.S_IMODE(os.fstat(top).st_mode))
+
+
+def _mount(part: int, target: Path) -> None:
+    """Mounts the part unless it is what is mounted there already; a leftover of another kind goes first."""
+    wanted = os.fstat(part)
+    while (found := _mounted(target)) is not None:
+        try:
+            if os.path.samestat(os.fstat(found), wanted):
+                return
+            unmount(found)
+        finally:
+            os.close(found)
+    if stat.S_ISDIR(wanted.st_mode):
+        with suppress(FileNotFoundError, IsADirectoryError):
+            target.unlink()
+        target.mkdir(mode=0o750, exist_ok=True)
+    else:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            target.rmdir()
+        target.touch(mode=0o640)
+    try:
+        bind(part, target)
+    except OSError:
+        with suppress(OSError):
+            target.rmdir() if stat.S_ISDIR(wanted.st_mode) else target.unlink()
+        raise
+
+
+def _mounted(target: Path) -> int | None:
+    """A handle on what is mounted at a path; None where nothing is."""
+    try:
+        found = os.open(target, HANDLE | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    parent = os.open(target.parent, HANDLE | os.O_DIRECTORY)
+    try:
+        if mount_id(found) != mount_id(parent):
+            return found
+    finally:
+        os.close(parent)
+    os.close(found)
+    return None
