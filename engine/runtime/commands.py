@@ -92,7 +92,8 @@ class ProcessCommands:
             talk.close()
         if "error" in message:
             raise Refused(message["error"], subject=subject)
-        return ExecResult(message["stdout"], message["stderr"], message["exit_code"])
+        content, size = message["content"], message["stdout_size"]
+        return ExecResult(content[:size], content[size:], message["exit_code"])
 
     async def open_command(self, ticket: CommandTicket) -> ProcessStream:
         """Start a command whose streams are copied while it runs. Raises Refused where it doesn't start."""

@@ -16,6 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,11 +262,12 @@ class ProcessBackend:
                 finally:
                     talk.close()
         except BaseException as error:
-            container.state, container.shim, container.pid = EXITED, 0, 0
-            container.exit_code, container.finished_at = 128, time.time_ns()
-            container.reason, container.message = "StartError", str(error)
-            self.state.save_container(container, extras)
-            container.state = CREATED
+            container.shim, container.pid = 0, 0
+            ended = replace(
+                container, state=EXITED, exit_code=128, finished_at=time.time_ns(), reason="StartError",
+                message=str(error),
+            )  # fmt: skip
+            self.state.save_container(ended, extras)
             groups = self._hierarchy.directories(extras.cgroup)
             await asyncio.shield(asyncio.to_thread(hierarchy.remove, groups))
             raise

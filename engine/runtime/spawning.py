@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import marshal
 import os
 import secrets
 import socket
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import Bug, Refused
-from engine.runtime.shim.report import LENGTH, SOCKET
+from engine.runtime.shim import linux, messages
+from engine.runtime.shim.report import SOCKET
 
 SHIM = Path(__file__).parent / "shim"
 ANSWER_TIMEOUT = 60.0
-MAX_ANSWER = 32 * 1024 * 1024
 
 
 class Conversation:
@@ -94,13 +93,11 @@ class Spawner:
         """Fork a process for `request`; answers once it has called back."""
         for attempt in (1, 2):
             token = secrets.token_hex(16)
-            body = marshal.dumps({**request, "report": str(self._directory), "token": token})
+            body = messages.pack({**request, "report": str(self._directory), "token": token})
             waiting: asyncio.Future[Conversation] = asyncio.get_running_loop().create_future()
             self._waiting[token] = waiting
             try:
-                await asyncio.shield(
-                    self._send(LENGTH.pack(len(body)) + body)
-                )  # half a message would be fatal
+                await asyncio.shield(self._send(body))  # half a message would be fatal
                 async with asyncio.timeout(ANSWER_TIMEOUT):
                     return await waiting
             except TimeoutError:
@@ -122,13 +119,18 @@ class Spawner:
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(SHIM), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", "")},
-            )
+        program = linux.read_only_program(sys.executable)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(SHIM), str(theirs.fileno())],
+                    executable=f"/proc/{os.getpid()}/fd/{program}",
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env={"PATH": os.environ.get("PATH", "")},
+                )
+        finally:
+            os.close(program)
         ours.setblocking(False)
         self._requests = ours
         asyncio.get_running_loop().add_reader(ours, self._on_death)
@@ -164,8 +166,11 @@ class Spawner:
 
 
 async def _read(reader: asyncio.StreamReader) -> dict[str, Any]:
-    size = LENGTH.unpack(await reader.readexactly(LENGTH.size))[0]
-    if size > MAX_ANSWER:
-        raise Bug(f"a message of {size} bytes", subject="shim")
-    message: dict[str, Any] = marshal.loads(await reader.readexactly(size))  # noqa: S302  (our own process)
+    """A message, the bytes that follow it as `content`."""
+    try:
+        body, content = messages.sizes(await reader.readexactly(messages.HEAD.size))
+        message = messages.unpack(await reader.readexactly(body))
+    except ValueError as error:
+        raise Bug(str(error), subject="shim") from None
+    message["content"] = await reader.readexactly(content)
     return message

@@ -14,6 +14,7 @@ from http import HTTPStatus
 import h11
 
 from engine.api.errors import InvalidInput
+from engine.host.crowd import Place
 from engine.server.routes import Request, Response, failure
 
 MAX_HEAD = 16 * 1024
@@ -37,6 +38,7 @@ class Connection:
         *,
         handler: Handler,
         trusted: bool,
+        place: Place,
         request_deadline: float = REQUEST_DEADLINE,
         idle_deadline: float = IDLE_DEADLINE,
     ) -> None:
@@ -44,6 +46,7 @@ class Connection:
         self._writer = writer
         self._handler = handler
         self._trusted = trusted
+        self._place = place
         self._request_deadline = request_deadline
         self._idle_deadline = idle_deadline
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
@@ -62,6 +65,7 @@ class Connection:
 
     async def _exchange(self) -> bool:
         """One request and its answer; whether another may follow."""
+        self._place.fall_silent()
         first = await self._first_bytes()
         if not first:
             return False
@@ -140,6 +144,7 @@ class Connection:
         if not data:
             return
         self._writer.write(data)
+        self._place.fall_silent()
         try:
             async with asyncio.timeout(WRITE_DEADLINE):
                 await self._writer.drain()

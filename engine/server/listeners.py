@@ -4,7 +4,8 @@
 - `healthzPort` on `healthzBindAddress`: `/healthz` only.
 - `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
 
-Each door holds a bounded number of connections, so that a crowd at one leaves the others open.
+Each door holds a bounded number of connections; where it is full, who has been silent longest makes room for
+who comes. Some places of the work behind it are for `/healthz` alone.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from functools import partial
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
+from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
 from engine.server.connection import Connection, Handler
-from engine.server.routes import answer, answer_health
+from engine.server.routes import Request, Response, answer, answer_health, failure
 from engine.server.view import NodeView
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 128
+MAX_AT_WORK = 64
 BACKLOG = 128
+ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
 
 
 @dataclass(slots=True)
@@ -34,6 +38,7 @@ class _Door:
     socket: socket.socket
     handler: Handler
     trusted: bool
+    crowd: Crowd = field(default_factory=lambda: Crowd(MAX_CONNECTIONS))
     connections: set[asyncio.Task[None]] = field(default_factory=set)
     closed: bool = False
 
@@ -93,20 +98,30 @@ class Server:
         door = _Door(bound, handler, trusted)
         self._doors.append(door)
         self._servers.append(
-            await asyncio.start_server(partial(self._accept, door), sock=bound, backlog=BACKLOG)
+            await asyncio.start_server(partial(self._accept, door), sock=bound, backlog=ACCEPTED_AT_ONCE)
         )
+        bound.listen(BACKLOG)
 
     async def _accept(self, door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        door.connections.add(task)
+        place = door.crowd.enter(writer.transport.abort) if not door.closed else None
         try:
-            if not door.closed and len(door.connections) < MAX_CONNECTIONS:
-                door.connections.add(task)
-                await Connection(reader, writer, handler=door.handler, trusted=door.trusted).serve()
+            if place is not None:
+                await Connection(
+                    reader,
+                    writer,
+                    handler=partial(_answer_in_turn, door, place),
+                    trusted=door.trusted,
+                    place=place,
+                ).serve()
         except asyncio.CancelledError:
             writer.transport.abort()
         finally:
             door.connections.discard(task)
+            if place is not None:
+                place.leave()
             writer.close()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
                 await writer.wait_closed()
@@ -125,6 +140,14 @@ class Server:
             raise
         bound.setblocking(False)
         return bound
+
+
+async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Response:
+    """Work that takes long is bounded, and leaves room for the question whether the agent lives."""
+    place.work()
+    if door.crowd.at_work > MAX_AT_WORK and not request.asks_health:
+        return failure(503, f"{MAX_AT_WORK} requests are being answered; try again")
+    return await door.handler(request)
 
 
 def _bind_tcp(address: str, port: int, field: str) -> socket.socket:

@@ -39,6 +39,10 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     trusted: bool = False
 
+    @property
+    def asks_health(self) -> bool:
+        return self.path == "/healthz" or self.path.startswith("/healthz/")
+
     @classmethod
     def parse(cls, method: str, target: str, *, trusted: bool) -> Request:
         """From a request line. Raises `InvalidInput` for a target that is no path."""
@@ -67,7 +71,7 @@ def failure(status: int, message: str) -> Response:
 
 
 async def _health_only(view: NodeView, request: Request) -> Response:
-    if request.path == "/healthz" or request.path.startswith("/healthz/"):
+    if request.asks_health:
         return await _health(view, request)
     return failure(404, f"no such page: {request.path}")
 
@@ -118,7 +122,7 @@ async def _route(view: NodeView, request: Request) -> Response:
     path = request.path.rstrip("/") or "/"
     if path.startswith("/kubengine/") or path == "/kubengine":
         return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
-    if path == "/healthz" or path.startswith("/healthz/"):
+    if request.asks_health:
         return await _health(view, request)
     if request.method not in {"GET", "HEAD"}:
         return failure(405, f"{request.method} is not allowed here")

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from engine.api.errors import Refused
+from engine.host.crowd import Crowd
 from engine.runtime.records import READY, RUNNING, Container, Sandbox
 from engine.runtime.streaming import connections, remote_command, server
 from engine.runtime.streaming.protocol import STDOUT, CommandTicket, PortForwardTicket
@@ -348,3 +349,57 @@ async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
 
 async def _true(value: object) -> bool:
     return bool(value)
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /exec/x HTT"], ids=["silent", "half-a-head"])
+async def test_strangers_keep_nobody_out(made: Made, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.server._strangers = Crowd(20)
+    strangers = []
+    try:
+        for _ in range(100):
+            strangers.append(await asyncio.open_connection("127.0.0.1", made.server.port))
+            strangers[-1][1].write(sent)
+        client = await Spdy.connect(made.url(stdin=False))
+        assert len(made.server._connections) <= 22
+        await client.close()
+    finally:
+        for _, writer in strangers:
+            writer.transport.abort()
+
+
+async def test_bytes_that_are_no_text_are_refused_without_a_word_in_the_log(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    for header in (b"Upgrade: \xff\xfe", b"Sec-WebSocket-Protocol: \xff", b"Connection: \xc3"):
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.server.port)
+        path = urlsplit(made.url()).path.encode()
+        writer.write(b"GET %b HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\n%b\r\n\r\n" % (path, header))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        writer.close()
+    assert caplog.messages == []
+
+
+async def test_failures_are_said_once_and_counted(
+    made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [1000.0]
+    made.server._clock = lambda: now[0]
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr(server, "_negotiate", fail)
+
+    async def knock() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", made.server.port)
+        writer.write(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % urlsplit(made.url()).path.encode())
+        assert await reader.read() == b""
+        writer.close()
+
+    made.server._tickets._clock = lambda: now[0]
+    for _ in range(5):
+        await knock()
+    assert len(caplog.records) == 1
+    now[0] += server.QUIET
+    await knock()
+    assert [record.getMessage().rpartition(" ")[2] for record in caplog.records] == ["1", "6"]

@@ -91,15 +91,63 @@ async def test_a_crowd_at_one_door_leaves_the_others_open(serve: Any) -> None:
     served = await serve(View())
     crowd = [await served.connect() for _ in range(listeners.MAX_CONNECTIONS)]
     await asyncio.sleep(0.05)
-    reader, writer = await served.connect()
-    assert await reader.read() == b"", "one connection too many is closed at once"
-    writer.close()
+    assert await alive(served), "at the crowded one too"
     assert (await served.ask("GET", "/healthz", unix=True)).status == 200
     assert (await served.ask("GET", "/healthz", port=served.view.config.healthz_port)).status == 200
     for _, other in crowd:
         other.close()
-    await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("door", ["port", "health", "unix"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /heal", GET, b"POST /x HTTP/1.1\r\nHost: n\r\nContent-Length: 9\r\n\r\n",
+     b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n" * 3],
+    ids=["silent", "half-a-head", "idle", "no-body", "deaf"],
+)  # fmt: skip
+async def test_no_crowd_keeps_health_from_being_asked(
+    serve: Any, door: str, sent: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of clients that say nothing, stop half-way, stay when they have their answer, or don't take it."""
+    monkeypatch.setattr(listeners, "MAX_CONNECTIONS", 40)
+    served = await serve(View(summary={"blob": "x" * 1_000_000}))
+    where = {"unix": True} if door == "unix" else {}
+    if door == "health":
+        where = {"port": served.view.config.healthz_port}
+    crowd = []
+    try:
+        for _ in range(60):
+            crowd.append(await served.connect(**where))
+            crowd[-1][1].write(sent)
+            if len(crowd) % 20 == 0:
+                assert (await served.ask("GET", "/healthz", **where)).status == 200
+        assert (await served.ask("GET", "/healthz", **where)).status == 200
+        held = sum(len(each.connections) for each in served.server._doors)
+        assert held <= listeners.MAX_CONNECTIONS + 1
+    finally:
+        for _, writer in crowd:
+            writer.transport.abort()
+
+
+async def test_work_that_hangs_leaves_health_answered(serve: Any) -> None:
+    view, released = View(), asyncio.Event()
+
+    async def hang() -> Any:
+        await released.wait()
+        return {}
+
+    view.stats_summary = hang  # type: ignore[method-assign]
+    served = await serve(view)
+    asked = [asyncio.ensure_future(served.get("/stats/summary")) for _ in range(3 * listeners.MAX_AT_WORK)]
+    done, waiting = await asyncio.wait(asked, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    while len(done) < 2 * listeners.MAX_AT_WORK:
+        more, waiting = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        assert more
+        done |= more
+    assert {task.result().status for task in done} == {503}
     assert await alive(served)
+    released.set()
+    assert [(await task).status for task in waiting] == [200] * listeners.MAX_AT_WORK
 
 
 async def test_the_socket_is_for_its_owner_and_goes_with_the_server(serve: Any) -> None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import time
 from typing import Any
 
 from engine.runtime.shim import cgroup, identity, linux
 from engine.runtime.shim.container import (
     become_ready,
+    close_others,
     detach_stdio,
+    executed,
     open_namespaces,
-    read_status,
+    prepared,
     run_child,
 )
 from engine.runtime.shim.relay import STDERR, STDOUT
@@ -38,22 +41,21 @@ def run(request: dict[str, Any], report: Report) -> int:
     namespaces = open_namespaces(request["pid"], request["start_time"], tuple(KINDS))
     linux.setns(namespaces["pid"], KINDS["pid"])
     stdio = Stdio.make(tty=bool(stream and stream["tty"]), stdin=bool(stream and stream["stdin"]))
-    status_in, status_out = os.pipe()
-    go_in, go_out = os.pipe()
+    talk, child_talk = socket.socketpair()  # no pipes: those can be opened by /proc
     child = os.fork()
     if child == 0:
-        os.close(status_in)
-        os.close(go_out)
-        run_child(lambda: _prepare(request, namespaces, stdio), status_out, go_in)
-    for fd in (status_out, go_in, *namespaces.values()):
+        close_others({*namespaces.values(), *stdio.child_descriptors()}, child_talk)
+        run_child(lambda: _prepare(request, namespaces, stdio), child_talk)
+    for fd in namespaces.values():
         os.close(fd)
+    child_talk.close()
     stdio.close_child()
-    answer = read_status(status_in) or {"error": "its process died before it could start"}
+    answer = prepared(talk)
     if "error" not in answer:
         stdio.receive_terminal()
-        os.write(go_out, b"g")
-        answer = read_status(status_in)
+        answer = executed(talk)
     if "error" in answer:
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         report.send(answer)
         return 1
@@ -138,7 +140,8 @@ def _collect(report: Report, child: int, outputs: dict[int, int], limit: int) ->
                     outputs.pop(fd)
                     poll.unregister(fd)
                     os.close(fd)
-    report.send({"exit_code": _code(status), "stdout": bytes(kept[STDOUT]), "stderr": bytes(kept[STDERR])})
+    out, error = kept[STDOUT], kept[STDERR]
+    report.send({"exit_code": _code(status), "stdout_size": len(out)}, bytes(out + error))
 
 
 def _kill_tree(child: int) -> None:

@@ -8,14 +8,13 @@ connects to `attach.sock` is attached. When this process dies, the container is 
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import signal
 import socket
 import time
 from typing import Any
 
-from engine.runtime.shim import cgroup, identity, linux, rootfs, terminal
+from engine.runtime.shim import cgroup, identity, linux, messages, rootfs, terminal
 from engine.runtime.shim.logs import LogFile
 from engine.runtime.shim.relay import STDERR, STDOUT, Relay
 from engine.runtime.shim.report import Report
@@ -26,6 +25,7 @@ LOG_STREAMS = {STDOUT: b"stdout", STDERR: b"stderr"}
 ATTACH = "attach.sock"
 MAX_ATTACHED = 16
 PATIENCE = 30.0
+PREPARE_TIME = 50.0
 DRAIN = 2.0
 
 
@@ -42,27 +42,34 @@ def run(request: dict[str, Any], report: Report) -> int:
     signal.signal(signal.SIGUSR1, lambda *_: None)
     stdio = Stdio.make(tty=request["tty"], stdin=request["stdin"])
     attaching = _listen(request["directory"])
-    status_in, status_out = os.pipe()
-    go_in, go_out = os.pipe()
+    talk, child_talk = socket.socketpair()  # no pipes: those can be opened by /proc
     child = os.fork()
     if child == 0:
         signal.set_wakeup_fd(-1)
-        os.close(status_in)
-        os.close(go_out)
-        run_child(lambda: _prepare(request, pause, host_mounts, stdio), status_out, go_in)
-    for fd in (status_out, go_in, host_mounts, *pause.values()):
+        close_others({*pause.values(), host_mounts, *stdio.child_descriptors()}, child_talk)
+        run_child(lambda: _prepare(request, pause, host_mounts, stdio), child_talk)
+    for fd in (host_mounts, *pause.values()):
         os.close(fd)
+    child_talk.close()
     stdio.close_child()
-    return _supervise(request, report, child, (log, stdio, attaching), (wake, status_in, go_out))
+    return _supervise(request, report, (child, talk), (log, stdio, attaching), wake)
 
 
-def run_child(prepare: Any, status_out: int, go_in: int) -> None:
+def close_others(keep: set[int], talk: socket.socket) -> None:
+    """In the forked child, before it is near a container: have no descriptor that it doesn't need."""
+    for name in os.listdir("/proc/self/fd"):
+        fd = int(name)
+        if fd > 2 and fd != talk.fileno() and fd not in keep:
+            with contextlib.suppress(OSError):  # the listing's own is closed already
+                os.close(fd)
+
+
+def run_child(prepare: Any, talk: socket.socket) -> None:
     """In the forked child: prepare, say who it is, wait for the go, exec. Never returns."""
     try:
         who, arguments, environment = prepare()
-        ready = {"user": (who.uid, who.gid, who.groups)}
-        os.write(status_out, marshal.dumps(ready))
-        if os.read(go_in, 1) != b"g":
+        talk.sendall(messages.pack({"user": [who.uid, who.gid, who.groups]}))
+        if talk.recv(1) != b"g":
             os._exit(1)
         try:
             execute(arguments, environment)
@@ -72,7 +79,7 @@ def run_child(prepare: Any, status_out: int, go_in: int) -> None:
         text = str(error) or type(error).__name__
         if isinstance(error, OSError) and error.strerror:
             text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-        os.write(status_out, marshal.dumps({"error": text}))
+        talk.sendall(messages.pack({"error": text}))
     finally:
         os._exit(127)
 
@@ -194,13 +201,13 @@ def _listen(directory: str) -> socket.socket:
 def _supervise(
     request: dict[str, Any],
     report: Report,
-    child: int,
+    started_child: tuple[int, socket.socket],
     streams: tuple[LogFile, Stdio, socket.socket],
-    pipes: tuple[int, int, int],
+    wake: int,
 ) -> int:
     log, stdio, attaching = streams
-    wake, status_in, go_out = pipes
-    answer = read_status(status_in) or {"error": "its process died before it could start"}
+    child, talk = started_child
+    answer = prepared(talk)
     if "error" in answer:
         _give_up(request, child)
         report.send(answer)
@@ -210,13 +217,9 @@ def _supervise(
     report.send({"pid": child, "start_time": start_time, "shim": own,
                  "shim_start_time": linux.start_time(own), **answer})  # fmt: skip
     if not report.may_go():
-        os.close(go_out)
         _give_up(request, child)
         return 1
-    os.write(go_out, b"g")
-    os.close(go_out)
-    answer = read_status(status_in)
-    os.close(status_in)
+    answer = executed(talk)
     if "error" in answer:
         _give_up(request, child)
         report.send(answer)
@@ -240,13 +243,23 @@ def _supervise(
     return 0
 
 
-def read_status(fd: int) -> dict[str, Any]:
-    """What the child says: who it is, its error, or (after its exec) nothing."""
-    data = os.read(fd, 65536)
-    return marshal.loads(data) if data else {}
+def prepared(talk: socket.socket) -> dict[str, Any]:
+    """Who the child says it is, or its error."""
+    talk.settimeout(PREPARE_TIME)
+    return messages.receive_from_child(talk) or {"error": "its process died before it could start"}
+
+
+def executed(talk: socket.socket) -> dict[str, Any]:
+    """Give the child its go; its error where its program could not be started."""
+    with contextlib.suppress(BrokenPipeError):
+        talk.sendall(b"g")
+    answer = messages.receive_from_child(talk)
+    talk.close()
+    return answer if "error" in answer else {}
 
 
 def _give_up(request: dict[str, Any], child: int) -> None:
+    os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     cgroup.kill_all(request["cgroups"])
     cgroup.remove(request["cgroups"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+import stat
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from engine.runtime.shim import linux
@@ -16,6 +17,8 @@ CAPABILITIES = (
     "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF",
     "CHECKPOINT_RESTORE",
 )  # fmt: skip
+MOST = 4 << 20
+NOBODY_AT_ALL = (1 << 32) - 1
 NUMBER = {name: number for number, name in enumerate(CAPABILITIES)}
 
 
@@ -27,30 +30,33 @@ class Identity(NamedTuple):
 
 
 def look_up(wanted: dict[str, Any]) -> Identity:
-    """Resolve names in /etc/passwd and /etc/group of the current root.
+    """Resolve names in /etc/passwd and /etc/group of the current root, which whoever made the image wrote.
 
     `wanted`: `user` (name or number, maybe empty), `group` (name, number or empty), `groups` (numbers to
-    add), `strict` (without those that /etc/group lists). Raises ValueError for a name that isn't there.
+    add), `strict` (without those that /etc/group lists). Raises ValueError for a name that isn't there, a
+    number that is none, and a file that is none or has more than MOST bytes.
     """
     user, group = wanted["user"] or "0", wanted["group"]
     name, uid, gid, home = user, -1, 0, "/"
     for fields in _lines("/etc/passwd", 6):
-        if fields[0] == user or (user.isdigit() and fields[2] == user):
-            name, uid, gid, home = fields[0], int(fields[2]), int(fields[3]), fields[5] or "/"
+        found, group_found = _number(fields[2]), _number(fields[3])
+        if found < 0 or group_found < 0:
+            continue
+        if fields[0] == user or fields[2] == user:
+            name, uid, gid, home = fields[0], found, group_found, fields[5] or "/"
             break
     if uid < 0:
-        if not user.isdigit():
+        uid = _number(user)
+        if uid < 0:
             raise ValueError(f"unable to find user {user}: no matching entries in passwd file")
-        uid = int(user)
-    entries = list(_lines("/etc/group", 4))
+    entries = [fields for fields in _lines("/etc/group", 4) if _number(fields[2]) >= 0]
     if group:
-        numbers = [int(fields[2]) for fields in entries if fields[0] == group]
-        if not numbers and not group.isdigit():
+        gid = next((_number(fields[2]) for fields in entries if fields[0] == group), _number(group))
+        if gid < 0:
             raise ValueError(f"unable to find group {group}: no matching entries in group file")
-        gid = numbers[0] if numbers else int(group)
     groups = {gid, *wanted["groups"]}
     if not wanted["strict"]:
-        groups |= {int(fields[2]) for fields in entries if name in fields[3].split(",")}
+        groups |= {_number(fields[2]) for fields in entries if name in fields[3].split(",")}
     return Identity(uid, gid, sorted(groups), home)
 
 
@@ -88,6 +94,7 @@ def become(
     os.setresgid(identity.gid, identity.gid, identity.gid)
     os.setresuid(identity.uid, identity.uid, identity.uid)
     linux.prctl(linux.PR_SET_KEEPCAPS, 0)
+    linux.hide()  # again: a change of user may have ended it
     linux.capset(permitted=kept, inheritable=raised)
     linux.prctl(linux.PR_CAP_AMBIENT, linux.PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in raised:
@@ -98,12 +105,28 @@ def become(
             linux.install_filter(system_calls)
 
 
-def _lines(path: str, fields: int) -> Iterator[list[str]]:
+def _lines(path: str, fields: int) -> list[list[str]]:
+    """The lines with that many fields; none where there is no file."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                parts = line.rstrip("\n").split(":")
-                if len(parts) >= fields and parts[2].isdigit():
-                    yield parts
-    except OSError:
-        return
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise ValueError(f"{path}: not a regular file")
+    with open(fd, "rb") as file:
+        data = file.read(MOST + 1)
+    if len(data) > MOST:
+        raise ValueError(f"{path}: more than {MOST} bytes")
+    lines = (line.split(":") for line in data.decode("utf-8", "replace").split("\n"))
+    return [parts for parts in lines if len(parts) >= fields]
+
+
+def _number(text: str) -> int:
+    """A user's or group's number, -1 for what is none."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 10):
+        return -1
+    number = int(text)
+    return number if number < NOBODY_AT_ALL else -1

@@ -35,6 +35,7 @@ MOVE_MOUNT_F_EMPTY_PATH = 4
 MOUNT_ATTR_RDONLY = 1
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
 PR_SET_SECCOMP = 22
@@ -107,6 +108,24 @@ class _MountAttr(ctypes.Structure):
     ]
 
 
+def read_only_program(path: str) -> int:
+    """The file at `path` through a read-only mount of its own: who finds it by /proc can't write it.
+
+    Raises OSError where the kernel can't (5.12 can).
+    """
+    fd = open_tree(os.path.realpath(path), recursive=False)
+    try:
+        attributes = _MountAttr(attr_set=MOUNT_ATTR_RDONLY)
+        result = _libc.syscall(
+            SYS_MOUNT_SETATTR, fd, b"", AT_EMPTY_PATH, ctypes.byref(attributes), ctypes.sizeof(attributes)
+        )
+        _check(result, f"make {path} read-only")
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def make_readonly(path: str, *, recursive: bool = False) -> None:
     """Make the mount at `path` read-only, keeping its other flags."""
     attributes = _MountAttr(attr_set=MOUNT_ATTR_RDONLY)
@@ -122,6 +141,20 @@ def prctl(option: int, argument: int = 0, argument2: int = 0) -> int:
         option, ctypes.c_ulong(argument), ctypes.c_ulong(argument2), ctypes.c_ulong(0), ctypes.c_ulong(0)
     )
     return _check(result, f"prctl {option}")
+
+
+def hide() -> None:
+    """Let nobody without CAP_SYS_PTRACE look into this process or open its files by /proc, until its exec.
+
+    Forks stay hidden; a change of user may end it.
+    """
+    prctl(PR_SET_DUMPABLE, 0)
+
+
+def give_up_privileges() -> None:
+    """No capability, and none to be had by an exec."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    capset(permitted=(), inheritable=())
 
 
 class _Program(ctypes.Structure):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import marshal
 import os
 import socket
-import struct
 from typing import Any
 
+from engine.runtime.shim import messages
+
 SOCKET = "report.sock"
-LENGTH = struct.Struct("<I")
 
 
 class Report:
@@ -22,9 +21,8 @@ class Report:
         os.chdir("/")
         self.send({"token": token})
 
-    def send(self, message: dict[str, Any]) -> None:
-        body = marshal.dumps(message)
-        self._socket.sendall(LENGTH.pack(len(body)) + body)
+    def send(self, message: dict[str, Any], content: bytes = b"") -> None:
+        self._socket.sendall(messages.pack(message, content))
 
     def may_go(self) -> bool:
         """Waits for the runtime's go; False where it went away or said no."""

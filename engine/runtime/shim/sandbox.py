@@ -38,6 +38,7 @@ def run(request: dict[str, Any], report: Report) -> int:
         if listeners:
             linux.set_process_name("kubengine-ports")
             detach_stdio()
+            linux.give_up_privileges()
             forward.serve(listeners, child)
         return 0
     for listener, _, _ in listeners:
@@ -55,6 +56,7 @@ def run(request: dict[str, Any], report: Report) -> int:
     os.close(os.open("up", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=directory))
     os.close(directory)
     report.close()
+    linux.give_up_privileges()
     _hold()
     return 0
 

@@ -2,22 +2,21 @@
 
 The runtime is large and has threads, so it must not fork. This process is one bare interpreter that
 has everything imported; a fork of it costs milliseconds and shares its memory. Requests arrive on a
-socket as length-prefixed `marshal` dictionaries; the answer of each goes over the forked process's own
+socket as `messages`; the answer of each goes over the forked process's own
 connection to the runtime. When the runtime goes, this process goes, and what it forked stays.
 """
 
 from __future__ import annotations
 
 import gc
-import marshal
 import os
 import signal
 import socket
 import sys
 from typing import Any
 
-from engine.runtime.shim import command, container, linux, sandbox
-from engine.runtime.shim.report import LENGTH, Report
+from engine.runtime.shim import command, container, linux, messages, sandbox
+from engine.runtime.shim.report import Report
 
 ROLES = {"sandbox": sandbox.run, "container": container.run, "command": command.run}
 
@@ -27,6 +26,7 @@ def main(fd: int) -> None:
     os.chdir("/")
     os.setsid()
     linux.set_process_name("kubengine-spawn")
+    linux.hide()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What it forked has this process as its parent while it lives; nobody waits for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -36,15 +36,12 @@ def main(fd: int) -> None:
     connection = socket.socket(fileno=fd)
     connection.set_inheritable(False)
     while True:
-        head = _read(connection, LENGTH.size)
-        if head is None:
-            return
-        body = _read(connection, LENGTH.unpack(head)[0])
-        if body is None:
+        request = messages.receive(connection)
+        if request is None:
             return
         if os.fork() == 0:
             connection.close()
-            _play(marshal.loads(body))
+            _play(request)
 
 
 def _play(request: dict[str, Any]) -> None:
@@ -72,13 +69,3 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
-
-
-def _read(connection: socket.socket, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            return None
-        data += part
-    return data

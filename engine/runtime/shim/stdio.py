@@ -36,6 +36,10 @@ class Stdio:
         child_in, held = os.pipe() if stdin else (os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), -1)
         return cls((child_in, child_out, child_error), held, {out: STDOUT, error: STDERR}, None)
 
+    def child_descriptors(self) -> set[int]:
+        """What the child needs until it calls `take`."""
+        return {self._handover[1].fileno()} if self._handover is not None else set(self._child)
+
     def take(self) -> str:
         """In the child, when it is in the container and leads a session: make them 0, 1 and 2.
 

@@ -1,7 +1,8 @@
 """The streaming server: HTTP on loopback, where the URLs of Exec, Attach and PortForward lead.
 
 Whoever comes with an unused ticket upgrades the connection to SPDY/3.1 or to a WebSocket. Everything has
-a bound: heads, tickets, sessions, the time to begin, and the time in which nothing moves.
+a bound: clients without a ticket, heads, tickets, sessions, the time to begin, the time in which nothing
+moves.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -16,6 +18,7 @@ from typing import NamedTuple, Protocol
 import h11
 
 from engine.api.errors import InvalidInput, Refused
+from engine.host.crowd import Crowd, Place
 from engine.runtime.records import READY, RUNNING, Sandbox
 from engine.runtime.streaming import port_forward, protocol, remote_command, websocket
 from engine.runtime.streaming.connections import Connection
@@ -27,6 +30,10 @@ ADDRESS = "127.0.0.1"
 HEAD_TIME = 10.0
 MAX_HEAD = 16 * 1024
 MAX_SESSIONS = 256
+MAX_STRANGERS = 128
+BACKLOG = 128
+ACCEPTED_AT_ONCE = 16
+QUIET = 60.0
 CLOSE_TIME = 2.0
 IDLE_TIME = 4 * 3600.0
 KEEP_ALIVE = 10.0
@@ -72,53 +79,71 @@ class StreamingServer:
         self._streams = streams
         self._tickets: Tickets[Ticket] = Tickets(clock)
         self._server: asyncio.Server | None = None
-        self._sessions: set[asyncio.Task[None]] = set()
+        self._clock = clock
+        self._strangers = Crowd(MAX_STRANGERS)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._sessions = 0
+        self._failures = 0
+        self._said_at = -QUIET
 
     async def start(self) -> None:
         """Raises Refused where the port is taken."""
         try:
-            self._server = await asyncio.start_server(self._accept, ADDRESS, self.port)
+            listener = socket.create_server((ADDRESS, self.port), backlog=BACKLOG)
         except OSError as error:
             raise Refused(error.strerror or str(error), subject=f"streaming port {self.port}") from None
-        self.port = self._server.sockets[0].getsockname()[1]
+        self.port = listener.getsockname()[1]
+        self._server = await asyncio.start_server(self._accept, sock=listener, backlog=ACCEPTED_AT_ONCE)
+        listener.listen(BACKLOG)
 
     async def stop(self) -> None:
         """Closes every session; commands that were run for one are killed."""
         if self._server is not None:
             self._server.close()
             self._server = None
-        for session in self._sessions:
-            session.cancel()
-        await asyncio.gather(*self._sessions, return_exceptions=True)
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def url(self, ticket: Ticket) -> str:
         """Where the client gets what `ticket` is for. Raises Exhausted."""
         return f"http://{ADDRESS}:{self.port}/{_kind(ticket)}/{self._tickets.issue(ticket)}"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = asyncio.current_task()
-        assert session is not None
-        self._sessions.add(session)
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        place = self._strangers.enter(writer.transport.abort)
         try:
-            await self._handle(reader, writer)
+            if place is not None:
+                await self._handle(reader, writer, place)
         except (ConnectionError, asyncio.CancelledError):
             pass
-        except Exception:
-            LOG.exception("unexpected failure of a streaming session")
+        except Exception as error:
+            self._say(error)
         finally:
-            self._sessions.discard(session)
+            self._connections.discard(connection)
+            if place is not None:
+                place.leave()
             writer.close()
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(CLOSE_TIME):
                     await writer.wait_closed()
             writer.transport.abort()  # a client that doesn't take the rest
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _say(self, error: Exception) -> None:
+        """A failure in the log, the next one not before QUIET seconds, and how many were kept quiet."""
+        self._failures += 1
+        if self._clock() - self._said_at >= QUIET:
+            LOG.error("unexpected failure of a streaming session, number %d", self._failures, exc_info=error)
+            self._said_at = self._clock()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         try:
             async with asyncio.timeout(HEAD_TIME):
                 request = await _read_request(http, reader)
-            if len(self._sessions) > MAX_SESSIONS:
+            if self._sessions >= MAX_SESSIONS:
                 raise _Rejected(503, f"{MAX_SESSIONS} sessions are open")
             ticket = self._redeem(request)
             upgrade = _negotiate(request, ticket)
@@ -132,8 +157,13 @@ class StreamingServer:
         except _Rejected as rejection:
             await _reject(http, writer, rejection)
             return
-        writer.write(http.send(h11.InformationalResponse(status_code=101, headers=upgrade.answer)) or b"")
-        await self._serve(ticket, upgrade, TcpLink(reader, writer, http.trailing_data[0]))
+        place.leave()
+        self._sessions += 1
+        try:
+            writer.write(http.send(h11.InformationalResponse(status_code=101, headers=upgrade.answer)) or b"")
+            await self._serve(ticket, upgrade, TcpLink(reader, writer, http.trailing_data[0]))
+        finally:
+            self._sessions -= 1
 
     def _redeem(self, request: h11.Request) -> Ticket:
         kind, _, token = request.target.decode("ascii").partition("?")[0].strip("/").partition("/")
@@ -224,7 +254,9 @@ async def _read_request(http: h11.Connection, reader: asyncio.StreamReader) -> h
 def _negotiate(request: h11.Request, ticket: Ticket) -> _Upgrade:
     headers: dict[str, list[str]] = {}
     for name, value in request.headers:
-        headers.setdefault(name.decode(), []).extend(part.strip() for part in value.decode().split(","))
+        headers.setdefault(name.decode(), []).extend(
+            part.strip() for part in value.decode("latin-1").split(",")
+        )
     wanted = {word.lower() for word in headers.get("upgrade", ())}
     if "upgrade" not in {word.lower() for word in headers.get("connection", ())}:
         wanted = set()

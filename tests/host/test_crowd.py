@@ -1,0 +1,48 @@
+"""Who makes room for whom."""
+
+from __future__ import annotations
+
+from engine.host.crowd import Crowd, Place
+
+
+def test_the_longest_silent_makes_room() -> None:
+    gone: list[str] = []
+    crowd = Crowd(3)
+
+    def enter(name: str) -> Place:
+        place = crowd.enter(lambda: gone.append(name))
+        assert place is not None
+        return place
+
+    first, second, third = enter("first"), enter("second"), enter("third")
+    first.fall_silent()
+    fourth = enter("fourth")
+    assert gone == ["second"]
+    third.work()
+    first.work()
+    assert crowd.at_work == 2
+    enter("fifth")
+    assert gone == ["second", "fourth"]
+    assert third in crowd
+    third.fall_silent()
+    enter("sixth")
+    enter("seventh")
+    assert gone == ["second", "fourth", "fifth", "third"]
+    for place in (second, fourth, third):  # who was dropped has no place to come back to
+        place.fall_silent()
+        place.work()
+        assert place not in crowd
+    assert crowd.at_work == 1
+
+
+def test_nobody_at_work_is_dropped() -> None:
+    crowd = Crowd(2)
+    places = [crowd.enter(lambda: None), crowd.enter(lambda: None)]
+    for place in places:
+        assert place is not None
+        place.work()
+    assert crowd.enter(lambda: None) is None
+    assert places[0] is not None
+    places[0].leave()
+    places[0].leave()
+    assert crowd.enter(lambda: None) is not None
