@@ -45,15 +45,23 @@ class Quantity:
     parsed where Kubernetes would echo it.
     """
 
-    __slots__ = ("_text", "format", "nano")
+    __slots__ = ("_text", "_written", "format", "nano")
     nano: int
     format: str
     _text: str | None
+    _written: str | None
 
-    def __init__(self, nano: int = 0, format: str = DECIMAL_SI, _text: str | None = None) -> None:
+    def __init__(
+        self,
+        nano: int = 0,
+        format: str = DECIMAL_SI,
+        _text: str | None = None,
+        _written: str | None = None,
+    ) -> None:
         object.__setattr__(self, "nano", nano)
         object.__setattr__(self, "format", format)
         object.__setattr__(self, "_text", _text)
+        object.__setattr__(self, "_written", _written)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Quantity does not change")
@@ -77,7 +85,7 @@ class Quantity:
             if 0 < nano < NANO:
                 family = DECIMAL_SI
         echoed = _is_echoed(digits, whole, fraction, base, exponent)
-        return cls(-nano if sign == "-" else nano, family, text if echoed else None)
+        return cls(-nano if sign == "-" else nano, family, text if echoed else None, text)
 
     @classmethod
     def from_value(cls, value: int, format: str = DECIMAL_SI) -> Quantity:
@@ -98,6 +106,11 @@ class Quantity:
     def milli(self) -> int:
         """Thousandths, rounded away from zero."""
         return _away_from_zero(self.nano, MILLI_IN_NANO)
+
+    @property
+    def written(self) -> str:
+        """The text that was parsed, as it was; `str()` of one that was computed."""
+        return self._written if self._written is not None else str(self)
 
     def canonical(self) -> str:
         """The canonical text, whatever was parsed."""
@@ -150,8 +163,8 @@ class Quantity:
     def __sub__(self, other: Quantity) -> Quantity:
         return Quantity(self.nano - other.nano, self.format if self.nano else other.format)
 
-    def __reduce__(self) -> tuple[object, tuple[int, str, str | None]]:
-        return (Quantity, (self.nano, self.format, self._text))
+    def __reduce__(self) -> tuple[object, tuple[int, str, str | None, str | None]]:
+        return (Quantity, (self.nano, self.format, self._text, self._written))
 
 
 ZERO: Final = Quantity()

@@ -141,7 +141,7 @@ class ManifestDirectory:
             node_name=self._node_name,
             origin=origin,
             seen_at=self._clock(),
-            uid_of=lambda pod, digest: self._uids.choose(pod, digest, held),
+            uid_of=lambda pod, digest, new: self._uids.choose(pod, digest, new, held),
         )
 
     def _desired(self) -> list[Pod]:

@@ -2,9 +2,9 @@
 
 Pure. A manifest that says of itself that it came from an API server (annotation
 `kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
-its name stays as it is. A pod without a uid gets one from its file and content (`static_uids` may know a
-better one), so a changed manifest is a new pod; amounts of cpu and memory that keep the QoS class are left
-out of it, so that they can be resized in place.
+its name stays as it is. A uid comes from a manifest's file and content, so a changed one is a new pod.
+Amounts of cpu and memory that keep the QoS class are left out of the digest by which a pod is known again,
+so that they can be resized in place.
 """
 
 from __future__ import annotations
@@ -28,36 +28,41 @@ from engine.api.qos import (
 )
 from engine.api.resources import CPU, MEMORY
 from engine.api.validation import check_pod
+from engine.node.kubelet_uid import Unprintable, kubelet_uid
 
 try:
     from _blake2 import blake2b  # hashlib would load OpenSSL for it
 except ImportError:
     from hashlib import blake2b
 
-UidOf = Callable[[Pod, str], str]
+UidOf = Callable[[Pod, str, Callable[[], str]], str]
 
 
-def own_uid(pod: Pod, digest: str) -> str:
-    """The uid of a pod that is here for the first time."""
-    return digest
-
-
-def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float, uid_of: UidOf = own_uid) -> Pod:
+def static_pod(
+    manifest: Pod,
+    *,
+    node_name: str,
+    origin: str,
+    seen_at: float,
+    uid_of: UidOf = lambda pod, digest, new: digest,
+) -> Pod:
     """The pod that a manifest stands for on this node. `origin` is its file, and position in it.
 
-    `uid_of(pod, digest)` gives a pod without a uid one; the pod has its final name then, and the digest
-    is the same as long as nothing in the manifest changes that would make it another pod. Raises
-    `InvalidInput` naming the origin and every wrong field.
+    `uid_of(pod, digest, new)` gives a pod without a uid one, the digest if nobody knows better: the pod
+    has its final name then, the digest stays the same as long as nothing in the manifest changes that would
+    make it another pod, and `new()` is what a kubelet would give. Raises `InvalidInput` naming the origin
+    and every wrong field.
     """
     pod = deepcopy(manifest)
     apply_defaults(pod)
     check_pod(pod, origin)
     meta = pod.metadata
     from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
-    digest = "" if meta.uid else _digest(pod, node_name, origin)
+    digest = _digest(pod, node_name, origin)
     if not from_api:
         meta.name = f"{meta.name}-{node_name.lower()}"
-    meta.uid = meta.uid or uid_of(pod, digest)
+    if not meta.uid:
+        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, manifest, node_name, origin, digest))
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,
@@ -70,6 +75,14 @@ def static_pod(manifest: Pod, *, node_name: str, origin: str, seen_at: float, ui
         pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
     pod.status.phase = "Pending"
     return pod
+
+
+def _new_uid(pod: Pod, manifest: Pod, node_name: str, origin: str, digest: str) -> str:
+    """A kubelet's, or the digest for what a kubelet's is not known for."""
+    try:
+        return kubelet_uid(pod, metadata=manifest.metadata, node_name=node_name, path=origin)
+    except Unprintable:
+        return digest
 
 
 def _digest(pod: Pod, node_name: str, origin: str) -> str:

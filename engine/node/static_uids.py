@@ -1,9 +1,10 @@
 """Which uid a static pod has: the one under which it is here already, as long as its manifest is the same.
 
-A kubelet's uid for a manifest depends on the kubelet's version, so a pod that one left running, or that
-has finished, is known by what the runtime holds: name, namespace, the mark of a manifest's pod and
-containers that agree with the manifest. Nothing of it is restarted then. What manifest a uid stands for is
-kept in `<pod directory>/manifest-digest`, so that an edit while no agent was there is an edit.
+A kubelet's uid for a manifest depends on the kubelet's version and on every field, so a pod that one left
+running, or that has finished, is known by what the runtime holds: name, namespace, the mark of a
+manifest's pod and containers that agree with the manifest. Nothing of it is restarted then. What manifest
+a uid stands for is kept in `<pod directory>/manifest-digest`, so that an edit while no agent was there is
+an edit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from engine.api.pod import Pod
 from engine.api.qos import SOURCE_FILE
 from engine.cri.records import PodRecord
 from engine.node.container_hash import container_hash
-from engine.node.static_pods import own_uid
 
 log = logging.getLogger("kubengine.sources")
 
@@ -43,11 +43,10 @@ class StaticUids:
                 newest[record.full_name] = record
         return newest
 
-    def choose(self, pod: Pod, digest: str, held: Mapping[str, PodRecord]) -> str:
-        """The uid of a pod that has its final name: the held one's where it is the same pod."""
+    def choose(self, pod: Pod, digest: str, new: Callable[[], str], held: Mapping[str, PodRecord]) -> str:
+        """The uid of a pod that has its final name: the held one's where it is the same pod, else `new()`."""
         record = held.get(pod.full_name)
-        uid = record.uid if record is not None and self._stands_for(record, pod, digest) else ""
-        uid = uid or own_uid(pod, digest)
+        uid = record.uid if record is not None and self._stands_for(record, pod, digest) else new()
         self._digests[uid] = digest
         return uid
 
