@@ -45,6 +45,11 @@ PIECES = [
     b"0\r\n\r\n",
     b"T: v\r\n",
     b"x" * 11000,
+    b"Location: " + b"v" * 2047 + b"\r\n",
+    b"Location: " + b"v" * 2040 + b" " * 20 + b"\n",
+    b"Transfer-Encoding: " + b"v" * 2049 + b"\n",
+    b" " + b"w" * 2040,
+    b" " * 3000,
     b"2800\r\n",
     b"HTTP/",
     b" ",
@@ -83,6 +88,13 @@ def test_verdicts(form, data, verdict, status):
 @settings(max_examples=500, deadline=None)
 @given(stream, st.booleans())
 @example(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n 4\r\n\r\nabc", False)
+@example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2048 + b" \n\n", False)
+@example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2048 + b" w\n\n", False)
+@example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2047 + b"\n w\n\n", False)
+@example(b"HTTP/1.1 302 F\nLocation: " + b"v" * 2048 + b"\n  \n\n", False)
+@example(b"HTTP/1.1 100 C\nLocation: " + b"v" * 2049 + b"\n\nHTTP/1.1 200\n\n", False)
+@example(b"HTTP/1.1 100 C\nContent-Length: x\n\nHTTP/1.1 200\n\n", False)
+@example(b"HTTP/1.0 200 C\nTransfer-Encoding: " + b"v" * 2049 + b"\n\n", False)
 def test_compiled_agrees_with_twin(data, reset):
     assert compiled.parse(data, reset=reset) == twin.parse(data, reset=reset)
 

@@ -92,6 +92,10 @@ static inline int http_name_is(const http_response *r, const char *name) {
     return r->name_len == n && memcmp(r->name, name, n) == 0;
 }
 
+static inline int http_is_interim(const http_response *r) {
+    return r->status >= 100 && r->status < 200 && r->status != 101;
+}
+
 /* The header line in name/value is complete.  0 = refuse the response. */
 static inline int http_end_header(http_response *r) {
     uint64_t length = 0;
@@ -111,7 +115,6 @@ static inline int http_end_header(http_response *r) {
         r->length = length;
         return 1;
     case HEADER_ENCODING:
-        if (r->minor_zero) return 1;
         if (++r->encodings > 1 || n != 7) return 0;
         for (i = 0; i < n; i++)
             if ((r->value[i] | 0x20) != "chunked"[i]) return 0;
@@ -129,7 +132,7 @@ static inline int http_end_header(http_response *r) {
 
 static inline uint8_t http_end_headers(http_response *r) {
     if (!http_end_header(r)) return HTTP_MALFORMED;
-    if (r->status >= 100 && r->status < 200 && r->status != 101) {
+    if (http_is_interim(r)) {
         uint8_t interim = r->interim + 1;
         uint32_t bytes = r->header_bytes;
         if (interim > HTTP_INTERIM_LIMIT) return HTTP_MALFORMED;
@@ -196,8 +199,7 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
                 while (r->value_len > 0 &&
                        (r->value[r->value_len - 1] == ' ' || r->value[r->value_len - 1] == '\t'))
                     r->value_len--;
-                if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
-                r->value[r->value_len++] = ' ';
+                if (r->value_len < HTTP_VALUE_SIZE) r->value[r->value_len++] = ' ';
             }
             r->phase = AT_GAP;
             return HTTP_MORE;
@@ -216,10 +218,11 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
     case AT_NAME:
         if (c == ':') {
             if (r->name_len == 0) return HTTP_MALFORMED;
-            r->header = http_name_is(r, "content-length")      ? HEADER_LENGTH
-                        : http_name_is(r, "transfer-encoding") ? HEADER_ENCODING
-                        : http_name_is(r, "location")          ? HEADER_LOCATION
-                                                               : HEADER_OTHER;
+            r->header = http_is_interim(r)                                       ? HEADER_OTHER
+                        : http_name_is(r, "content-length")                      ? HEADER_LENGTH
+                        : http_name_is(r, "transfer-encoding") && !r->minor_zero ? HEADER_ENCODING
+                        : http_name_is(r, "location")                            ? HEADER_LOCATION
+                                                                                 : HEADER_OTHER;
             r->phase = AT_GAP;
             return HTTP_MORE;
         }
@@ -243,8 +246,10 @@ static inline uint8_t http_header_byte(http_response *r, uint8_t c) {
         }
         if ((c < 0x20 && c != '\t') || c == 0x7f) return HTTP_MALFORMED;
         if (r->header == HEADER_OTHER) return HTTP_MORE;
-        if (r->value_len == HTTP_VALUE_SIZE) return HTTP_MALFORMED;
-        r->value[r->value_len++] = (char)c;
+        if (r->value_len < HTTP_VALUE_SIZE)
+            r->value[r->value_len++] = (char)c;
+        else if (c != ' ' && c != '\t') /* blanks at the end do not count */
+            return HTTP_MALFORMED;
         return HTTP_MORE;
     case AT_VALUE_CR:
         if (c != '\n') return HTTP_MALFORMED;
