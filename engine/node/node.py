@@ -172,6 +172,7 @@ class Node:
             recorder=self.recorder,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
+            features=lambda: health.features,
             allocatable=resources.allocatable,
             used_beside=gatekeeper.used_beside,
             health=probing.health,

@@ -19,6 +19,7 @@ from engine.devices.run_options import DeviceRunOptions
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
+from engine.node.runtime_health import RuntimeFeatures
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.volumes import PodVolumes
 
@@ -41,6 +42,7 @@ class Services:
     recorder: EventRecorder
     backoff: Backoff
     starting: asyncio.Semaphore
+    features: Callable[[], RuntimeFeatures]
     allocatable: Callable[[], Mapping[str, Quantity]]
     used_beside: Callable[[str], Mapping[str, Quantity]]
     health: Callable[[str, ContainerRecord], Health]
