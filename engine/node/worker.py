@@ -327,7 +327,7 @@ class PodWorker:
             remove_log_links(self.pod.metadata.name, self.pod.metadata.namespace, container)
             self._restarts[container.name] = max(self._restarts.get(container.name, 0), container.attempt + 1)
             services.watch.forget(self.pod.uid, [container.id])
-            self._publish()
+            await self._publish()
 
     async def _start(self, container: Container, slot: StartSlot) -> float | None:
         """Starts one container; None when it did, else the seconds to wait before another try."""
