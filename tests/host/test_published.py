@@ -205,6 +205,7 @@ def test_what_others_made_beside_the_files_stays(volume: Path, outside: Path) ->
         ["..data"],
         ["..data/x"],
         ["..x"],
+        ["a\0b"],
         ["x" * 256],
         ["a/" * 2100 + "x"],
         ["a", "a/b"],
