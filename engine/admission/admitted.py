@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from engine.admission.failures import Failure
+from engine.admission.failures import Failure, InsufficientResource
 from engine.admission.ports import UsedPorts
 from engine.admission.predicates import (
     NodeFacts,
@@ -17,13 +18,27 @@ from engine.admission.predicates import (
 from engine.api.errors import Bug, InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.api.resources import PODS
 from engine.tables import PodTable, requests_of
 
 _LARGEST_SUM: Final = 2**63 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """`amounts`: what the pod still holds; `holds`: whether it had started."""
+
+    pod: Pod
+    amounts: dict[str, int]
+    holds: bool
+
+
 class AdmittedPods:
     """A node and its pods. `check` costs the same however many pods there are.
+
+    New pods are judged by those that are to stay. One that `leave`s is not counted any more, as on the
+    kubelet, but keeps what it holds until it is removed: `in_the_way` says which of them an admitted pod
+    has to wait for, so that what runs never exceeds the node.
 
     Every method that raises leaves everything as it was.
     """
@@ -35,6 +50,8 @@ class AdmittedPods:
         self.used: dict[str, int] = {}
         self._ports = UsedPorts()
         self._pods: dict[str, Pod] = {}
+        self._leaving: dict[str, _Leaving] = {}
+        self._coming: dict[str, dict[str, int]] = {}
         for pod in pods:
             self.add(pod)
 
@@ -49,6 +66,11 @@ class AdmittedPods:
         """By uid, in the order in which they came."""
         return self._pods
 
+    def find(self, uid: str) -> Pod | None:
+        """The pod of that uid, whether it is to stay or leaves."""
+        leaving = self._leaving.get(uid)
+        return leaving.pod if leaving is not None else self._pods.get(uid)
+
     def set_node(self, node: Node) -> None:
         """The node's allocatable, labels or taints changed. Pods that are there stay."""
         self.node = NodeFacts.of(node)
@@ -58,7 +80,7 @@ class AdmittedPods:
 
         Raises `InvalidInput` for a pod that is there already, an amount that is negative or beyond 64 bits.
         """
-        if pod.uid in self._pods:
+        if pod.uid in self._pods or pod.uid in self._leaving:
             raise InvalidInput(f"uid {pod.uid} is on the node already", subject=pod.full_name)
         os_failure = wrong_os(pod)
         if os_failure is not None:
@@ -96,8 +118,59 @@ class AdmittedPods:
             self.add(before)
             raise
 
+    def expect(self, pod: Pod) -> None:
+        """Count a pod that has not started: until `started` it holds nothing yet. Raises as `add`."""
+        self.add(pod)
+        self._coming[pod.uid] = self._amounts(pod.uid)
+
+    def started(self, uid: str) -> None:
+        """An expected pod starts now."""
+        self._coming.pop(uid, None)
+
+    def leave(self, uid: str) -> None:
+        """The pod is to end: it stops to count, and holds what it has until `remove`."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            return
+        leaving = _Leaving(pod, {}, holds=False)
+        if uid not in self._coming:
+            leaving = _Leaving(pod, self._amounts(uid), holds=True)
+        self.remove(uid)
+        self._leaving[uid] = leaving
+
+    def stay(self, uid: str) -> None:
+        """Undo `leave`: the pod could not be ended."""
+        if uid in self._leaving:
+            self.add(self._leaving.pop(uid).pod)
+
+    def in_the_way(self, pod: Pod) -> list[str]:
+        """Uids of the pods that leave and still hold what an expected pod needs, none if it may start."""
+        if not self._leaving:
+            return []
+        wanted = self._amounts(pod.uid) if pod.uid in self._pods else {}
+        held = self.used_beside(pod.uid)
+        for uid, amounts in self._coming.items():
+            if uid != pod.uid:
+                for name, amount in amounts.items():
+                    held[name] -= amount
+        there = len(self._pods) - len(self._coming.keys() | {pod.uid})
+        pods = there + sum(leaving.holds for leaving in self._leaving.values())
+        short = {
+            failure.resource
+            for failure in resource_failures(wanted, held, pods, self.node)
+            if isinstance(failure, InsufficientResource)
+        }
+        return [
+            uid
+            for uid, other in self._leaving.items()
+            if other.holds
+            and (PODS in short or short & other.amounts.keys() or _share_a_port(pod, other.pod))
+        ]
+
     def remove(self, uid: str) -> None:
         """The pod holds nothing any more; nothing happens if it is not there."""
+        self._leaving.pop(uid, None)
+        self._coming.pop(uid, None)
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
@@ -107,9 +180,15 @@ class AdmittedPods:
         self.table.remove(uid)
 
     def used_beside(self, uid: str) -> dict[str, int]:
-        """Summed requests of all other pods, in the table's units (cpu in milli, else whole)."""
+        """Summed requests of all other pods, those that leave included, in the table's units: cpu in milli,
+        all else whole."""
         own = self._amounts(uid) if uid in self._pods else {}
-        return {name: amount - own.get(name, 0) for name, amount in self.used.items()}
+        used = {name: amount - own.get(name, 0) for name, amount in self.used.items()}
+        for other, leaving in self._leaving.items():
+            if other != uid:
+                for name, amount in leaving.amounts.items():
+                    used[name] = used.get(name, 0) + amount
+        return used
 
     def validate(self) -> None:
         """Compare the running sums with sums taken anew; for tests. Raises `Bug`."""
@@ -126,3 +205,9 @@ class AdmittedPods:
         return {
             name: amount for name, amount in zip(self.table.resources.names, column, strict=False) if amount
         }
+
+
+def _share_a_port(pod: Pod, other: Pod) -> bool:
+    held = UsedPorts()
+    held.add(other)
+    return held.conflict(pod)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from engine.admission.admitted import AdmittedPods
-from engine.admission.decision import Preemption
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
 from engine.api.defaults import apply_defaults
@@ -34,9 +33,10 @@ log = logging.getLogger("kubengine.admission")
 class Admission:
     """A node's admission.
 
-    `await admit(pod)` returns when the pod may run (its victims have stopped then) and counts it from
-    there on; `remove(uid)` when it holds nothing any more. `kill_pod` ends a victim with its own grace
-    period. Pods that were here before (a restart of the agent) are told with `add`, without a check.
+    `reserve(pod)` decides at once and counts the pod from there on; `make_room` ends its victims and
+    returns when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period.
+    `leave(uid)` tells of a pod that is to end, `remove(uid)` of one that holds nothing any more. Pods that
+    were here before (a restart of the agent) are told with `add`, without a check.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Admission:
             "Cumulative number of pod preemptions by preemption resource",
             ["preemption_signal"],
         )
-        self._one_by_one = asyncio.Lock()
+        self._freed = asyncio.Event()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=_KEPT_DECISIONS)
 
     async def start(self) -> None:
@@ -86,12 +86,27 @@ class Admission:
         """A pod that is on the node already, whether it fits or not; a known one is updated (resize)."""
         if pod.uid in self.admitted:
             self.admitted.update(pod)
-        else:
+        elif self.admitted.find(pod.uid) is None:
             self.admitted.add(pod)
+
+    def leave(self, uid: str) -> None:
+        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+        self.admitted.leave(uid)
 
     def remove(self, uid: str) -> None:
         """The pod has ended; nothing happens if it is not known."""
         self.admitted.remove(uid)
+        self._tell()
+
+    async def wait_for_room(self, pod: Pod) -> None:
+        """Returns when nothing that leaves holds what a reserved pod needs; it may start then."""
+        while self.admitted.in_the_way(pod):
+            await self._freed.wait()
+        self.admitted.started(pod.uid)
+
+    def _tell(self) -> None:
+        self._freed.set()
+        self._freed = asyncio.Event()
 
     def check(self, pod: Pod, *, policy: str = "") -> Verdict:
         """What `admit` would decide, without doing it."""
@@ -103,29 +118,47 @@ class Admission:
         )
 
     async def admit(self, pod: Pod) -> Verdict:
+        """Take the pod, its victims having stopped, or raise `AdmissionRejected`."""
+        verdict = self.reserve(pod)
+        await self.make_room(verdict)
+        self.admitted.started(pod.uid)
+        return verdict
+
+    def reserve(self, pod: Pod) -> Verdict:
         """Take the pod or raise `AdmissionRejected` with the reason and message for its status.
 
-        Victims are killed together and waited for; one that cannot be killed is logged, stays counted, and
-        does not keep the pod out. One pod is admitted at a time.
+        From here on its victims do not count any more, and it does.
         """
-        async with self._one_by_one:
-            try:
-                verdict = self.check(pod)
-            except InvalidInput as error:
-                self._rejections.inc("UnexpectedAdmissionError")
-                raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
-            if verdict.failures:
-                self._decisions.append(verdict.describe(self._names()))
-            if not verdict.admit:
-                self._rejections.inc(verdict.reason)
-                raise AdmissionRejected(verdict.reason, verdict.message)
-            if verdict.preemption is not None:
-                await self._make_room(verdict.preemption)
-            self.admitted.add(pod)
-            return verdict
+        try:
+            verdict = self.check(pod)
+        except InvalidInput as error:
+            self._rejections.inc("UnexpectedAdmissionError")
+            raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
+        if verdict.failures:
+            self._decisions.append(verdict.describe(self._names()))
+        if not verdict.admit:
+            self._rejections.inc(verdict.reason)
+            raise AdmissionRejected(verdict.reason, verdict.message)
+        for uid in verdict.victims:
+            self.admitted.leave(uid)
+        self.admitted.expect(pod)
+        return verdict
 
-    async def _make_room(self, preemption: Preemption) -> None:
-        victims = [self.admitted.pods[uid] for uid in preemption.victims]
+    def give_up(self, uid: str, verdict: Verdict) -> None:
+        """A reserved pod will not come, and nobody has been ended for it."""
+        for victim in verdict.victims:
+            self.admitted.stay(victim)
+        self.remove(uid)
+
+    async def make_room(self, verdict: Verdict) -> None:
+        """End the victims of a reserved pod, together, and wait for them.
+
+        One that cannot be killed is logged, counts again, and does not keep the pod out.
+        """
+        preemption = verdict.preemption
+        if preemption is None:
+            return
+        victims = [pod for uid in preemption.victims if (pod := self.admitted.find(uid)) is not None]
         names = ", ".join(pod.full_name for pod in victims)
         log.info("preempting %s for %s (policy %s)", names, preemption.preemptor, preemption.policy)
         signal = preemption.requirements[0][0] if preemption.requirements else ""
@@ -137,9 +170,10 @@ class Admission:
             await self._kill_pod(pod, PodEnd(PREEMPTING, MESSAGE, condition_reason=CONDITION_REASON))
         except KubengineError as error:
             log.error("pod %s could not be preempted: %s", pod.full_name, error)
+            self.admitted.stay(pod.uid)
             return
         self._preemptions.inc(signal)
-        self.admitted.remove(pod.uid)
+        self.remove(pod.uid)
 
     def describe(self, **_query: str) -> dict[str, Any]:
         """Sums, limits, policy and the latest decisions that were not a plain yes."""

@@ -29,6 +29,11 @@ class Verdict:
     reason: str = ""
     message: str = ""
 
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """Uids of the pods that have to end first."""
+        return tuple(self.preemption.victims) if self.preemption is not None else ()
+
     def describe(self, names: Mapping[str, str] | None = None) -> dict[str, Any]:
         """JSON-able; the account of a preemption included. `names` are full names by uid."""
         return {

@@ -119,20 +119,18 @@ class Allocator:
                 async with self._choosing(attempt, needs):
                     attempt.locked = frozenset(needs)
                     self._align(attempt, self._state.pod_hints(pod, self._policy.numa))
-                    await self._all_containers(attempt)
+                    await self._choose_all(attempt)
             else:
-                await self._all_containers(attempt)
+                await self._choose_all(attempt)
+            await self._hand_out_all(attempt)
 
-    async def _all_containers(self, attempt: Attempt) -> None:
+    async def _choose_all(self, attempt: Attempt) -> None:
         pod = attempt.pod
         for container in pod.all_containers:
             init = container in pod.init_containers
             if init and self._init_surplus_released(pod, container):
                 continue
             await self._container(attempt, container, init=init)
-            if not self._one_call_per_pod:
-                await self._hand_out(attempt)
-        await self._hand_out(attempt)
 
     async def container(self, pod: Pod, container: Container) -> None:
         """Give one container its devices again, after its record was lost or released."""
@@ -143,7 +141,7 @@ class Allocator:
                     attempt.reusable.setdefault(entry.resource_name, set()).update(entry.devices)
         async with self._all_or_nothing(attempt):
             await self._container(attempt, container, init=container in pod.init_containers)
-            await self._hand_out(attempt)
+            await self._hand_out_all(attempt)
 
     @asynccontextmanager
     async def _all_or_nothing(self, attempt: Attempt) -> AsyncIterator[None]:
@@ -253,13 +251,19 @@ class Allocator:
             Explanation(attempt.pod.full_name, uid, container.name, resource, selection, attempt.affinity)
         )
 
-    async def _hand_out(self, attempt: Attempt) -> None:
+    async def _hand_out_all(self, attempt: Attempt) -> None:
+        """Container by container, or all at once; nobody else's choice waits for it."""
+        groups: dict[str, list[Chosen]] = {}
+        for chosen in attempt.chosen:
+            groups.setdefault("" if self._one_call_per_pod else chosen.container, []).append(chosen)
+        for group in groups.values():
+            await self._hand_out(attempt, group)
+
+    async def _hand_out(self, attempt: Attempt, group: Sequence[Chosen]) -> None:
         """Call Allocate for what was chosen, one call per plugin and all at once, and record the answers."""
         by_resource: dict[str, list[Chosen]] = {}
-        for chosen in attempt.chosen:
+        for chosen in group:
             by_resource.setdefault(chosen.resource, []).append(chosen)
-        if not by_resource:
-            return
         if len(by_resource) == 1:
             ((resource, listed),) = by_resource.items()
             answers = [await self._call(resource, listed)]

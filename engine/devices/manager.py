@@ -47,8 +47,10 @@ class DeviceManager:
     """Registers plugins, allocates devices to pods and keeps the checkpoint.
 
     `active_pods` are the pods that the node has accepted and not finished. `sources_ready` says whether
-    all pods are known yet; until then no pod's devices are collected. `is_running(pod uid, container
-    name)` says whether a container was found running when the agent started. `changed` is called when
+    all pods are known yet; until then no pod's devices are collected. `may_run(pod uid)` says whether
+    something of a pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` says that
+    it is to end, so that another pod may wait for its devices. `is_running(pod uid, container name)`
+    says whether a container was found running when the agent started. `changed` is called when
     capacity may have changed. Directories of None are not served; the plugin registry needs `make_watch`
     (`engine.node.inotify.Watch`) too.
     """
@@ -61,6 +63,8 @@ class DeviceManager:
         active_pods: Callable[[], Sequence[Pod]],
         registry: Registry,
         sources_ready: Callable[[], bool] = lambda: True,
+        may_run: Callable[[str], bool] = lambda pod_uid: False,
+        leaves: Callable[[str], bool] = lambda pod_uid: False,
         is_running: Callable[[str, str], bool] = lambda pod_uid, container: False,
         changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
@@ -77,6 +81,8 @@ class DeviceManager:
         self._section = section
         self._active_pods = active_pods
         self._sources_ready = sources_ready
+        self._may_run = may_run
+        self._leaves = leaves
         self._clock = clock
         self._on_change = changed
         self._deadlines = deadlines or Deadlines()
@@ -86,6 +92,7 @@ class DeviceManager:
         self._slimmed: set[str] = set()
         self._waiting: dict[str, float] = {}
         self._news = asyncio.Event()
+        self._freed = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
         self.numa = numa or Numa.of_machine()
         self.policy = TopologyPolicy.from_config(
@@ -229,7 +236,8 @@ class DeviceManager:
         """Give the pod its devices, or refuse it; returns when the assignment is on disk.
 
         Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that has its
-        devices already keeps them.
+        devices already keeps them. A refusal is not the last word while pods that leave hold devices of a
+        kind that it needs: they are waited for.
         """
         begun = time.perf_counter()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
@@ -237,8 +245,7 @@ class DeviceManager:
         try:
             await self.await_plugins(pod)
             begun = time.perf_counter()
-            self.collect()
-            await self._allocator.pod(pod)
+            await self._allocate(pod)
         except TopologyError as error:
             self._admission_errors.inc()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
@@ -252,6 +259,25 @@ class DeviceManager:
                 del self._pending[pod.uid]
             self._waiting.pop(pod.uid, None)
             self._admission_ms.observe((time.perf_counter() - begun) * 1000)
+
+    async def _allocate(self, pod: Pod) -> None:
+        while True:
+            self.collect()
+            try:
+                await self._allocator.pod(pod)
+            except (SelectionError, TopologyError):
+                if not self._waits_for_leaving(pod):
+                    raise
+                await self._freed.wait()
+            else:
+                return
+
+    def _waits_for_leaving(self, pod: Pod) -> bool:
+        needs = self.state.pod_needs(pod)
+        return any(
+            entry.resource_name in needs and entry.pod_uid != pod.uid and self._leaves(entry.pod_uid)
+            for entry in self.state.entries()
+        )
 
     async def await_plugins(self, pod: Pod) -> None:
         """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
@@ -308,6 +334,8 @@ class DeviceManager:
         self._slimmed.discard(pod_uid)
         if self.state.forget(pod_uid):
             self._file.changed()
+            self._freed.set()
+            self._freed = asyncio.Event()
 
     def app_containers_started(self, pod: Pod) -> Pod | None:
         """With `release_init_surplus`: devices that only ordinary init containers used are free now.
@@ -328,10 +356,11 @@ class DeviceManager:
         return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
 
     def collect(self) -> None:
-        """Free the devices of pods that are neither active nor being admitted, once all pods are known."""
+        """Free the devices of pods of which nothing may run, once all pods are known."""
         if not self._sources_ready() or not self.state.pods:
             return
         keep = {pod.metadata.uid for pod in self._active_pods()} | self._pending.keys()
+        keep.update(uid for uid in self.state.pods if uid not in keep and self._may_run(uid))
         gone = self.state.collect(keep)
         if gone:
             log.info("devices of %d pods that are gone are free", len(gone))
@@ -350,13 +379,19 @@ class DeviceManager:
         """What admission of the pod should compute with.
 
         A pod that holds devices is not refused because their plugin is away: allocatable is then at
-        least what is allocated (kubelet: `sanitizeNodeAllocatable`).
+        least what is allocated (kubelet: `sanitizeNodeAllocatable`). The kubelet asks when the pod has its
+        devices; here it is asked before, and those that it is still to get count as allocated.
         """
+        held = {entry.resource_name for entry in self.state.entries_of(pod.uid)}
+        missing = {name: count for name, count in self.state.pod_needs(pod).items() if name not in held}
+        if not held and not missing:
+            return dict(allocatable)
         result = dict(allocatable)
-        if self.state.entries_of(pod.uid):
-            for name, count in self.state.allocated().items():
-                if name not in result or result[name].value < count:
-                    result[name] = Quantity.from_value(count)
+        allocated = self.state.allocated()
+        for name in allocated.keys() | missing.keys():
+            count = allocated.get(name, 0) + missing.get(name, 0)
+            if name not in result or result[name].value < count:
+                result[name] = Quantity.from_value(count)
         return result
 
     # Questions.

@@ -1,13 +1,19 @@
-"""Takes a pod in or turns it away: pressure, what the host has, devices, the predicates with preemption."""
+"""Takes a pod in or turns it away: pressure, the host's support, the predicates, devices, and room.
+
+A pod is judged in one go, in its turn, against the pods that are to stay; it counts from there on. What
+takes time comes after that and holds up nobody else: its devices, its victims, and pods that leave and
+still hold what it needs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 
 from engine.admission.manager import Admission
-from engine.api.errors import InvalidInput, KubengineError
-from engine.api.lifecycle import AdmissionRejected
+from engine.admission.verdict import Verdict
+from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.quantity import BINARY_SI, Quantity
@@ -16,10 +22,11 @@ from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
 from engine.node.host_support import HostSupport
 
+log = logging.getLogger("kubengine.pods")
+
 
 class Gatekeeper:
-    """`runs(uid)`: an earlier agent left the pod running, so it is here already and is not judged again.
-    `node()` is the node as it is now."""
+    """`node()` is the node as it is now."""
 
     def __init__(
         self,
@@ -29,35 +36,42 @@ class Gatekeeper:
         admission: Admission,
         support: HostSupport,
         node: Callable[[], Node],
-        runs: Callable[[str], bool],
     ) -> None:
         self._eviction = eviction
         self._devices = devices
         self._admission = admission
         self._support = support
         self._node = node
-        self._runs = runs
 
     async def ready_to_judge(self, pod: Pod) -> None:
-        """Returns when the pod may be admitted: waits, if configured, for device plugins that come back."""
+        """Returns when the pod may be judged: waits, if configured, for device plugins that come back."""
         await self._devices.await_plugins(pod)
 
-    async def admit(self, pod: Pod) -> None:
-        """Raises `AdmissionRejected`; nothing is held then."""
-        if self._runs(pod.uid):
+    def adopt(self, pod: Pod) -> None:
+        """An earlier agent left the pod running: it holds what it has, and is not judged again."""
+        try:
             self._admission.add(pod)
-            return
+        except InvalidInput as error:
+            log.error("pod %s runs and cannot be counted: %s", pod.full_name, error)
+
+    def judge(self, pod: Pod) -> Verdict:
+        """Decide, and count the pod. Raises `AdmissionRejected`; nothing is held then."""
         self._eviction.admit(pod)
         self._support.check(pod)
-        await self._devices.allocate(pod)
+        node = self._node()
+        node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
+        self._admission.set_node(node)
+        return self._admission.reserve(pod)
+
+    async def settle(self, pod: Pod, verdict: Verdict) -> None:
+        """Returns when a judged pod may start. Raises `AdmissionRejected`; nothing is held then."""
         try:
-            node = self._node()
-            node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
-            self._admission.set_node(node)
-            await self._admission.admit(pod)
-        except (AdmissionRejected, KubengineError):
-            self._devices.pod_removed(pod.uid)
+            await self._devices.allocate(pod)
+        except BaseException:
+            self._admission.give_up(pod.uid, verdict)
             raise
+        await self._admission.make_room(verdict)
+        await self._admission.wait_for_room(pod)
 
     def used_beside(self, uid: str) -> dict[str, Quantity]:
         """Summed requests of cpu and memory of all pods on the node but one."""
@@ -78,6 +92,10 @@ class Gatekeeper:
         slimmed = self._devices.app_containers_started(pod)
         if slimmed is not None:
             self._admission.add(slimmed)
+
+    def leaves(self, uid: str) -> None:
+        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+        self._admission.leave(uid)
 
     def released(self, pod: Pod) -> None:
         """The pod holds nothing any more."""

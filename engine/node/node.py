@@ -38,7 +38,7 @@ from engine.node.host_support import HostSupport, app_armor_enabled
 from engine.node.image_pull import ImagePuller
 from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
-from engine.node.pod_stats import pod_stats
+from engine.node.pod.kept_end import KeptEnds
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.rooms import Rooms
@@ -155,7 +155,6 @@ class Node:
                 sysctls=sysctls, app_armor=app_armor_enabled(), features=lambda: health.features
             ),
             node=self.node_object,
-            runs=lambda uid: bool(watch.pod(uid).running),
         )
         self._services = Services(
             config=self.config,
@@ -172,7 +171,6 @@ class Node:
             recorder=self.recorder,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
-            features=lambda: health.features,
             allocatable=resources.allocatable,
             used_beside=gatekeeper.used_beside,
             health=probing.health,
@@ -180,17 +178,14 @@ class Node:
             devices=rooms.devices.container_config,
             lease=rooms.images.lease,
             observed=self._observed,
+            ends=KeptEnds(volumes.pod_directory),
             ending=probing.ending,
+            leaves=gatekeeper.leaves,
             released=self._released,
             pod_changed=probing.remember,
             pod_resized=gatekeeper.resized,
         )
-        self._pods = NodePods(
-            self._services,
-            ready=gatekeeper.ready_to_judge,
-            admit=gatekeeper.admit,
-            accepted=self._accepted,
-        )
+        self._pods = NodePods(self._services, gatekeeper, accepted=self._accepted)
         self.rooms.update(rooms.by_name(), cgroups=cgroups, node=self._description)
         await rooms.start_before_pods()
         await watch.start()
@@ -219,6 +214,8 @@ class Node:
             kill_pod=self.kill_pod,
             gone=lambda uid: self._pods is not None and self._pods.is_gone(uid),
             over=lambda uid: self._pods is not None and self._pods.is_over(uid),
+            may_run=lambda uid: self._pods is None or self._pods.may_run(uid),
+            leaves=lambda uid: self._pods is not None and self._pods.leaves(uid),
             runs=runs,
             running=lambda: [c for record in watch.pods.values() for c in record.running],
             sources_ready=self._sources_ready,
@@ -322,7 +319,7 @@ class Node:
         await self._source.ready.wait()
 
     def _sources_ready(self) -> bool:
-        return self._source is None or self._source.ready.is_set()
+        return self._pods is not None and self._pods.known
 
     def _manifest_fault(self, error: InvalidInput) -> None:
         self.recorder.node(WARNING, "FailedManifest", str(error))
@@ -350,10 +347,16 @@ class Node:
     def _conditions_changed(self) -> None:
         if self._description is not None:
             self._events.look(self._description.current().status.conditions or ())
+        self._something_changed()
 
     def _capacity_changed(self) -> None:
         if self._rooms is not None and self._services is not None:
             self._rooms.admission.set_node(self.node_object())
+            self._something_changed()
+
+    def _something_changed(self) -> None:
+        if self._pods is not None:
+            self._pods.something_changed()
 
     def _observed(self, pod: Pod, record: PodRecord) -> None:
         assert self._gatekeeper is not None
@@ -408,7 +411,7 @@ class Node:
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""
         assert self._services is not None
-        stats = await pod_stats(self._services.runtime, list(self._services.watch.pods.values()))
+        stats = await self._services.runtime.list_pod_sandbox_stats()
         return {
             "node": node_summary(self.name, self.root, self._began, self._clock()),
             "pods": [pod_summary(pod) for pod in stats],

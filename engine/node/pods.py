@@ -1,58 +1,61 @@
 """The node's pods: one worker each, following the desired list; strangers in the runtime are ended.
 
-Pods are admitted one after another, in the order in which they came, so that every decision sees the
-ones before it; one that has to wait for something holds up nobody.
+What runs is known before what is new is judged: pods that an earlier agent left running are adopted with
+all they hold, and those that nobody wants any more begin to end, before the first new pod is looked at.
+New pods are judged one after another, in the order in which they came, so that every decision sees the
+ones before it; one that has to wait for something holds up nobody. A pod whose namesake still runs (an
+edited manifest) is judged without it, and starts when it is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
+from engine.admission.verdict import Verdict
 from engine.api.errors import KubengineError
-from engine.api.events import WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
 from engine.cri.records import PodRecord
+from engine.node.actions import pod_is_finished
+from engine.node.gatekeeper import Gatekeeper
+from engine.node.pod.life import PodLife, State
 from engine.node.services import Services
 from engine.node.worker import PodWorker
 
 log = logging.getLogger("kubengine.pods")
 
-Admit = Callable[[Pod], Awaitable[None]]
+_T = TypeVar("_T")
+
+UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class NodePods:
-    """`ready(pod)` returns when the pod may be judged, and holds up nobody else; `admit(pod)` raises
-    `AdmissionRejected`; `accepted(pod)` is told before a pod is started."""
+    """`accepted(pod)` is told before a pod is started."""
 
     def __init__(
-        self,
-        services: Services,
-        *,
-        ready: Admit,
-        admit: Admit,
-        accepted: Callable[[Pod], None],
+        self, services: Services, gatekeeper: Gatekeeper, *, accepted: Callable[[Pod], None]
     ) -> None:
+        self.known = False
+        """Whether every source has been read once."""
         self._services = services
-        self._ready = ready
-        self._admit = admit
+        self._gatekeeper = gatekeeper
         self._accepted = accepted
         self._workers: dict[str, PodWorker] = {}
-        self._names: dict[str, PodWorker] = {}
-        self._pending: dict[str, Pod] = {}
-        self._admitting = asyncio.Lock()
-        self._sources_ready = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._namesakes: dict[str, list[PodWorker]] = {}
+        self._returning: dict[str, Pod] = {}
+        self._unmeasured: set[PodWorker] = set()
+        self._retrying: asyncio.Handle | None = None
 
     async def stop(self) -> None:
         """Leaves the pods running."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._retrying is not None:
+            self._retrying.cancel()
+        self._returning.clear()
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
     async def remove_all(self) -> None:
@@ -62,29 +65,35 @@ class NodePods:
 
     def set_desired(self, pods: Sequence[Pod]) -> None:
         """The whole list of pods that should be here."""
-        self._sources_ready = True
         wanted = {pod.uid: pod for pod in pods}
-        for uid in [uid for uid in self._pending if uid not in wanted]:
-            del self._pending[uid]
+        self._returning = {uid: pod for uid, pod in self._returning.items() if uid in wanted}
         for uid, worker in self._workers.items():
             if uid not in wanted:
                 worker.remove()
+        new = []
         for uid, pod in wanted.items():
             known = self._workers.get(uid)
-            if known is None or known.removing:
-                if uid not in self._pending:
-                    self._spawn(self._arrive(uid))
-                self._pending[uid] = pod
+            if known is None:
+                life = self._life_so_far(pod)
+                if life.state is State.ENTERING:
+                    new.append(pod)
+                else:
+                    self._adopt(pod, life)
+            elif not known.life.wanted:
+                self._returning[uid] = pod
             elif known.wanted.spec != pod.spec:
                 known.update(pod)
-        self._end_strangers()
+        self._end_strangers(wanted)
+        for pod in new:
+            self._employ(pod, PodLife())
+        self.known = True
 
     def runtime_changed(self, uid: str) -> None:
         """The runtime's record of a pod changed."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.notify()
-        elif self._sources_ready and uid not in self._pending:
+        elif self.known:
             self._end_stranger(self._services.watch.pod(uid))
 
     def notify(self, uid: str) -> None:
@@ -93,11 +102,18 @@ class NodePods:
         if worker is not None:
             worker.notify()
 
-    def room_was_made(self) -> None:
-        """Resizes that had to wait may fit now."""
-        for worker in self._workers.values():
+    def something_changed(self) -> None:
+        """Resizes that had to wait may fit now, and pods that were rejected; looked at once for many."""
+        if self._retrying is None:
+            self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
+
+    def _try_again(self) -> None:
+        self._retrying = None
+        for worker in list(self._workers.values()):
             if worker.waits_for_room:
                 worker.notify()
+            elif worker.life.state is State.REJECTED:
+                worker.retry()
 
     def all(self) -> list[Pod]:
         """Every pod that was asked for, with status, rejected and finished ones included."""
@@ -105,19 +121,31 @@ class NodePods:
 
     def active(self) -> list[Pod]:
         """Pods that hold, or will hold, resources of the node."""
-        return [w.pod for w in self._workers.values() if w.active and w.pod.spec.containers]
+        return [w.pod for w in self._workers.values() if w.life.holds and w.pod.spec.containers]
 
     def is_gone(self, uid: str) -> bool:
         """Nothing of the pod is wanted any more: its manifest has gone and its containers have stopped."""
         worker = self._workers.get(uid)
         if worker is None:
-            return uid not in self._pending
-        return worker.removing and worker.stopped
+            return self.known
+        return not worker.life.wanted and worker.life.over
 
     def is_over(self, uid: str) -> bool:
         """The pod has ended, for whatever reason."""
         worker = self._workers.get(uid)
-        return self.is_gone(uid) or (worker is not None and (worker.finished or worker.stopped))
+        return self.is_gone(uid) or (worker is not None and worker.life.over)
+
+    def may_run(self, uid: str) -> bool:
+        """Whether something of the pod runs or will; true as long as it is not known."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            return worker.life.holds
+        return not self.known or _runs(self._services.watch.pod(uid))
+
+    def leaves(self, uid: str) -> bool:
+        """Whether nobody wants the pod any more and something of it may run."""
+        worker = self._workers.get(uid)
+        return worker is not None and worker.life.state is State.LEAVING
 
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """`engine.api.lifecycle.KillPod`."""
@@ -125,81 +153,107 @@ class NodePods:
         if worker is not None:
             await worker.end_and_wait(end)
 
-    async def _arrive(self, uid: str) -> None:
-        """From desired to admitted: waits for an earlier pod of that uid to be gone, and for its turn."""
-        previous = self._workers.get(uid)
-        if previous is not None:
-            await previous.wait_gone()
-        if uid in self._pending:
-            await self._ready(self._pending[uid])
-        async with self._admitting:
-            pod = self._pending.get(uid)
-            if pod is not None:
-                rejected = await self._judge(pod)
-                if self._pending.pop(uid, None) is not None:
-                    self._take(pod, rejected)
-                else:
-                    self._services.released(pod)
+    # Taking pods in
 
-    async def _judge(self, pod: Pod) -> PodEnd | None:
-        """Why the pod can't be here, None when it can."""
-        try:
-            await self._admit(pod)
-        except AdmissionRejected as error:
-            return PodEnd(error.reason, error.message)
-        except KubengineError as error:
-            return PodEnd("UnexpectedAdmissionError", str(error))
-        except Exception as error:
-            log.exception("pod %s: admission failed", pod.full_name)
-            return PodEnd("UnexpectedAdmissionError", f"{type(error).__name__}: {error}")
-        return None
+    def _life_so_far(self, pod: Pod) -> PodLife:
+        """What an earlier agent and the runtime tell of a pod; its status is brought up to that."""
+        kept = self._services.ends.read(pod.uid)
+        if kept is not None:
+            pod.status = kept.status or pod.status
+            return kept.life
+        record = self._services.watch.pod(pod.uid)
+        return PodLife(State.WORKING if _runs(record) or _has_finished(pod, record) else State.ENTERING)
 
-    def _take(self, pod: Pod, rejected: PodEnd | None) -> None:
-        worker = self._employ(pod)
-        if rejected is not None:
-            self._services.recorder.pod(pod, WARNING, rejected.reason, rejected.message)
-            worker.end(replace(rejected, message=f"Pod was rejected: {rejected.message}", rejected=True))
-        else:
+    def _adopt(self, pod: Pod, life: PodLife) -> None:
+        if life.holds and _runs(self._services.watch.pod(pod.uid)):
+            self._gatekeeper.adopt(pod)
+        self._employ(pod, life)
+        if life.state is State.WORKING:
             self._accepted(pod)
 
-    def _employ(self, pod: Pod) -> PodWorker:
-        """A worker for the pod; it begins when an earlier pod of the same name is gone."""
-        namesake = self._names.get(pod.full_name)
-        after = namesake if namesake is not None and not namesake.gone else None
-        worker = PodWorker(pod, self._services, moved_on=self._moved_on, after=after)
-        self._workers[pod.uid] = self._names[pod.full_name] = worker
+    async def _enter(self, worker: PodWorker) -> None:
+        """From asked for to taken. Raises `AdmissionRejected`."""
+        pod = worker.pod
+        await self._gatekeeper.ready_to_judge(pod)
+        verdict = await _or_rejected(pod, self._judge(pod))
+        earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
+        await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
+        for stranger in list(self._unmeasured):
+            with contextlib.suppress(KubengineError, OSError):
+                await stranger.wait_stopped()
+        await _or_rejected(pod, self._gatekeeper.settle(pod, verdict))
+        self._accepted(pod)
+
+    async def _judge(self, pod: Pod) -> Verdict:
+        return self._gatekeeper.judge(pod)
+
+    def _employ(self, pod: Pod, life: PodLife) -> PodWorker:
+        worker = PodWorker(pod, self._services, life=life, enter=self._enter, moved_on=self._moved_on)
+        self._workers[pod.uid] = worker
+        self._namesakes.setdefault(pod.full_name, []).append(worker)
         return worker
 
-    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _moved_on(self, worker: PodWorker) -> None:
-        self.room_was_made()
-        if worker.gone:
-            for known, key in ((self._workers, worker.pod.uid), (self._names, worker.pod.full_name)):
-                if known.get(key) is worker:
-                    del known[key]
+        self._unmeasured.discard(worker)
+        self.something_changed()
+        if not worker.gone:
+            return
+        uid, name = worker.pod.uid, worker.pod.full_name
+        if self._workers.get(uid) is worker:
+            del self._workers[uid]
+        self._namesakes[name].remove(worker)
+        if not self._namesakes[name]:
+            del self._namesakes[name]
+        back = self._returning.pop(uid, None)
+        if back is not None:
+            self._employ(back, PodLife())
 
-    def _end_strangers(self) -> None:
+    # Strangers
+
+    def _end_strangers(self, wanted: dict[str, Pod]) -> None:
         for uid, record in list(self._services.watch.pods.items()):
-            if uid not in self._workers and uid not in self._pending:
+            if uid not in wanted:
                 self._end_stranger(record)
         for uid in self._services.volumes.known_uids() | self._services.cgroups.existing_pods().keys():
-            if uid not in self._workers and uid not in self._pending:
+            if uid not in wanted:
                 self._end_stranger(PodRecord(uid, "", ""))
 
     def _end_stranger(self, record: PodRecord) -> None:
-        """A pod whose manifest went away while no agent was looking: end it, leave nothing."""
+        """A pod whose manifest went away while no agent was looking: end it, leave nothing.
+
+        What it holds cannot be measured, so new pods wait until it has stopped.
+        """
         uid = record.uid
         if uid in self._workers or (record.empty and not record.name and not self._has_leftovers(uid)):
             return
         log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
         meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
-        self._employ(Pod(metadata=meta, spec=PodSpec())).remove()
+        stranger = self._employ(Pod(metadata=meta, spec=PodSpec()), PodLife(State.LEAVING))
+        if _runs(record):
+            self._unmeasured.add(stranger)
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services
         known = services.cgroups.has_pod(uid) or uid in services.volumes.known_uids()
         return known or uid in services.cgroups.existing_pods()
+
+
+def _runs(record: PodRecord) -> bool:
+    return bool(record.running) or any(sandbox.ready for sandbox in record.sandboxes)
+
+
+def _has_finished(pod: Pod, record: PodRecord) -> bool:
+    return not record.empty and pod_is_finished(pod, record)
+
+
+async def _or_rejected(pod: Pod, decision: Awaitable[_T]) -> _T:
+    """What stops a decision rejects the pod."""
+    try:
+        return await decision
+    except AdmissionRejected:
+        raise
+    except KubengineError as error:
+        raise AdmissionRejected(UNEXPECTED, str(error)) from error
+    except Exception as error:
+        log.exception("pod %s: admission failed", pod.full_name)
+        raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error

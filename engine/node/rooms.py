@@ -39,8 +39,9 @@ class Managed(Protocol):
 class Rooms:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
-    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `runs(uid, container)`:
-    the runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for
+    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `may_run(uid)`: something
+    of it runs or will; `leaves(uid)`: it is being stopped and nobody wants it; `runs(uid, container)`: the
+    runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for
     eviction, the whole machine by default.
     """
 
@@ -59,6 +60,8 @@ class Rooms:
         kill_pod: KillPod,
         gone: Callable[[str], bool],
         over: Callable[[str], bool],
+        may_run: Callable[[str], bool],
+        leaves: Callable[[str], bool],
         runs: Callable[[str, str], bool],
         running: Callable[[], Iterable[ContainerRecord]],
         sources_ready: Callable[[], bool],
@@ -99,9 +102,9 @@ class Rooms:
             runtime=runtime,
             images=self.images,
             containers=self.containers,
+            conditions_changed=conditions_changed,
             root_dir=root,
             view=view or NodeView(pods_cgroup=pods_cgroup),
-            conditions_changed=conditions_changed,
             clock=clock,
         )
         self.devices = DeviceManager(
@@ -110,6 +113,8 @@ class Rooms:
             active_pods=active_pods,
             registry=registry,
             sources_ready=sources_ready,
+            may_run=may_run,
+            leaves=leaves,
             is_running=runs,
             changed=capacity_changed,
             clock=clock,

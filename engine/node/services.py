@@ -19,7 +19,7 @@ from engine.devices.run_options import DeviceRunOptions
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
-from engine.node.runtime_health import RuntimeFeatures
+from engine.node.pod.kept_end import KeptEnds
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.volumes import PodVolumes
 
@@ -42,7 +42,6 @@ class Services:
     recorder: EventRecorder
     backoff: Backoff
     starting: asyncio.Semaphore
-    features: Callable[[], RuntimeFeatures]
     allocatable: Callable[[], Mapping[str, Quantity]]
     used_beside: Callable[[str], Mapping[str, Quantity]]
     health: Callable[[str, ContainerRecord], Health]
@@ -50,7 +49,9 @@ class Services:
     devices: Callable[[Pod, str], Awaitable[DeviceRunOptions]]
     lease: Callable[[str], AbstractAsyncContextManager[None]]
     observed: Callable[[Pod, PodRecord], None]
+    ends: KeptEnds
     ending: Callable[[str], None]
+    leaves: Callable[[str], None]
     released: Callable[[Pod], None]
     pod_changed: Callable[[Pod], None]
     pod_resized: Callable[[Pod], None]

@@ -1,41 +1,34 @@
-"""One pod's life: an asyncio task that sleeps until something about its pod changes.
+"""Carries out one pod's life (`pod.life`): an asyncio task that sleeps until something about its pod changes.
 
-It asks `actions.next_actions` what to do, does it, and asks again. Ending is separate: `end` (the node
-fails the pod: rejected, evicted, past its deadline) and `remove` (its manifest has gone) interrupt
+While the pod works it asks `actions.next_actions` what to do, does it, and asks again. Ending is separate:
+`end` (the node fails the pod: evicted, past its deadline) and `remove` (its manifest has gone) interrupt
 whatever is going on; the containers stop with their grace, and a removed pod leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
-from engine.api.lifecycle import PodEnd
+from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.pod import Container, Pod
 from engine.api.status import ResourceAmounts
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
-from engine.cri.client import NotFound
 from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
 from engine.node.container_hash import container_hash
 from engine.node.image_pull import StartRefused
+from engine.node.pod.kept_end import KeptEnd
+from engine.node.pod.life import Action, Event, PodLife, State
 from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.starting import (
-    SandboxRefused,
-    remove_log_links,
-    sandbox_config,
-    start_container,
-    start_sandbox,
-)
+from engine.node.starting import SandboxRefused, sandbox_config, start_container, start_sandbox
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
 from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
 from engine.node.termination_message import LastWords
@@ -49,11 +42,15 @@ FIRST_RETRY_SECONDS = 1.0
 LAST_RETRY_SECONDS = 10.0
 
 
-class PodWorker:
-    """`pod.status` is kept current. `after` is an earlier pod of the same name, to be gone first.
+Enter = Callable[["PodWorker"], Awaitable[None]]
+"""Returns when the worker's pod may start; raises `AdmissionRejected`, and then it holds nothing."""
 
-    `moved_on(worker)` is called when the pod may have made room: after a resize, when nothing of it runs
-    any more (`stopped`), and when nothing of it is left (`gone`).
+
+class PodWorker:
+    """`pod.status` is kept current. `life` is where the pod is when the agent comes to know it.
+
+    `enter` is asked while the pod is to be judged. `moved_on(worker)` is called when the pod may have made
+    room: after a resize, when it holds nothing any more, and when nothing of it is left (`gone`).
     """
 
     def __init__(
@@ -61,22 +58,20 @@ class PodWorker:
         pod: Pod,
         services: Services,
         *,
+        life: PodLife,
+        enter: Enter,
         moved_on: Callable[[PodWorker], None],
-        after: PodWorker | None = None,
     ) -> None:
         self.pod = pod
-        self.ended: PodEnd | None = None
-        self.finished = False
-        self.removing = False
+        self.life = life
         self._services = services
+        self._enter = enter
         self._moved_on = moved_on
-        self._after = after
         loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._wake = Wake()
-        self._working = self._ending = self._abandoned = False
-        self._restarts: dict[str, int] = {}
+        self._busy = self._abandoned = False
         self._refusals: list[asyncio.Future[None]] = []
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
@@ -86,7 +81,8 @@ class PodWorker:
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
         self._start_time = self._known_start() or services.clock()
-        self._final = False
+        self._final = self._kept = life.final
+        self._said_rejected = ""
         self._failures = 0
         self._last_failure = ""
         self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
@@ -98,13 +94,24 @@ class PodWorker:
         self._wake.ring()
 
     def update(self, pod: Pod) -> None:
-        """A new spec under the same uid: a resize where only amounts differ."""
+        """A new spec under the same uid: a resize where only amounts differ; judged anew if not yet taken."""
         pod.status = self.pod.status
+        if self.life.state in (State.ENTERING, State.REJECTED):
+            self.pod = pod
+            self.retry()
+            return
         self._resize = Resize(pod) if can_resize(self.pod, pod) else None
         if self._resize is None:
             self.pod = pod
             self._services.pod_resized(pod)
         self._wake.ring()
+
+    def retry(self) -> None:
+        """The pod may fit now, if it did not."""
+        if self.life.state is State.ENTERING:
+            self._interrupt()
+            self._services.released(self.pod)
+        self._tell(Event.RETRY)
 
     @property
     def wanted(self) -> Pod:
@@ -116,16 +123,19 @@ class PodWorker:
         return self._resize is not None and self._resize.waiting
 
     def end(self, end: PodEnd) -> None:
-        """Fail the pod for good."""
-        if self.ended is None and not self.finished:
-            self.ended = end
-        self._begin_ending()
+        """Fail the pod for good, if it has not ended yet."""
+        self._tell(Event.FAIL, end)
 
     async def end_and_wait(self, end: PodEnd) -> None:
         """Fails the pod; returns when its containers have stopped, raises at the first refusal."""
+        self.end(end)
+        if not self.life.over:
+            await self.wait_stopped()
+
+    async def wait_stopped(self) -> None:
+        """Returns when nothing of a pod that ends runs any more, raises at the first refusal."""
         refusal = asyncio.get_running_loop().create_future()
         self._refusals.append(refusal)
-        self.end(end)
         stopped = asyncio.shield(self._stopped)
         try:
             await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,27 +148,29 @@ class PodWorker:
 
     def remove(self) -> None:
         """The pod's manifest has gone: end it and leave nothing."""
-        self.removing = True
-        self._begin_ending()
+        self._tell(Event.REMOVE)
 
-    def _begin_ending(self) -> None:
-        self._services.ending(self.pod.uid)
-        self._ending = True
-        if self._working and asyncio.current_task() is not self._task:
-            self._working = False
-            self._task.cancel()
+    def _tell(self, event: Event, end: PodEnd | None = None) -> None:
+        for action in self.life.tell(event, end):
+            if action is Action.INTERRUPT:
+                self._services.ending(self.pod.uid)
+                self._interrupt()
+            elif action is Action.LEAVE:
+                self._services.leaves(self.pod.uid)
+            else:
+                self._services.released(self.pod)
         self._wake.ring()
+
+    def _interrupt(self) -> None:
+        if self._busy and asyncio.current_task() is not self._task:
+            self._busy = False
+            self._task.cancel()
 
     async def abandon(self) -> None:
         """Stop working without touching the pod: the agent goes, the pod stays."""
         self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-
-    @property
-    def stopped(self) -> bool:
-        """Nothing of the pod runs any more, and nothing will."""
-        return self._stopped.done()
 
     @property
     def gone(self) -> bool:
@@ -168,52 +180,82 @@ class PodWorker:
     async def wait_gone(self) -> None:
         await asyncio.shield(self._gone)
 
-    @property
-    def active(self) -> bool:
-        """Whether the pod holds, or will hold, resources of the node."""
-        return not (self.finished or self.stopped or (self.ended and not self._record_runs()))
-
-    def _record_runs(self) -> bool:
-        return bool(self._services.watch.pod(self.pod.uid).running)
-
     # Its life
 
     async def _run(self) -> None:
-        await self._until_ending()
-        await self._persist("stopping", self._stop)
-        self._stopped.set_result(None)
-        await self._publish()
-        self._services.released(self.pod)
-        self._moved_on(self)
-        while not self.removing:
-            self._wake.silence()
-            await self._wake.wait()
-        await self._persist("removing", self._take_away)
-        self._gone.set_result(None)
-        self._moved_on(self)
+        while self.life.state is not State.GONE:
+            await self._live(self.life.state)
 
-    async def _until_ending(self) -> None:
-        """Works until `_begin_ending` interrupts it, wherever it is."""
-        if self._ending:
-            return
-        self._working = True
+    async def _live(self, state: State) -> None:
+        """Does what is to be done in a state, until it is left."""
+        if state is State.ENTERING:
+            await self._interruptible(self._be_judged)
+        elif state is State.WORKING:
+            await self._interruptible(self._work)
+        elif state in (State.FAILING, State.LEAVING):
+            await self._end()
+        elif state is State.REMOVING:
+            await self._persist("removing", self._take_away)
+            self._tell(Event.REMOVED)
+            self._gone.set_result(None)
+            self._moved_on(self)
+        else:
+            if state is State.FINISHED and not self._kept:
+                await self._keep_end()
+            self._wake.silence()
+            if self.life.state is state:
+                await self._wake.wait()
+
+    async def _interruptible(self, activity: Callable[[], Awaitable[None]]) -> None:
+        """Works until `_interrupt` ends it, wherever it is."""
+        self._busy = True
         try:
-            if self._after is not None:
-                await self._after.wait_gone()
-                self._after = None
-            await self._work()
+            await activity()
         except asyncio.CancelledError:
-            if not self._is_interrupted() or self._task.uncancel() > 0:
+            if self._abandoned or self._busy or self._task.uncancel() > 0:
                 raise
         finally:
-            self._working = False
+            self._busy = False
 
-    def _is_interrupted(self) -> bool:
-        return self._ending and not self._abandoned
+    async def _be_judged(self) -> None:
+        await self._publish()
+        try:
+            await self._enter(self)
+        except AdmissionRejected as rejected:
+            text = f"Pod was rejected: {rejected.message}"
+            self._tell(Event.REJECT, PodEnd(rejected.reason, text, rejected=True))
+            if rejected.reason != self._said_rejected:
+                self._said_rejected = rejected.reason
+                self._services.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
+            await self._publish()
+        else:
+            self._tell(Event.ADMIT)
+
+    async def _end(self) -> None:
+        """The pod is to end: what was decided is kept first, then its containers stop."""
+        await self._keep_end()
+        await self._persist("stopping", self._stop)
+        self._tell(Event.STOPPED)
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        await self._publish()
+        await self._keep_end()
+        self._moved_on(self)
+
+    async def _keep_end(self) -> None:
+        """That the pod ends, or has ended, for an agent that comes back. Not worth to stop for."""
+        if not self.life.wanted:
+            return
+        kept = KeptEnd(self.life.end, self.pod.status if self.life.final else None)
+        try:
+            await asyncio.to_thread(self._services.ends.write, self.pod.uid, kept)
+            self._kept = self.life.final
+        except (Refused, OSError) as error:
+            log.error("pod %s: its end is not kept: %s", self.pod.full_name, error)
 
     async def _work(self) -> None:
         await self._publish()
-        while not self._is_interrupted():
+        while self.life.state is State.WORKING:
             self._wake.silence()
             try:
                 delay = await self._step()
@@ -243,8 +285,6 @@ class PodWorker:
 
     async def _step(self) -> float | None:
         """Does the next thing; the seconds until it wants to be asked again, None to sleep."""
-        if self.finished:
-            return None
         deadline = self._deadline()
         if deadline is not None and deadline <= 0:
             text = "Pod was active on the node longer than the specified deadline"
@@ -303,7 +343,6 @@ class PodWorker:
             grace = grace_seconds(self.pod, kill.container, kill.liveness)
             message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
             await stop_container(self.pod, kill.container, services, grace, message)
-        await self._reset(actions.reset)
         async with StartSlot(services.starting) as slot:
             if actions.create_sandbox:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
@@ -314,20 +353,6 @@ class PodWorker:
             delays = [await self._start(container, slot) for container in actions.start]
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
-
-    async def _reset(self, containers: list[ContainerRecord]) -> None:
-        """Ends and removes all containers of a pod that begins anew in its sandbox; logs stay."""
-        services = self._services
-        for container in containers:
-            if container.running:
-                text = f"Stopping container {container.name}"
-                await stop_container(self.pod, container, services, 0, text)
-            with contextlib.suppress(NotFound):
-                await services.runtime.remove_container(container.id)
-            remove_log_links(self.pod.metadata.name, self.pod.metadata.namespace, container)
-            self._restarts[container.name] = max(self._restarts.get(container.name, 0), container.attempt + 1)
-            services.watch.forget(self.pod.uid, [container.id])
-            await self._publish()
 
     async def _start(self, container: Container, slot: StartSlot) -> float | None:
         """Starts one container; None when it did, else the seconds to wait before another try."""
@@ -347,23 +372,13 @@ class PodWorker:
         assert self._volumes is not None
         assert self._sandbox is not None
         try:
-            await start_container(
-                self.pod,
-                container,
-                services,
-                self._volumes,
-                self._sandbox,
-                slot,
-                self._restarts.get(name, 0),
-            )
+            await start_container(self.pod, container, services, self._volumes, self._sandbox, slot)
         except StartRefused as refused:
             if self._waiting.get(name) != refused.waiting:
                 services.recorder.pod(self.pod, refused.kind, refused.event, refused.text, container=name)
             self._waiting[name] = refused.waiting
             times = self._refused.get(name, (0, 0.0))[0] + 1
-            wait = _retry_seconds(times)
-            if refused.waiting.reason != "ErrImagePull":
-                wait = max(wait, services.images.retry_in(self.pod, container))
+            wait = max(services.images.retry_in(self.pod, container), _retry_seconds(times))
             self._refused[name] = times, services.clock() + wait
             return wait
         self._waiting.pop(name, None)
@@ -375,7 +390,7 @@ class PodWorker:
             return
         meta = self.pod.metadata
         text = (
-            f"back-off {Duration(delay)} restarting failed container={container.name} "
+            f"back-off {delay:.0f}s restarting failed container={container.name} "
             f"pod={meta.name}_{meta.namespace}({meta.uid})"
         )
         self._waiting[container.name] = Waiting("CrashLoopBackOff", text)
@@ -388,9 +403,10 @@ class PodWorker:
         if actions.kill_pod:
             await stop_pod(self.pod, record, self._services, lambda c: grace_seconds(self.pod, c))
         self._waiting.clear()
-        self.finished = True
         self._services.cgroups.remove_pod(self.pod.uid)
-        self._services.released(self.pod)
+        self._tell(Event.FINISH)
+        await self._publish()
+        self._moved_on(self)
 
     async def _persist(self, doing: str, attempt: object) -> None:
         """Repeats until it works: ending a pod is never given up."""
@@ -408,7 +424,7 @@ class PodWorker:
                 return
 
     async def _stop(self) -> None:
-        end = self.ended
+        end = self.life.end
         override = end.grace_period_seconds if end is not None else None
         record = await self._services.watch.reread_pod(self.pod.uid)
         await stop_pod(
@@ -432,12 +448,13 @@ class PodWorker:
 
     async def _publish(self) -> None:
         status = self.pod.status
-        if status.phase in (SUCCEEDED, FAILED) and (self.finished or self.stopped) and self._final:
+        if status.phase in (SUCCEEDED, FAILED) and self._final:
             return
-        services, end = self._services, self.ended
+        services, end = self._services, self.life.end
+        rejected = end is not None and self.life.state in (State.ENTERING, State.REJECTED)
         record = services.watch.pod(self.pod.uid)
         await self._last_words.read(self.pod, record)
-        self._final = self.finished or self.stopped
+        self._final = self.life.final
         services.observed(self.pod, record)
         current = pod_status(
             self.pod,
@@ -455,14 +472,12 @@ class PodWorker:
                 if end is not None and end.condition_reason
                 else None,
                 start_time=self._start_time,
-                terminated=self.stopped,
+                terminated=rejected or self.life.stopped,
                 resources=self._resources,
                 extra_conditions=(self._resize.condition,)
                 if self._resize is not None and self._resize.condition is not None
                 else (),
                 message=self._last_words.of,
-                recursive_read_only=services.features().recursive_read_only_mounts,
-                reset=self._restarts,
             ),
         )
         if current != status:

@@ -6,80 +6,14 @@ import asyncio
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from engine.api.kubengine_config import DevicesSection
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import Fault, SampleDevicePlugin
-from engine.wire import podresources_v1_pb2 as v1
-from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
-from tests.node.conftest import Bench, container, eventually
-
-GPU = "example.com/gpu"
-
-
-class DeviceBench(Bench):
-    """A node on the hollow runtime, in a directory short enough for sockets, and its plugins."""
-
-    def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:
-        super().__init__(directory, runtime.socket, **config)
-        self.runtime = runtime
-        self.plugin_dir = self.root / "device-plugins"
-        self.plugins: list[SampleDevicePlugin] = []
-
-    async def plugin(self, count: int, resource: str = GPU, **options: Any) -> SampleDevicePlugin:
-        """A plugin that follows the agent through its restarts, like real ones."""
-        name = resource.rpartition("/")[2]
-        plugin = SampleDevicePlugin(resource, self.plugin_dir / f"{name}.sock", count=count, **options)
-        self.plugins.append(plugin)
-        await plugin.start()
-        plugin.follow(self.plugin_dir)
-        await eventually(lambda: self.allocatable(resource) == count)
-        return plugin
-
-    def wants(self, name: str, gpus: int = 1, **spec: Any) -> None:
-        limits = {"limits": {GPU: gpus}}
-        self.write(name, {"containers": [container("app", resources=limits)], **spec})
-
-    def allocatable(self, resource: str = GPU) -> int | None:
-        assert self.node is not None
-        amount = (self.node.node_object().status.allocatable or {}).get(resource)
-        return None if amount is None else amount.value
-
-    def config_of(self, name: str, which: str = "app") -> Any:
-        """The configuration of the newest container of a pod, as the runtime was told."""
-        pod = self.pod(name)
-        assert pod is not None
-        mine = [
-            c
-            for c in self.runtime.service.records.containers.values()
-            if c.sandbox.config.metadata.uid == pod.uid and c.config.metadata.name == which
-        ]
-        return max(mine, key=lambda c: c.config.metadata.attempt).config
-
-    def gpus(self, name: str, which: str = "app") -> list[str]:
-        values = {e.key: e.value.decode() for e in self.config_of(name, which).envs}
-        return sorted(values["EXAMPLE_COM_GPU"].split(","))
-
-    def running(self, *names: str) -> bool:
-        return all(self.phase(name) == "Running" for name in names)
-
-    async def listed(self) -> dict[str, list[str]]:
-        socket = self.root / "pod-resources" / "kubelet.sock"
-        async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=5)
-        return {
-            pod.name: sorted(id for c in pod.containers for d in c.devices for id in d.device_ids)
-            for pod in answer.pod_resources
-        }
-
-    async def close(self) -> None:
-        for plugin in self.plugins:
-            await plugin.stop()
-        await super().close()
+from engine.testing.device_plugin import Fault
+from tests.devices.device_bench import GPU, DeviceBench
+from tests.node.conftest import container, eventually
 
 
 @pytest.fixture

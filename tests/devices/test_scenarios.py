@@ -462,7 +462,10 @@ async def test_admission_computes_with_what_is_allocated(agent):
     await plugin.stop()
     await agent.until(lambda: agent.counts() == (2, 0))
     assert {k: q.value for k, q in agent.manager.sanitize_allocatable(pod, {}).items()} == {GPU: 1}
-    assert agent.manager.sanitize_allocatable(agent.make_pod("new"), {}) == {}
+    new = agent.manager.sanitize_allocatable(agent.make_pod("new"), {})
+    assert {k: q.value for k, q in new.items()} == {GPU: 2}, "asked before it has its own"
+    plain = agent.make_pod("plain", agent.container("app"))
+    assert agent.manager.sanitize_allocatable(plain, {}) == {}
 
 
 async def test_lost_records_are_made_again_when_the_container_starts(agent):

@@ -1,0 +1,64 @@
+"""`end.json` in a pod's directory: that it has ended for good, and how.
+
+The runtime forgets dead containers and never knew why the node ended a pod. An end is written before the
+pod is stopped for it, and again with its last status, so that an agent that comes back goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.api._base import decode_hook, encode_hook
+from engine.api.lifecycle import PodEnd
+from engine.api.status import PodStatus
+from engine.host.files import replace_file
+from engine.node.pod.life import PodLife, State
+
+FILE = "end.json"
+
+log = logging.getLogger("kubengine.pods")
+
+
+class KeptEnd(msgspec.Struct, frozen=True):
+    """`end` is None for a pod that ended by itself; `status` is None until nothing of it runs."""
+
+    end: PodEnd | None = None
+    status: PodStatus | None = None
+
+    @property
+    def life(self) -> PodLife:
+        """Where the pod is in its life."""
+        if self.end is None:
+            return PodLife(State.FINISHED)
+        return PodLife(State.FAILING if self.status is None else State.FAILED, self.end)
+
+
+class KeptEnds:
+    """`pod_directory(uid)` is where a pod's files are."""
+
+    def __init__(self, pod_directory: Callable[[str], Path]) -> None:
+        self._pod_directory = pod_directory
+        self._encoder = msgspec.json.Encoder(enc_hook=encode_hook)
+        self._decoder = msgspec.json.Decoder(KeptEnd, dec_hook=decode_hook)
+
+    def write(self, uid: str, kept: KeptEnd) -> None:
+        """For a thread. Raises `OSError` or `Refused`."""
+        directory = self._pod_directory(uid)
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        replace_file(directory / FILE, self._encoder.encode(kept))
+
+    def read(self, uid: str) -> KeptEnd | None:
+        """None if the pod has not ended, as far as is known."""
+        path = self._pod_directory(uid) / FILE
+        try:
+            kept = self._decoder.decode(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; whether the pod has ended is not known", path, error)
+            return None
+        return kept if kept.end is not None or kept.status is not None else None

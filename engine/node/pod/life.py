@@ -1,0 +1,142 @@
+"""One pod's life on the node: named states, one table of transitions. Pure.
+
+    ENTERING ──admit──▸ WORKING ──finish──▸ FINISHED
+      │  ▴ │                │
+      │  │ └──────fail──────┴─▸ FAILING ──stopped──▸ FAILED
+    reject retry
+      ▾  │
+    REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ REMOVING ──removed──▸ GONE
+
+Whoever holds a `PodLife` tells it what happened and does the actions that come back, in their order.
+A pod holds what it was given (amounts, ports, devices) until a `RELEASE`, which comes only when nothing
+of it runs any more. An end is for good: no event leads from FINISHED or FAILED back to work.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from engine.api.errors import Bug
+from engine.api.lifecycle import PodEnd
+
+
+class State(Enum):
+    """What the pod is, and what is to be done for it."""
+
+    ENTERING = "is being judged, or waits for others to make room"
+    REJECTED = "does not fit the node as it is"
+    WORKING = "runs, or is being brought to run"
+    FINISHED = "has ended by itself"
+    FAILING = "is being stopped for good by the node"
+    FAILED = "was stopped for good by the node"
+    LEAVING = "is wanted no more and is being stopped"
+    REMOVING = "has stopped and is being taken away"
+    GONE = "has left nothing behind"
+
+
+class Event(Enum):
+    ADMIT = "it fits, and what it waited for has happened"
+    REJECT = "it does not fit"
+    RETRY = "something changed on the node that may let it fit"
+    FINISH = "its containers have ended for good"
+    FAIL = "the node ends it: evicted, preempted, past its deadline"
+    REMOVE = "no source wants it any more"
+    STOPPED = "nothing of it runs"
+    REMOVED = "nothing of it is left"
+
+
+class Action(Enum):
+    """What is due at once; what takes its time is said by the state."""
+
+    INTERRUPT = "stop doing what is being done for it"
+    LEAVE = "let others be judged as if it were not here"
+    RELEASE = "give back what it held"
+
+
+S, E, A = State, Event, Action
+
+TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Action, ...]]]] = {
+    (S.ENTERING, E.ADMIT): (S.WORKING, ()),
+    (S.ENTERING, E.REJECT): (S.REJECTED, ()),
+    (S.REJECTED, E.RETRY): (S.ENTERING, ()),
+    (S.WORKING, E.FINISH): (S.FINISHED, (A.RELEASE,)),
+    (S.ENTERING, E.FAIL): (S.FAILING, (A.INTERRUPT,)),
+    (S.WORKING, E.FAIL): (S.FAILING, (A.INTERRUPT,)),
+    (S.FAILING, E.STOPPED): (S.FAILED, (A.RELEASE,)),
+    **{
+        (state, E.REMOVE): (S.LEAVING, (A.INTERRUPT, A.LEAVE))
+        for state in (S.ENTERING, S.REJECTED, S.WORKING, S.FINISHED, S.FAILING, S.FAILED)
+    },
+    (S.LEAVING, E.STOPPED): (S.REMOVING, (A.RELEASE,)),
+    (S.REMOVING, E.REMOVED): (S.GONE, ()),
+}
+
+IGNORED: Final = frozenset(
+    {(state, E.FAIL) for state in S if (state, E.FAIL) not in TRANSITIONS}
+    | {(state, E.RETRY) for state in S if state is not S.REJECTED}
+    | {(state, E.REMOVE) for state in (S.LEAVING, S.REMOVING, S.GONE)}
+)
+"""What may come too late and changes nothing."""
+
+HOLDING: Final = frozenset({S.ENTERING, S.WORKING, S.FAILING, S.LEAVING})
+"""States in which a pod may run, so that what it holds is nobody else's."""
+
+OVER: Final = frozenset({S.REJECTED, S.FINISHED, S.FAILED, S.REMOVING, S.GONE})
+"""States in which nothing of a pod runs, or will without another event."""
+
+UNWANTED: Final = frozenset({S.LEAVING, S.REMOVING, S.GONE})
+
+
+class PodLife:
+    """Where one pod is in its life, and the first end that it was given."""
+
+    def __init__(self, state: State = State.ENTERING, end: PodEnd | None = None) -> None:
+        self.state = state
+        self.end = end
+
+    def tell(self, event: Event, end: PodEnd | None = None) -> tuple[Action, ...]:
+        """What is to be done now. `Bug` for an event that cannot happen in this state."""
+        if (self.state, event) in IGNORED:
+            return ()
+        if (self.state, event) not in TRANSITIONS:
+            raise Bug(f"{event.name} while {self.state.name}", subject="pod life")
+        self.state, actions = TRANSITIONS[self.state, event]
+        if event in (Event.FAIL, Event.REJECT):
+            self.end = end
+        elif event is Event.ADMIT:
+            self.end = None
+        self.validate()
+        return actions
+
+    @property
+    def holds(self) -> bool:
+        """Whether something of the pod may run."""
+        return self.state in HOLDING
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def final(self) -> bool:
+        """Whether it has ended for good, so that its status stays as it is."""
+        return self.state in (State.FINISHED, State.FAILED)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a source still wants it."""
+        return self.state not in UNWANTED
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the node, or its source, has ended it and nothing of it runs."""
+        return self.state in (State.FAILED, State.REMOVING, State.GONE)
+
+    def validate(self) -> None:
+        """Raises `Bug` where what is kept contradicts the state."""
+        needs_end = self.state in (State.REJECTED, State.FAILING, State.FAILED)
+        if needs_end and self.end is None:
+            raise Bug(f"{self.state.name} without a reason", subject="pod life")
+        if self.state in (State.WORKING, State.FINISHED) and self.end is not None:
+            raise Bug(f"{self.state.name} and ended for {self.end.reason}", subject="pod life")

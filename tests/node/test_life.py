@@ -1,0 +1,57 @@
+"""One pod's life as a table: where every event leads, and what never happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api.errors import Bug
+from engine.api.lifecycle import PodEnd
+from engine.node.pod.life import HOLDING, IGNORED, OVER, TRANSITIONS, Action, Event, PodLife, State
+
+END = PodEnd("Evicted", "no room")
+ENDED = {State.FINISHED, State.FAILED}
+RUNS = {State.ENTERING, State.WORKING}
+
+
+def test_every_state_is_reached_and_left():
+    reached = {target for target, _ in TRANSITIONS.values()} | {State.ENTERING}
+    assert reached == set(State)
+    assert {state for state, _ in TRANSITIONS} == set(State) - {State.GONE}
+    assert set(State) == HOLDING | OVER
+    assert not HOLDING & OVER
+
+
+def test_no_event_leads_back_from_an_end():
+    for (state, _), (target, _) in TRANSITIONS.items():
+        if state in ENDED:
+            assert target is State.LEAVING
+
+
+def test_a_pod_that_is_not_wanted_never_is_again():
+    unwanted = {State.LEAVING, State.REMOVING, State.GONE}
+    assert all(target in unwanted for (state, _), (target, _) in TRANSITIONS.items() if state in unwanted)
+
+
+def test_an_event_that_cannot_happen_is_a_bug():
+    for state in State:
+        for event in Event:
+            if (state, event) not in TRANSITIONS and (state, event) not in IGNORED:
+                with pytest.raises(Bug, match=f"{event.name} while {state.name}"):
+                    PodLife(state, END).tell(event)
+
+
+@given(st.lists(st.sampled_from(Event)))
+def test_what_a_pod_held_is_given_back_when_it_stops_to_hold_it_and_not_before(events):
+    life = PodLife()
+    for event in events:
+        if (life.state, event) not in TRANSITIONS and (life.state, event) not in IGNORED:
+            continue
+        before = life.state
+        actions = life.tell(event, END)
+        released = Action.RELEASE in actions
+        assert released == (before in HOLDING and life.state in OVER and event is not Event.REJECT)
+        assert (Action.LEAVE in actions) == (before is not State.LEAVING and life.state is State.LEAVING)
+        if before in RUNS and life.state not in RUNS | OVER:
+            assert Action.INTERRUPT in actions
