@@ -8,12 +8,13 @@ ROOT/containers/<id>/image-<n>     the n-th mount, where that is an image, as co
 from __future__ import annotations
 
 import asyncio
-import shutil
+import contextlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api.errors import InvalidInput
+from engine.host.trees import remove_tree
 from engine.runtime.failures import Missing
 from engine.runtime.images import ImageStore, StoredImage
 from engine.runtime.records import Container
@@ -62,7 +63,7 @@ class ContainerFiles:
             for volume in volumes.values():
                 await asyncio.to_thread(self._fill, volume)
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
+            await asyncio.to_thread(_remove, place)
             raise
         rootfs = {
             "overlay": self._overlay,
@@ -76,13 +77,13 @@ class ContainerFiles:
         return Files(rootfs, {path: str(volume.source) for path, volume in volumes.items()}, layers)
 
     async def remove(self, container: Container) -> None:
-        await asyncio.to_thread(shutil.rmtree, self._places / container.id, ignore_errors=True)
+        await asyncio.to_thread(_remove, self._places / container.id)
 
     async def keep(self, identifiers: Collection[str]) -> None:
         """Remove what belongs to other containers."""
         for place in self._places.iterdir():
             if place.name not in identifiers:
-                await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
+                await asyncio.to_thread(_remove, place)
 
     def _volumes(self, container: Container, place: Path) -> list[tuple[str, _Volume]]:
         found = []
@@ -103,3 +104,9 @@ class ContainerFiles:
         flatten([self._images.layers / layer for layer in volume.image.layers], volume.place)
         if not volume.source.exists():
             raise Missing("no such path in the image", subject=volume.below)
+
+
+def _remove(place: Path) -> None:
+    """As much of it as can be; what is left is tried again at the next start."""
+    with contextlib.suppress(OSError):
+        remove_tree(place)

@@ -111,10 +111,17 @@ class Hierarchy:
             yield at("cpu"), "cpu.cfs_period_us", str(wanted.cpu_period)
         if wanted.cpu_quota:
             yield at("cpu"), "cpu.cfs_quota_us", str(wanted.cpu_quota)
-        if wanted.memory_limit_in_bytes:
-            yield at("memory"), "memory.limit_in_bytes", str(wanted.memory_limit_in_bytes)
-        if wanted.memory_swap_limit_in_bytes:
-            yield at("memory"), "memory.memsw.limit_in_bytes", str(wanted.memory_swap_limit_in_bytes)
+        if wanted.memory_limit_in_bytes or wanted.memory_swap_limit_in_bytes:
+            directory = at("memory")
+            limits = [
+                ("memory.limit_in_bytes", wanted.memory_limit_in_bytes),
+                ("memory.memsw.limit_in_bytes", wanted.memory_swap_limit_in_bytes),
+            ]
+            if _grows(directory, wanted.memory_limit_in_bytes):
+                limits.reverse()
+            for name, value in limits:
+                if value:
+                    yield directory, name, str(value)
         if wanted.cpuset_cpus:
             yield at("cpuset"), "cpuset.cpus", wanted.cpuset_cpus
         if wanted.cpuset_mems:
@@ -147,6 +154,15 @@ class Hierarchy:
             if "/" in name or "." not in name:
                 raise InvalidInput("expected the name of a cgroup file", subject=f"unified {name!r}")
             yield directory, name, value
+
+
+def _grows(directory: str, limit: int) -> bool:
+    """Whether memory would pass what memory and swap together may be now: then that must rise first."""
+    try:
+        together = int(Path(directory, "memory.memsw.limit_in_bytes").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return limit < 0 or limit > together
 
 
 def container_path(parent: str, identifier: str, driver: str) -> str:

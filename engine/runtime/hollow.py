@@ -159,7 +159,7 @@ class HollowBackend:
 
     async def container_stats(self, containers: Sequence[Container]) -> list[cri.ContainerStats]:
         now = time.time_ns()
-        return [
+        found = [
             cri.ContainerStats(
                 attributes=cri.ContainerAttributes(
                     id=container.id,
@@ -179,6 +179,11 @@ class HollowBackend:
             )
             for container in containers
         ]
+        for container, stats in zip(containers, found, strict=True):
+            if container.state != RUNNING:
+                stats.ClearField("cpu")
+                stats.ClearField("memory")
+        return found
 
     async def sandbox_stats(self, sandbox: Sandbox) -> cri.LinuxPodSandboxStats:
         now = time.time_ns()

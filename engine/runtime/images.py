@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput
 from engine.host.files import remove_unfinished, replace_file
+from engine.host.trees import remove_tree
 from engine.runtime.archives import Archive, ArchivedImage
 from engine.runtime.failures import Missing, WrongState
 from engine.runtime.layers import unpack
@@ -97,7 +97,7 @@ class ImageStore:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for partial in self.layers.glob("*.partial"):
             if _is_stale(partial):
-                shutil.rmtree(partial)
+                remove_tree(partial)
         for directory in (self._records, self.layers):
             remove_unfinished(directory)
 
@@ -178,7 +178,7 @@ class ImageStore:
         wanted |= {layer for image in self._current().values() for layer in image.layers}
         for path in self.layers.iterdir():
             if path.suffix != ".partial" and path.name.removesuffix(".size") not in wanted:
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+                remove_tree(path)
 
     def _import(self, archive: Archive, image: ArchivedImage, digests: Sequence[str]) -> StoredImage:
         """Store `image` under its tags, their digests and `digests`, besides the names that it has."""
@@ -222,7 +222,8 @@ class ImageStore:
             if counted is None:
                 raise
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                remove_tree(partial)
         return counted
 
     def _layer_size(self, name: str) -> tuple[int, int] | None:

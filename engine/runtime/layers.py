@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import stat
 import tarfile
 from pathlib import Path
 from typing import IO
 
 from engine.api.errors import InvalidInput
+from engine.host.trees import remove_tree
 from engine.runtime import tars
 
 WHITEOUT = ".wh."
@@ -25,6 +25,7 @@ OPAQUE = ".wh..wh..opq"
 OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
 XATTR_PREFIX = "SCHILY.xattr."
 FORBIDDEN_XATTR = "trusted."
+MAX_DEPTH = 256
 LIMITS = tars.Limits(entries=1_000_000, size=64 << 30)
 
 
@@ -137,6 +138,8 @@ def _place(root: Path, name: str) -> Path | None:
         return None
     if ".." in parts:
         raise InvalidInput("leads out of the layer", subject=name)
+    if len(parts) > MAX_DEPTH:
+        raise InvalidInput(f"lies more than {MAX_DEPTH} levels deep", subject=f"{name[:80]}…")
     if any(part.startswith(WHITEOUT) and not part.startswith(METADATA) for part in parts[:-1]):
         raise InvalidInput("goes through a whiteout", subject=name)
     if parts[-1].removeprefix(WHITEOUT) in ("", ".", ".."):
@@ -196,6 +199,6 @@ def _is_whiteout(place: Path) -> bool:
 def _make_way(place: Path) -> None:
     """For what is not a directory."""
     if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+        remove_tree(place)
     else:
         place.unlink(missing_ok=True)

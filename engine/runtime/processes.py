@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -21,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, Refused
-from engine.runtime import cdi, hierarchy, requests, usage
+from engine.host.trees import remove_tree
+from engine.runtime import cdi, hierarchy, oci, requests, usage
 from engine.runtime.addresses import PodNetwork
 from engine.runtime.backend import Listener
 from engine.runtime.commands import ProcessCommands
@@ -117,7 +117,8 @@ class ProcessBackend:
                 Path(directory).rmdir()
         await self.stop()
         for path in (self.state.path, *(self.root / name for name in ("containers", "images", "layers"))):
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(remove_tree, path)
         with contextlib.suppress(OSError):
             self.root.rmdir()
 
@@ -222,6 +223,7 @@ class ProcessBackend:
         path = hierarchy.container_path(parent, container.id, self._driver)
         target = self._target(container)
         files = await self._files.make(container, stored)
+        self._name_image_volumes(container)
         try:
             request = requests.container_request(
                 container,
@@ -405,7 +407,8 @@ class ProcessBackend:
         extras = self._extras[record.id]
         facts: dict[str, Any] = {"pid": record.pid, "cgroupPath": extras.cgroup}
         if isinstance(record, Container):
-            facts |= {"sandboxID": record.sandbox.id, "shim": record.shim, "runtimeSpec": extras.request}
+            spec = oci.runtime_spec(extras.request, extras.cgroup, record.config.linux.resources, record.user)
+            facts |= {"sandboxID": record.sandbox.id, "shim": record.shim, "runtimeSpec": spec}
         else:
             facts |= {"bridge": self.network.bridge, "ips": record.ips}
         return {"info": json.dumps(facts)}
@@ -423,6 +426,15 @@ class ProcessBackend:
 
     def _layers_in_use(self) -> set[str]:
         return {layer for extras in self._extras.values() for layer in extras.layers}
+
+    def _name_image_volumes(self, container: Container) -> None:
+        """The status of a container tells which images its volumes are, by digest."""
+        for mount in container.config.mounts:
+            image = self.images.get(mount.image.image) if mount.image.image else None
+            if image is not None:
+                asked = mount.image.user_specified_image or mount.image.image
+                mount.image.user_specified_image = asked
+                mount.image.image = image.digests[0] if image.digests else image.id
 
     def _target(self, container: Container) -> Container | None:
         options = container.config.linux.security_context.namespace_options

@@ -38,8 +38,7 @@ def check_sandbox(sandbox: Sandbox) -> None:
     """Raises Unsupported or InvalidInput for what no shim can do."""
     options = namespaces(sandbox)
     subject = f"sandbox {sandbox.config.metadata.name!r}"
-    if options.HasField("userns_options") and options.userns_options.mode == cri.POD:
-        raise Unsupported("user namespaces are left out", subject=subject)
+    check_user_namespace(options, subject)
     for key in sandbox.config.linux.sysctls:
         if options.network == cri.NODE and key.startswith("net."):
             raise InvalidInput(f"sysctl {key} needs a network of the pod's own", subject=subject)
@@ -50,6 +49,13 @@ def check_sandbox(sandbox: Sandbox) -> None:
     for mapping in sandbox.config.port_mappings:
         if mapping.host_port and mapping.protocol != cri.TCP:
             raise Unsupported(f"host port {mapping.host_port}: only TCP is forwarded", subject=subject)
+
+
+def check_user_namespace(options: cri.NamespaceOption, subject: str) -> None:
+    """Raises Unsupported for another user namespace than the node's."""
+    if options.HasField("userns_options") and options.userns_options.mode != cri.NODE:
+        reason = "user namespaces are left out: hostUsers must be true"
+        raise Unsupported(reason, subject=subject)
 
 
 def hostname(sandbox: Sandbox) -> str:
@@ -71,6 +77,7 @@ def sandbox_request(
         "hostname": hostname(sandbox),
         "sysctls": dict(sandbox.config.linux.sysctls),
         "cgroups": list(cgroups),
+        "seccomp": seccomp.sandbox_filter(sandbox.config.linux.security_context).hex(),
         "network": dict(network or {}),
         "forwards": [
             (mapping.host_ip or "0.0.0.0", mapping.host_port, network["address"], mapping.container_port)
@@ -97,6 +104,7 @@ def container_request(
     """`config` is the container's with its CDI devices' edits, `etc` holds the sandbox's files for /etc."""
     sandbox = container.sandbox
     security = config.linux.security_context
+    check_user_namespace(security.namespace_options, f"container {config.metadata.name!r}")
     keep = capabilities(security)
     return {
         "role": "container",
@@ -132,7 +140,7 @@ def container_request(
         "capabilities": sorted(keep),
         "ambient": sorted(_names(security.capabilities.add_ambient_capabilities)),
         "no_new_privs": security.no_new_privs and not security.privileged,
-        "seccomp": seccomp.container_filter(security, keep).hex(),
+        "seccomp": seccomp.filter_program(security, keep).hex(),
     }
 
 
@@ -192,6 +200,7 @@ def environment(config: cri.ContainerConfig, image: Mapping[str, Any], host: str
 def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, str]) -> list[dict[str, Any]]:
     """The pod's files under /etc and the wanted mounts, outer ones first."""
     found = []
+    privileged = config.linux.security_context.privileged
     taken = {_clean(mount.container_path) for mount in config.mounts}
     for name in ("hosts", "resolv.conf", "hostname"):
         if f"/etc/{name}" not in taken:
@@ -203,13 +212,17 @@ def mounts(config: cri.ContainerConfig, etc: Path, image_volumes: Mapping[str, s
         subject = f"mount {mount.container_path}"
         if not source:
             raise InvalidInput("expected a host path or an image", subject=subject)
+        if mount.image.image and not mount.readonly:
+            raise InvalidInput("an image volume must be read-only", subject=subject)
+        if mount.propagation == cri.PROPAGATION_BIDIRECTIONAL and not privileged:
+            raise InvalidInput("bidirectional propagation needs a privileged container", subject=subject)
         if mount.recursive_read_only and not mount.readonly:
             raise InvalidInput("recursive_read_only needs readonly", subject=subject)
         if mount.recursive_read_only and mount.propagation != cri.PROPAGATION_PRIVATE:
             raise InvalidInput("recursive_read_only needs private propagation", subject=subject)
         found.append(
             {
-                **_mount(source, _clean(mount.container_path), mount.readonly or bool(mount.image.image)),
+                **_mount(source, _clean(mount.container_path), mount.readonly),
                 "propagation": int(mount.propagation),
                 "recursive_readonly": mount.recursive_read_only,
             }

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
+from engine.host import beneath
 from engine.runtime.failures import Missing, Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
+MOST = 1 << 20
 LIBRARY = "libseccomp.so.2"
 ACTIONS = {
     "SCMP_ACT_KILL": 0x00000000, "SCMP_ACT_KILL_THREAD": 0x00000000, "SCMP_ACT_KILL_PROCESS": 0x80000000,
@@ -64,8 +66,11 @@ BY_CAPABILITY = {
 }  # fmt: skip
 
 
-def container_filter(security: cri.LinuxContainerSecurityContext, capabilities: Collection[str]) -> bytes:
-    """The filter program (`struct sock_filter`s) that a container wants, empty for none.
+def filter_program(
+    security: cri.LinuxContainerSecurityContext | cri.LinuxSandboxSecurityContext,
+    capabilities: Collection[str],
+) -> bytes:
+    """The filter program (`struct sock_filter`s) that a container or sandbox wants, empty for none.
 
     Raises Missing or InvalidInput about the profile's file, Unsupported where libseccomp isn't there.
     """
@@ -73,10 +78,35 @@ def container_filter(security: cri.LinuxContainerSecurityContext, capabilities: 
         return b""
     kinds = cri.SecurityProfile
     if security.seccomp.profile_type == kinds.Localhost:
-        return compiled(_read(Path(security.seccomp.localhost_ref)), capabilities)
+        return _compiled_file(Path(security.seccomp.localhost_ref), capabilities)
     if security.seccomp.profile_type == kinds.RuntimeDefault:
         return compiled(default_profile(capabilities), capabilities)
     return b""
+
+
+def sandbox_filter(security: cri.LinuxSandboxSecurityContext) -> bytes:
+    """The same for the process that holds a pod's namespaces.
+
+    It runs nothing but this package's code, without privileges: where libseccomp isn't there, RuntimeDefault
+    is no reason to refuse the pod.
+    """
+    try:
+        return filter_program(security, ())
+    except Unsupported:
+        if security.seccomp.profile_type == cri.SecurityProfile.RuntimeDefault:
+            return b""
+        raise
+
+
+def _compiled_file(path: Path, capabilities: Collection[str]) -> bytes:
+    try:
+        return compiled(_read(path), capabilities)
+    except Missing:
+        raise
+    except InvalidInput as error:
+        raise InvalidInput(str(error), subject=f"seccomp profile {path}") from None
+    except (TypeError, ValueError, AttributeError, ctypes.ArgumentError, OverflowError) as error:
+        raise InvalidInput(f"is not of the form of one: {error}", subject=f"seccomp profile {path}") from None
 
 
 def default_profile(capabilities: Collection[str]) -> dict[str, Any]:
@@ -160,13 +190,22 @@ def _action(source: Mapping[str, Any], key: str, errno_key: str) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text())
+        handle = os.open(path, beneath.HANDLE)
+        try:
+            text = beneath.read_handle(handle, str(path), MOST + 1)
+        finally:
+            os.close(handle)
+        document = json.loads(text[:MOST])
     except FileNotFoundError:
         raise Missing("no such file", subject=f"seccomp profile {path}") from None
-    except (OSError, ValueError) as error:
-        raise InvalidInput(str(error), subject=f"seccomp profile {path}") from None
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error)) from None
+    except RecursionError:
+        raise InvalidInput("is too deep") from None
+    if len(text) > MOST:
+        raise InvalidInput(f"more than {MOST} bytes")
     if not isinstance(document, dict):
-        raise InvalidInput("expected an object", subject=f"seccomp profile {path}")
+        raise InvalidInput("expected an object")
     return document
 
 

@@ -418,9 +418,7 @@ class RuntimeService:
         wanted = cri.ContainerFilter(
             id=filter.id, pod_sandbox_id=filter.pod_sandbox_id, label_selector=filter.label_selector
         )
-        return await self._backend.container_stats(
-            [c for c in self.records.select_containers(wanted) if c.state == RUNNING]
-        )
+        return await self._backend.container_stats(list(self.records.select_containers(wanted)))
 
     def _select_for_stats(self, filter: cri.PodSandboxStatsFilter) -> list[Sandbox]:
         wanted = cri.PodSandboxFilter(id=filter.id, label_selector=filter.label_selector)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.runtime.records import Container
+from engine.host import trees
+from engine.runtime.records import RUNNING, Container
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
 
@@ -37,6 +37,7 @@ class Usage:
     ) -> cri.ContainerStats:
         now = time.time_ns()
         size, inodes = self._disk_usage(container.id, writable)
+        running = container.state == RUNNING
         return cri.ContainerStats(
             attributes=cri.ContainerAttributes(
                 id=container.id,
@@ -44,9 +45,9 @@ class Usage:
                 labels=container.config.labels,
                 annotations=container.config.annotations,
             ),
-            cpu=self.cpu(container.id, groups),
-            memory=memory(groups),
-            swap=_swap(groups),
+            cpu=self.cpu(container.id, groups) if running else None,
+            memory=memory(groups) if running else None,
+            swap=_swap(groups) if running else None,
             writable_layer=cri.FilesystemUsage(
                 timestamp=now,
                 fs_id=cri.FilesystemIdentifier(mountpoint=mountpoint),
@@ -76,15 +77,7 @@ class Usage:
         now = time.monotonic()
         known = self._disk.get(identifier)
         if known is None or now - known[0] > DISK_PERIOD:
-            size = inodes = 0
-            for here, directories, files in os.walk(directory):
-                for name in (*directories, *files):
-                    try:
-                        size += os.lstat(f"{here}/{name}").st_blocks * 512
-                    except OSError:
-                        continue
-                    inodes += 1
-            known = self._disk[identifier] = (now, size, inodes)
+            known = self._disk[identifier] = (now, *trees.disk_usage(directory))
         return known[1], known[2]
 
 

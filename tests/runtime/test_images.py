@@ -319,7 +319,9 @@ async def test_image_as_a_volume(embedded: Pods) -> None:
     ImageStore(embedded.directory / "root").import_archive(archive)
     mounts = [
         cri.Mount(container_path="/v", image=cri.ImageSpec(image="volume:1"), readonly=True),
-        cri.Mount(container_path="/s", image=cri.ImageSpec(image="volume:1"), image_sub_path="sub"),
+        cri.Mount(
+            container_path="/s", image=cri.ImageSpec(image="volume:1"), image_sub_path="sub", readonly=True
+        ),
     ]
     text = await embedded.output(
         "cat /v/sub/file /s/file; touch /v/x 2>/dev/null || echo denied", mounts=mounts

@@ -132,7 +132,7 @@ def test_lists_in_wire_form_are_the_message() -> None:
                 container_path="/b",
                 readonly=True,
                 recursive_read_only=True,
-                propagation=cri.PROPAGATION_BIDIRECTIONAL,
+                propagation=cri.PROPAGATION_HOST_TO_CONTAINER,
             ),
             "needs private propagation",
         ),

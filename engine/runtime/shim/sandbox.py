@@ -57,6 +57,8 @@ def run(request: dict[str, Any], report: Report) -> int:
     os.close(directory)
     report.close()
     linux.give_up_privileges()
+    if request["seccomp"]:
+        linux.install_filter(bytes.fromhex(request["seccomp"]))
     _hold()
     return 0
 
