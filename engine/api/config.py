@@ -7,6 +7,7 @@ field means here is said in `docs/configuration.md`. Differences in defaults are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -20,30 +21,91 @@ GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
 ROOT_DIR = "/var/lib/kubelet"
 
 
-class CrashLoopBackOffConfig(Struct, forbid_unknown_fields=True):
+class CrashLoopBackOffConfig(Struct):
     max_container_restart_period: Duration | None = None
 
 
-class MemorySwapConfig(Struct, forbid_unknown_fields=True):
+class MemorySwapConfig(Struct):
     swap_behavior: str = ""
 
 
-class MemoryReservation(Struct, forbid_unknown_fields=True):
+class MemoryReservation(Struct):
     numa_node: int = 0
     limits: dict[str, Quantity] | None = None
 
 
-class ShutdownGracePeriodByPodPriority(Struct, forbid_unknown_fields=True):
+class ShutdownGracePeriodByPodPriority(Struct):
     priority: int = 0
     shutdown_grace_period_seconds: int = 0
 
 
-class UserNamespaces(Struct, forbid_unknown_fields=True):
+class UserNamespaces(Struct):
     ids_per_pod: int | None = None
 
 
-class KubeletConfiguration(Struct, forbid_unknown_fields=True):
-    """The node agent's configuration. Durations are seconds as `Duration`."""
+class X509Authentication(Struct):
+    client_ca_file: str = msgspec.field(default="", name="clientCAFile")
+
+
+class WebhookAuthentication(Struct):
+    enabled: bool = True
+    cache_ttl: Duration = msgspec.field(default=Duration(120), name="cacheTTL")
+
+
+class AnonymousAuthentication(Struct):
+    enabled: bool = False
+
+
+class KubeletAuthentication(Struct):
+    x509: X509Authentication = msgspec.field(default_factory=X509Authentication)
+    webhook: WebhookAuthentication = msgspec.field(default_factory=WebhookAuthentication)
+    anonymous: AnonymousAuthentication = msgspec.field(default_factory=AnonymousAuthentication)
+
+    def __post_init__(self) -> None:
+        zero_is_default(self.webhook, ("cache_ttl",))
+
+
+class WebhookAuthorization(Struct):
+    cache_authorized_ttl: Duration = msgspec.field(default=Duration(300), name="cacheAuthorizedTTL")
+    cache_unauthorized_ttl: Duration = msgspec.field(default=Duration(30), name="cacheUnauthorizedTTL")
+
+
+class KubeletAuthorization(Struct):
+    mode: str = "Webhook"
+    webhook: WebhookAuthorization = msgspec.field(default_factory=WebhookAuthorization)
+
+    def __post_init__(self) -> None:
+        zero_is_default(self, ("mode",))
+        zero_is_default(self.webhook, ("cache_authorized_ttl", "cache_unauthorized_ttl"))
+
+
+def zero_is_default(owner: Struct, names: Iterable[str]) -> None:
+    """Give fields that are zero or empty their default, as the kubelet does where it cannot tell a zero
+    that was written from a field that was not."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(owner)}
+    for name in names:
+        if not getattr(owner, name):
+            setattr(owner, name, defaults[name])
+
+
+_ZERO_IS_DEFAULT = (
+    "pod_logs_dir", "sync_frequency", "file_check_frequency", "http_check_frequency", "address", "port",
+    "registry_burst", "event_burst", "healthz_bind_address", "streaming_connection_idle_timeout",
+    "node_lease_duration_seconds", "image_minimum_gc_age",
+    "volume_stats_agg_period", "cgroup_driver", "cpu_manager_policy", "cpu_manager_reconcile_period",
+    "memory_manager_policy", "topology_manager_policy", "topology_manager_scope", "runtime_request_timeout",
+    "hairpin_mode", "max_pods", "max_open_files", "content_type", "kube_api_burst",
+    "eviction_pressure_transition_period", "container_log_max_size",
+    "config_map_and_secret_change_detection_strategy", "volume_plugin_dir", "memory_reservation_policy",
+)  # fmt: skip
+
+
+class KubeletConfiguration(Struct):
+    """The node agent's configuration. Durations are seconds as `Duration`.
+
+    A zero stands for the default where it does for the kubelet (v1.36 `SetDefaults_KubeletConfiguration`);
+    `readOnlyPort: 0` and `healthzPort: 0` are closed ports.
+    """
 
     api_version: str = GROUP_VERSION
     kind: str = "KubeletConfiguration"
@@ -62,11 +124,12 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     tls_cert_file: str = ""
     tls_private_key_file: str = ""
     tls_cipher_suites: list[str] | None = None
+    tls_curve_preferences: list[int] | None = None
     tls_min_version: str = ""
     rotate_certificates: bool = False
     server_tls_bootstrap: bool = False
-    authentication: dict[str, Any] | None = None
-    authorization: dict[str, Any] | None = None
+    authentication: KubeletAuthentication = msgspec.field(default_factory=KubeletAuthentication)
+    authorization: KubeletAuthorization = msgspec.field(default_factory=KubeletAuthorization)
     registry_pull_qps: int = 5
     registry_burst: int = 10
     image_pull_credentials_verification_policy: str = ""
@@ -81,8 +144,8 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     cluster_domain: str = ""
     cluster_dns: list[str] | None = None
     streaming_connection_idle_timeout: Duration = Duration(4 * 3600)
-    node_status_update_frequency: Duration = Duration(10)
-    node_status_report_frequency: Duration = Duration(300)
+    node_status_update_frequency: Duration = Duration(0)
+    node_status_report_frequency: Duration = Duration(0)
     node_lease_duration_seconds: int = 40
     image_minimum_gc_age: Duration = Duration(120)
     image_maximum_gc_age: Duration = Duration(0)
@@ -163,6 +226,7 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     enable_debug_flags_handler: bool = True
     seccomp_default: bool = False
     memory_throttling_factor: float = 0.9
+    memory_reservation_policy: str = "None"
     register_with_taints: list[Taint] | None = None
     register_node: bool = True
     tracing: dict[str, Any] | None = None
@@ -173,6 +237,11 @@ class KubeletConfiguration(Struct, forbid_unknown_fields=True):
     user_namespaces: UserNamespaces | None = None
 
     def __post_init__(self) -> None:
+        update, report = self.node_status_update_frequency, self.node_status_report_frequency
+        self.node_status_update_frequency = update or Duration(10)
+        self.node_status_report_frequency = report or update or Duration(300)
+        zero_is_default(self, _ZERO_IS_DEFAULT)
+        self.pod_pids_limit = max(self.pod_pids_limit, -1)
         if self.serialize_image_pulls is None:
             self.serialize_image_pulls = (self.max_parallel_image_pulls or 1) < 2
 

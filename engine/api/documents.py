@@ -1,11 +1,13 @@
 """Text to typed objects: YAML or JSON, one document or many, with errors that say where.
 
-Unknown pod fields are warnings, unknown configuration fields are errors. Every error is an
-`InvalidInput` whose subject is the file and whose message holds the field path and what was expected.
+Unknown fields of pods and of the kubelet's configuration are warnings, of our own configuration errors.
+Every error is an `InvalidInput` whose subject is the file and whose message holds the field path and what
+was expected.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,10 +18,15 @@ import msgspec
 from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
+from engine.api.fitting import fitted
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 
 MAX_BYTES = 10 * 1024 * 1024
+CONTAINERD = "unix:///run/containerd/containerd.sock"
+"""Where the kubelet looks for a runtime that its configuration does not name."""
+
+log = logging.getLogger("kubengine.config")
 
 T = TypeVar("T")
 
@@ -75,7 +82,7 @@ def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
 def convert(document: Any, kind: type[T], subject: str) -> T:
     """A typed object from plain data. Raises `InvalidInput` with the field path."""
     try:
-        return msgspec.convert(document, kind, dec_hook=decode_hook)
+        return msgspec.convert(fitted(document, kind), kind, dec_hook=decode_hook)
     except (msgspec.ValidationError, InvalidInput) as error:
         raise InvalidInput(_with_path(str(error)), subject=subject) from None
 
@@ -153,13 +160,20 @@ def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
 
 
 def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfiguration]:
-    """Both configurations from the documents of one or more files; a missing one is its defaults."""
+    """Both configurations from the documents of one or more files; a missing one is its defaults.
+
+    As for the kubelet, fields that a KubeletConfiguration does not have are warnings, and one that names no
+    runtime means containerd's socket.
+    """
     kubelet, kubengine = KubeletConfiguration(), KubengineConfiguration()
     for path in paths:
         for document in parse_documents(read_text(path), str(path)):
             match document.get("kind"):
                 case "KubeletConfiguration":
                     kubelet = convert(document, KubeletConfiguration, str(path))
+                    kubelet.container_runtime_endpoint = kubelet.container_runtime_endpoint or CONTAINERD
+                    for field in unknown_fields(document, KubeletConfiguration):
+                        log.warning("%s: %s: unknown field", path, field)
                 case "KubengineConfiguration":
                     kubengine = convert(document, KubengineConfiguration, str(path))
                 case kind:

@@ -7,7 +7,9 @@ import re
 from engine.api.errors import InvalidInput
 
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_LONGEST = 128
+_MOST_SECONDS = 2**63 / 1e9
 
 
 class Duration(float):
@@ -17,14 +19,20 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Read `1h15m30.5s`; a bare `0` is allowed. Raises `InvalidInput`."""
+        """Read `1h15m30.5s`; a bare `0` is allowed. Raises `InvalidInput`, also for more than 292 years."""
+        wrong = InvalidInput(f"{text[:64]!r} is not a duration; write it like 10s, 1m30s or 500ms")
+        if len(text) > _LONGEST:
+            raise wrong
         sign, body = (-1.0, text[1:]) if text.startswith("-") else (1.0, text.removeprefix("+"))
         if body == "0":
             return cls(0)
-        parts = _PART.findall(body)
-        if not parts or "".join(number + unit for number, unit in parts) != body:
-            raise InvalidInput(f"{text!r} is not a duration; write it like 10s, 1m30s or 500ms")
-        return cls(sign * sum(float(number) * _UNITS[unit] for number, unit in parts))
+        at, seconds = 0, 0.0
+        while part := _PART.match(body, at):
+            at = part.end()
+            seconds += float(part[1]) * _UNITS[part[2]]
+        if not at or at < len(body) or seconds >= _MOST_SECONDS:
+            raise wrong
+        return cls(sign * seconds)
 
     def __str__(self) -> str:
         nanos = round(abs(self) * 1e9)

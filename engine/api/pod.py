@@ -203,6 +203,20 @@ class ContainerResizePolicy(Struct):
     restart_policy: str
 
 
+class ContainerRestartRuleOnExitCodes(Struct):
+    """`operator` is In or NotIn."""
+
+    operator: str
+    values: list[int] | None = None
+
+
+class ContainerRestartRule(Struct):
+    """`action` is Restart or RestartAllContainers."""
+
+    action: str
+    exit_codes: ContainerRestartRuleOnExitCodes | None = None
+
+
 class Container(Struct):
     """One container, init container or sidecar (an init container with `restart_policy` Always)."""
 
@@ -217,7 +231,7 @@ class Container(Struct):
     resources: ResourceRequirements | None = None
     resize_policy: list[ContainerResizePolicy] | None = None
     restart_policy: str | None = None
-    restart_policy_rules: list[dict[str, Any]] | None = None
+    restart_policy_rules: list[ContainerRestartRule] | None = None
     volume_mounts: list[VolumeMount] | None = None
     volume_devices: list[VolumeDevice] | None = None
     liveness_probe: Probe | None = None
@@ -376,6 +390,10 @@ class LocalObjectReference(Struct):
     name: str = ""
 
 
+class PodReadinessGate(Struct):
+    condition_type: str
+
+
 class PodSpec(Struct):
     containers: list[Container] = msgspec.field(default_factory=list)
     init_containers: list[Container] | None = None
@@ -409,7 +427,7 @@ class PodSpec(Struct):
     priority_class_name: str = ""
     priority: int | None = None
     preemption_policy: str | None = None
-    readiness_gates: list[dict[str, Any]] | None = None
+    readiness_gates: list[PodReadinessGate] | None = None
     runtime_class_name: str | None = None
     enable_service_links: bool | None = None
     overhead: ResourceList | None = None

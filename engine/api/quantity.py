@@ -18,6 +18,7 @@ MAX_BINARY: Final = (2**63 - 1) * NANO
 MAX_EXPONENT: Final = 999
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([eEinumkKMGTP]*[+-]?[0-9]*)")
+_LONGEST = 512
 _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
@@ -72,7 +73,7 @@ class Quantity:
 
         Raises `QuantityError`.
         """
-        match = _SHAPE.fullmatch(text)
+        match = _SHAPE.fullmatch(text) if len(text) <= _LONGEST else None
         if not text or match is None:
             raise QuantityError("format", text)
         sign, whole, fraction, suffix = match.groups(default="")

@@ -45,6 +45,15 @@ class ResourceAmounts(Struct):
     limits: dict[str, Quantity] | None = None
 
 
+class VolumeMountStatus(Struct):
+    """`recursive_read_only` is Disabled or Enabled, and only said of a mount that is read-only."""
+
+    name: str
+    mount_path: str
+    read_only: bool = False
+    recursive_read_only: str | None = None
+
+
 class ContainerStatus(Struct):
     """Fields without a default are always written, as the kubelet does."""
 
@@ -60,13 +69,18 @@ class ContainerStatus(Struct):
     allocated_resources: dict[str, Quantity] | None = None
     resources: ResourceAmounts | None = None
     allocated_resources_status: list[dict[str, Any]] | None = None
+    volume_mounts: list[VolumeMountStatus] | None = None
+
+
+def _never() -> None:
+    """A default that is written as `null`, not left out."""
 
 
 class PodCondition(Struct):
     type: str
     status: str
     observed_generation: int = 0
-    last_probe_time: datetime | None = None
+    last_probe_time: datetime | None = msgspec.field(default_factory=_never)
     last_transition_time: datetime | None = None
     reason: str = ""
     message: str = ""
@@ -94,3 +108,5 @@ class PodStatus(Struct):
     qos_class: str = ""
     resize: str = ""
     resource_claim_statuses: list[dict[str, Any]] | None = None
+    resources: ResourceAmounts | None = None
+    allocated_resources: dict[str, Quantity] | None = None

@@ -109,13 +109,33 @@ def _containers(pod: Pod) -> Iterator[str]:
             if container.name in seen:
                 yield f"{where}.name: {container.name!r} is already the name of another container"
             seen.add(container.name)
-            if field == "initContainers" and container.restart_policy not in (None, "Always"):
-                yield f"{where}.restartPolicy: expected Always or nothing, got {container.restart_policy!r}"
+            yield from _restarts(container, where)
             for port in container.ports or []:
                 key = (port.host_ip, port.protocol, port.host_port)
                 if port.host_port and field == "containers" and key in host_ports:
                     yield f"{where}.ports: host port {port.host_port}/{port.protocol} is given twice"
                 host_ports.add(key)
+
+
+def _restarts(container: Container, where: str) -> Iterator[str]:
+    policy, rules = container.restart_policy, container.restart_policy_rules or []
+    if policy not in (None, "Always", "OnFailure", "Never"):
+        yield f"{where}.restartPolicy: expected Always, OnFailure or Never, got {policy!r}"
+    if policy is None and rules:
+        yield f"{where}.restartPolicy: must specify restartPolicy when restart rules are used"
+    if len(rules) > 20:
+        yield f"{where}.restartPolicyRules: expected at most 20, got {len(rules)}"
+    for index, rule in enumerate(rules):
+        field = f"{where}.restartPolicyRules[{index}]"
+        if rule.action not in ("Restart", "RestartAllContainers"):
+            yield f"{field}.action: expected Restart or RestartAllContainers, got {rule.action!r}"
+        if rule.exit_codes is None:
+            yield f"{field}.exitCodes: must be specified"
+            continue
+        if rule.exit_codes.operator not in ("In", "NotIn"):
+            yield f"{field}.exitCodes.operator: expected In or NotIn, got {rule.exit_codes.operator!r}"
+        if len(rule.exit_codes.values or []) > 255:
+            yield f"{field}.exitCodes.values: expected at most 255"
 
 
 def _container(container: Container, where: str, volumes: Mapping[str, Volume]) -> Iterator[str]:

@@ -1,11 +1,15 @@
-"""YAML text to plain data, within bounds: no dates, no duplicate keys, no bombs.
+"""YAML text to plain data as the kubelet's YAML reader takes it, within bounds.
 
-The bounds are checked on the event stream before anything is built, because a deep document overflows
-the C stack of the parser's composer and nested aliases grow exponentially once they are opened.
+That reader (go-yaml v2 behind sigs.k8s.io/yaml) is between YAML 1.1 and 1.2: `yes` and `on` are booleans,
+`017` and `0o17` are fifteen, `12:30:45` and dates are strings, keys become strings, and of two equal keys
+the last one counts. The bounds are checked on the event stream before anything is built, because a deep
+document overflows the C stack of the parser's composer and nested aliases grow exponentially once they
+are opened.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -14,29 +18,82 @@ from engine.api.errors import InvalidInput
 
 MAX_DEPTH = 100
 MAX_NODES = 1_000_000
+_MOST_DIGITS = 80
+
+_TRUE = ("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON")
+_FALSE = ("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF")
+_DIGITS = "0123456789"
+_SCALARS = (
+    ("bool", "|".join((*_TRUE, *_FALSE)), "yYnNtTfFoO"),
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?(?:0[bB][01_]+|0[oO][0-7_]+|0[xX][0-9a-fA-F_]+|[0-9][0-9_]*)", f"-+{_DIGITS}"),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9_]+|[0-9][0-9_]*(?:\.[0-9_]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        f"-+.{_DIGITS}",
+    ),
+    ("merge", "<<", "<"),
+)
 
 
 class _Loader(yaml.CSafeLoader):
-    pass
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.CSafeLoader.yaml_implicit_resolvers.items()
-}
+for _tag, _pattern, _first in _SCALARS:
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[str] = set()
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.value not in seen:
-            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
-            continue
-        raise InvalidInput(f"line {key.start_mark.line + 1}: field {key.value!r} is given twice")
+def _boolean(loader: _Loader, node: yaml.ScalarNode) -> bool:
+    return node.value in _TRUE
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float | str:
+    """An integer of 64 bits, else a double, else the text: what is too large for both is no number."""
+    text = node.value.replace("_", "")
+    if len(text) > _MOST_DIGITS:
+        return str(node.value)
+    try:
+        whole = _integer(text)
+    except ValueError:
+        return _float(loader, node)
+    return whole if -(2**63) <= whole < 2**64 else _float(loader, node)
+
+
+def _integer(text: str) -> int:
+    digits = text.lstrip("+-")
+    octal = len(digits) > 1 and digits[0] == "0" and digits[1] in _DIGITS
+    return int(text, 8 if octal else 0)
+
+
+def _float(loader: _Loader, node: yaml.ScalarNode) -> float | str:
+    text = node.value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan")
+    if len(text) > _MOST_DIGITS:
+        return str(node.value)
+    return float(text)
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
     loader.flatten_mapping(node)
-    return loader.construct_mapping(node, deep=True)
+    pairs = loader.construct_pairs(node, deep=True)
+    return {_key(key, node): value for key, value in pairs}
 
 
+def _key(key: Any, node: yaml.MappingNode) -> str:
+    if isinstance(key, bool):
+        return "true" if key else "false"
+    if isinstance(key, str | int):
+        return str(key)
+    if isinstance(key, float):
+        return f"{key:g}"
+    line = node.start_mark.line + 1
+    raise InvalidInput(f"line {line}: a key is {type(key).__name__}; expected text or a number")
+
+
+_Loader.add_constructor("tag:yaml.org,2002:bool", _boolean)
+_Loader.add_constructor("tag:yaml.org,2002:int", _number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 

@@ -27,6 +27,7 @@ DEFAULT_EVICTION_HARD = {
     "imagefs.inodesFree": "5%",
 }
 PODS = "pods"
+TIERED_RESERVATION = "TieredReservation"
 RESERVED_KINDS = ("system-reserved", "kube-reserved")
 COMPRESSIBLE = "-compressible"
 _ENFORCEABLE = {"none", PODS, *RESERVED_KINDS, *(kind + COMPRESSIBLE for kind in RESERVED_KINDS)}
@@ -109,7 +110,9 @@ class CgroupSettings:
         oom_kill = config.single_process_oom_kill
         memory = node.capacity.get(MEMORY)
         allocatable_memory = node.allocatable().get(MEMORY)
-        tiered = memory_qos and section.tiered_memory_protection
+        tiered = memory_qos and (
+            section.tiered_memory_protection or config.memory_reservation_policy == TIERED_RESERVATION
+        )
         return cls(
             root=node_allocatable_root(config.cgroup_root, config.cgroups_per_qos),
             driver=config.cgroup_driver,  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ LEVELS = ["debug", "info", "warning", "error"]
     "--runtime",
     metavar="embedded|hollow|unix:///PATH",
     help="The CRI runtime: our own with real containers, our own with none, or a socket.  "
-    "[default: containerRuntimeEndpoint, else embedded, or hollow without root]",
+    "[default: containerRuntimeEndpoint; without a KubeletConfiguration embedded, or hollow without root]",
 )
 @click.option(
     "--root-dir",

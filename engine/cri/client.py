@@ -145,6 +145,11 @@ class RuntimeClient:
         except Unimplemented:
             return
 
+    async def pod_sandbox_stats(self, sandbox_id: str) -> cri.PodSandboxStats:
+        request = cri.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
+        answer = await self._runtime("PodSandboxStats", request, cri.PodSandboxStatsResponse)
+        return answer.stats
+
     async def list_pod_sandbox_stats(self) -> list[cri.PodSandboxStats]:
         answer = await self._runtime(
             "ListPodSandboxStats", cri.ListPodSandboxStatsRequest(), cri.ListPodSandboxStatsResponse

@@ -128,7 +128,7 @@ def read_handle(handle: int, path: str, limit: int, *, from_end: bool = False) -
 
 def write_regular(directory: int, name: str, data: bytes, mode: int, *, uid: int = -1, gid: int = -1) -> None:
     """Puts a new file of exactly this mode and owner in the place of whatever has the name, in one step."""
-    if "/" in name or name in ("", ".", ".."):
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
         raise _error(errno.EINVAL, "is not a name", name)
     temporary = f".{os.urandom(8).hex()}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

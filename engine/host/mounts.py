@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from engine.host.beneath import HANDLE, open_beneath, opened, same_file
@@ -47,25 +46,38 @@ def unmount(descriptor: int) -> None:
 
 
 def unmount_below(directory: Path) -> None:
-    """Takes away every mount at or below a directory, without following links on the way to one."""
+    """Takes away every mount at or below a directory, without following links on the way to one.
+
+    Raises `OSError` when mounts are left and none of them goes.
+    """
     parent = os.path.dirname(os.path.realpath(directory))
     with opened(parent) as at:
-        for point in mounts_below(directory):
-            with suppress(FileNotFoundError):
-                handle = open_beneath(at, os.path.relpath(point, parent), HANDLE)
+        while points := mounts_below(directory):
+            failures = []
+            for point in points:
                 try:
-                    unmount(handle)
-                finally:
-                    os.close(handle)
+                    _unmount_at(at, os.path.relpath(point, parent))
+                except OSError as error:
+                    failures.append(error)
+            if len(failures) == len(points):
+                raise failures[0]
+
+
+def _unmount_at(directory: int, path: str) -> None:
+    handle = open_beneath(directory, path, HANDLE)
+    try:
+        unmount(handle)
+    finally:
+        os.close(handle)
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Mount points at or below a directory, the deepest first; one with two mounts on it is there twice."""
+    """Mount points at or below a directory, the latest first; one with two mounts on it is there twice."""
     top = os.path.realpath(directory)
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         points = [_unescaped(line.split(" ", 5)[4]) for line in lines]
-    below = [point for point in points if point == top or point.startswith(f"{top}/")]
-    return [Path(point) for point in sorted(below, key=lambda point: point.count("/"), reverse=True)]
+    points.reverse()
+    return [Path(point) for point in points if point == top or point.startswith(f"{top}/")]
 
 
 def _unescaped(text: str) -> str:

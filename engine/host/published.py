@@ -68,7 +68,7 @@ def share_with_group(directory: int, group: int) -> None:
 
 def _clean(path: str) -> str:
     parts = [part for part in path.split("/") if part not in ("", ".")]
-    if not parts or path.startswith("/") or ".." in parts or parts[0].startswith(".."):
+    if not parts or path.startswith("/") or ".." in parts or parts[0].startswith("..") or "\0" in path:
         raise InvalidInput(f"expected a path below the volume that does not begin with '..', got {path!r}")
     if len(os.fsencode(path)) > _LONGEST_PATH or any(len(os.fsencode(p)) > _LONGEST_NAME for p in parts):
         raise InvalidInput(f"path {path[:64]!r}… is too long")

@@ -3,7 +3,7 @@
 `next_actions` compares a pod's spec with what the runtime holds and says which sandbox to make, which
 containers to kill and which to start now. The worker does it, reads the runtime again and asks again;
 waiting (for an init container, a back-off, a startup probe) is an answer with nothing to do.
-Rules: kubelet v1.32 with sidecar containers (KEP-753).
+Rules: kubelet v1.32 with sidecar containers (KEP-753) and, of v1.36, restart rules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.api.pod import Container, Pod
 from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
+from engine.node.restart_rules import pod_restarts, policy_of, should_restart, to_reset
 
 Hash = Callable[[Container], str]
 
@@ -39,22 +40,26 @@ class Kill:
 
 @dataclass(slots=True)
 class PodActions:
-    """`kill_pod`: stop everything of the old sandbox first. `finished`: nothing will ever run again."""
+    """`kill_pod`: stop everything of the old sandbox first. `reset`: end these at once and take them away in
+    this order, so that all begin anew. `finished`: nothing will ever run again."""
 
     kill_pod: bool = False
     create_sandbox: bool = False
     attempt: int = 0
     kill: list[Kill] = field(default_factory=list)
     start: list[Container] = field(default_factory=list)
+    reset: list[ContainerRecord] = field(default_factory=list)
     finished: bool = False
 
     @property
     def nothing(self) -> bool:
-        return not (self.kill_pod or self.create_sandbox or self.kill or self.start)
+        return not (self.kill_pod or self.create_sandbox or self.kill or self.start or self.reset)
 
 
 def next_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Hash) -> PodActions:
     """The next step for a pod that should run."""
+    if pod_restarts(pod, record) and _any_ready(record):
+        return PodActions(reset=to_reset(pod, record))
     if pod_is_finished(pod, record):
         return PodActions(kill_pod=bool(record.running or _any_ready(record)), finished=True)
     changed, attempt = _sandbox_changed(pod, record)
@@ -72,14 +77,11 @@ def next_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Ha
 
 def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
     """Whether every container has ended for good, or an init container has failed for good."""
-    policy = pod.spec.restart_policy
-    if policy == "Always":
-        return False
     if any(init_failed_for_good(pod, container, record) for container in pod.init_containers):
         return True
     for container in pod.spec.containers:
         newest = record.container(container.name)
-        if newest is None or newest.state != EXITED or should_restart(policy, newest):
+        if newest is None or newest.state != EXITED or should_restart(pod, container, newest.exit_code):
             return False
     return True
 
@@ -87,16 +89,12 @@ def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
 def init_failed_for_good(pod: Pod, container: Container, record: PodRecord) -> bool:
     newest = record.container(container.name)
     return (
-        pod.spec.restart_policy == "Never"
-        and not container.is_sidecar
+        not container.is_sidecar
         and newest is not None
         and newest.state == EXITED
         and newest.exit_code != 0
+        and not should_restart(pod, container, newest.exit_code)
     )
-
-
-def should_restart(policy: str, exited: ContainerRecord) -> bool:
-    return policy == "Always" or (policy == "OnFailure" and exited.exit_code != 0)
 
 
 def _any_ready(record: PodRecord) -> bool:
@@ -119,20 +117,26 @@ def _sandbox_changed(pod: Pod, record: PodRecord) -> tuple[bool, int]:
 
 def _recreate(pod: Pod, record: PodRecord, attempt: int) -> PodActions:
     actions = PodActions(kill_pod=not record.empty, attempt=attempt)
-    policy = pod.spec.restart_policy
-    if policy == "Never" and attempt != 0 and record.containers:
+    if pod.spec.restart_policy == "Never" and attempt != 0 and record.containers:
+        actions.finished = True
+        return actions
+    wanted = [c for c in pod.spec.containers if not _has_run_once(pod, c, record)]
+    if not wanted and any(record.container(c.name) is not None for c in pod.spec.containers):
         actions.finished = True
         return actions
     actions.create_sandbox = True
     if pod.init_containers:
         actions.start = [pod.init_containers[0]]
     else:
-        actions.start = [c for c in pod.spec.containers if _startable(policy, record.container(c.name))]
+        actions.start = wanted
     return actions
 
 
-def _startable(policy: str, newest: ContainerRecord | None) -> bool:
-    return newest is None or newest.state != EXITED or should_restart(policy, newest)
+def _has_run_once(pod: Pod, container: Container, record: PodRecord) -> bool:
+    """Whether a container that is to succeed once has."""
+    newest = record.container(container.name)
+    succeeded = newest is not None and newest.state == EXITED and newest.exit_code == 0
+    return succeeded and policy_of(pod, container) == "OnFailure"
 
 
 def _has_initialized(pod: Pod, record: PodRecord) -> bool:
@@ -205,19 +209,18 @@ def _keep_sidecars(
 
 
 def _main_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> None:
-    policy = pod.spec.restart_policy
     for container in pod.spec.containers:
         found = record.container(container.name)
         if found is None or found.state == CREATED:
             actions.start.append(container)
         elif found.state == EXITED:
-            if should_restart(policy, found):
+            if should_restart(pod, container, found.exit_code):
                 actions.start.append(container)
         else:
             kill = _reason_to_kill(container, found, health, spec_hash)
             if kill is not None:
                 actions.kill.append(kill)
-                if policy != "Never" or kill.reason == "ContainerSpecChanged":
+                if policy_of(pod, container) != "Never" or kill.reason == "ContainerSpecChanged":
                     actions.start.append(container)
 
 

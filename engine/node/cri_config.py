@@ -167,12 +167,18 @@ def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]
 
 
 def mount(
-    container_path: str, host_path: Path, *, read_only: bool = False, propagation: str | None = None
+    container_path: str,
+    host_path: Path,
+    *,
+    read_only: bool = False,
+    recursive: bool = False,
+    propagation: str | None = None,
 ) -> cri.Mount:
     return cri.Mount(
         container_path=container_path,
         host_path=str(host_path),
         readonly=read_only,
+        recursive_read_only=recursive,
         propagation=_PROPAGATION[propagation],
     )
 

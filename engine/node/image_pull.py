@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
@@ -50,6 +51,7 @@ class PresentImage:
     reference: str
     uid: int | None
     username: str
+    size: int
 
 
 def wanted_images(pod: Pod, container: Container) -> list[WantedImage]:
@@ -91,9 +93,10 @@ class ImagePuller:
         self._clock = clock
         self._backoff = Backoff()
         self._failed_at: dict[str, float] = {}
+        self._last_failure: dict[str, str] = {}
         self._slots = asyncio.Semaphore(pulls_at_once(config))
 
-    async def find(self, wanted: WantedImage) -> PresentImage | None:
+    async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and need not be pulled again, None if it has to be pulled.
 
         Raises `StartRefused` (ErrImageNeverPull, ImageInspectError).
@@ -104,6 +107,9 @@ class ImagePuller:
         if found is None and wanted.policy == "Never":
             text = f"Container {wanted.named} is not present with pull policy of Never"
             raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
+        if found is not None:
+            text = f"Container {wanted.named} already present on machine and can be accessed by the pod"
+            self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
         return found
 
     async def pull(
@@ -114,7 +120,8 @@ class ImagePuller:
         key = f"{pod.uid}/{wanted.image}"
         if self._remaining(key) > 0:
             text = f"Back-off pulling {wanted.named}"
-            raise StartRefused(Waiting("ImagePullBackOff", text), event="BackOff", kind=NORMAL)
+            waiting = Waiting("ImagePullBackOff", f"{text}: {self._last_failure[key]}")
+            raise StartRefused(waiting, event="BackOff", text=text, kind=NORMAL)
         async with self._slots:
             found = await self._look(wanted) if wanted.policy != "Always" else None
             if found is not None:
@@ -127,15 +134,19 @@ class ImagePuller:
                 now = self._clock()
                 self._failed_at[key] = now
                 self._backoff.attempt(key, now, now)
-                text = f"failed to pull {wanted.named}: {error.message}"
-                raise StartRefused(Waiting("ErrImagePull", text), event="Failed") from error
-            seconds = self._clock() - began
+                self._last_failure[key] = f"ErrImagePull: {error.message}"
+                text = f"Failed to pull {wanted.named}: {error.message}"
+                raise StartRefused(
+                    Waiting("ErrImagePull", error.message), event="Failed", text=text
+                ) from error
+            seconds = Duration(int((self._clock() - began) * 1000) / 1000)
             found = await self._look(wanted)
         if found is None:
             text = f"{wanted.named} was pulled but the runtime does not have it"
-            raise StartRefused(Waiting("ImageInspectError", text), event="Failed")
+            raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed")
         self._failed_at.pop(key, None)
-        text = f"Successfully pulled {wanted.named} in {seconds:.3f}s"
+        self._last_failure.pop(key, None)
+        text = f"Successfully pulled {wanted.named} in {seconds}. Image size: {found.size} bytes."
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
         return found
 
@@ -147,13 +158,14 @@ class ImagePuller:
         """A pod has gone."""
         self._backoff.forget(f"{uid}/")
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
-            del self._failed_at[key]
+            del self._failed_at[key], self._last_failure[key]
 
     async def _look(self, wanted: WantedImage) -> PresentImage | None:
         try:
             found = await self._runtime.image_status(wanted.image)
         except Refused as error:
-            raise StartRefused(Waiting("ImageInspectError", str(error)), event="Failed") from error
+            text = f"Failed to inspect {wanted.named}: {error.message}"
+            raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed") from error
         return _present(found) if found is not None else None
 
     def _remaining(self, key: str) -> float:
@@ -163,4 +175,4 @@ class ImagePuller:
 
 def _present(image: cri.Image) -> PresentImage:
     uid = image.uid.value if image.HasField("uid") else None
-    return PresentImage(image.id, uid, image.username)
+    return PresentImage(image.id, uid, image.username, image.size)

@@ -39,6 +39,7 @@ from engine.node.image_pull import ImagePuller
 from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
 from engine.node.pod.kept_end import KeptEnds
+from engine.node.pod_stats import pod_stats
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.rooms import Rooms
@@ -171,6 +172,7 @@ class Node:
             recorder=self.recorder,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
+            features=lambda: health.features,
             allocatable=resources.allocatable,
             used_beside=gatekeeper.used_beside,
             health=probing.health,
@@ -411,7 +413,7 @@ class Node:
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""
         assert self._services is not None
-        stats = await self._services.runtime.list_pod_sandbox_stats()
+        stats = await pod_stats(self._services.runtime, list(self._services.watch.pods.values()))
         return {
             "node": node_summary(self.name, self.root, self._began, self._clock()),
             "pods": [pod_summary(pod) for pod in stats],

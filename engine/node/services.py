@@ -20,6 +20,7 @@ from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
 from engine.node.pod.kept_end import KeptEnds
+from engine.node.runtime_health import RuntimeFeatures
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.volumes import PodVolumes
 
@@ -42,6 +43,7 @@ class Services:
     recorder: EventRecorder
     backoff: Backoff
     starting: asyncio.Semaphore
+    features: Callable[[], RuntimeFeatures]
     allocatable: Callable[[], Mapping[str, Quantity]]
     used_beside: Callable[[str], Mapping[str, Quantity]]
     health: Callable[[str, ContainerRecord], Health]

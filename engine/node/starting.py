@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.events import NORMAL
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
 from engine.cri.client import NotFound
 from engine.cri.records import CREATED, ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
+from engine.node.cri_config import pod_log_directory
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
@@ -25,11 +27,13 @@ from engine.node.image_pull import PresentImage, StartRefused, WantedImage, want
 from engine.node.security import effective_security
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.status import Waiting
+from engine.node.status import Waiting, is_recursive_read_only
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
+
+_LOG = re.compile(r"(\d{1,9})\.log(\..*)?")
 
 CONTAINER_LOGS = Path("/var/log/containers")
 
@@ -72,14 +76,16 @@ async def start_container(
     volumes: Mapping[str, Path],
     sandbox: cri.PodSandboxConfig,
     slot: StartSlot,
+    least_attempt: int = 0,
 ) -> None:
     """Creates and starts one container and runs its postStart hook, in `slot` but for pulls and the hook.
+    Its attempt is `least_attempt` or more.
 
     Raises `StartRefused` with what the status should say.
     """
     await slot.take()
     record = services.watch.pod(pod.uid)
-    attempt = await _next_attempt(pod, container, services, record)
+    attempt = max(least_attempt, await _next_attempt(pod, container, services, record))
     assert record.sandbox is not None
     async with contextlib.AsyncExitStack() as leases:
         images = {
@@ -126,7 +132,7 @@ async def _present(
 ) -> PresentImage:
     """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
     await leases.enter_async_context(services.lease(wanted.image))
-    image = await services.images.find(wanted)
+    image = await services.images.find(pod, wanted)
     if image is None:
         slot.give_back()
         image = await services.images.pull(pod, wanted, sandbox)
@@ -141,7 +147,9 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     """
     newest = record.container(container.name)
     if newest is None:
-        return 0
+        return await asyncio.to_thread(
+            _attempts_logged, pod_log_directory(services.config, pod) / container.name
+        )
     if newest.state != CREATED:
         return newest.attempt + 1
     try:
@@ -155,6 +163,16 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
         raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
     services.watch.forget(pod.uid, [newest.id])
     return newest.attempt
+
+
+def _attempts_logged(directory: Path) -> int:
+    """One more than the newest attempt that left a log: the runtime may have lost what it ran before."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208
+    except OSError:
+        return 0
+    numbers = [int(match[1]) for name in names if (match := _LOG.fullmatch(name))]
+    return max(numbers, default=-1) + 1
 
 
 async def _config(
@@ -230,7 +248,15 @@ def _mounts(
     """In a thread: a volume may lie on a file system that has died."""
     directory = services.volumes.pod_directory(pod.uid)
     return [
-        *_volume_mounts(pod, container, directory, volumes, images, environment),
+        *_volume_mounts(
+            pod,
+            container,
+            directory,
+            volumes,
+            images,
+            environment,
+            services.features().recursive_read_only_mounts,
+        ),
         *_own_mounts(pod, container, services, ips, attempt),
     ]
 
@@ -242,7 +268,9 @@ def _volume_mounts(
     volumes: Mapping[str, Path],
     images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
+    recursive: bool,
 ) -> Iterator[cri.Mount]:
+    """`recursive`: the runtime can make what is mounted beneath a mount read-only too."""
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
     for index, mount in enumerate(container.volume_mounts or []):
         volume = specs[mount.name]
@@ -259,8 +287,20 @@ def _volume_mounts(
             mount.mount_path,
             path,
             read_only=mount.read_only or is_agent_written(volume),
+            recursive=_is_recursive(mount, recursive),
             propagation=mount.mount_propagation,
         )
+
+
+def _is_recursive(mount: VolumeMount, supported: bool) -> bool:
+    """Raises `InvalidInput` where it must be and cannot."""
+    if mount.recursive_read_only == "Enabled" and not supported:
+        text = (
+            f'volume "{mount.name}" requested recursive read-only mode, '
+            "but it is not supported by the runtime"
+        )
+        raise InvalidInput(text)
+    return is_recursive_read_only(mount, supported)
 
 
 def _own_mounts(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from engine.api.pod import Container, Pod
+from engine.api.pod import Container, Pod, VolumeMount
 from engine.api.qos import qos_class
+from engine.api.resources import pod_limits, pod_requests
 from engine.api.status import (
     IP,
     ContainerState,
@@ -18,9 +19,13 @@ from engine.api.status import (
     PodCondition,
     PodStatus,
     ResourceAmounts,
+    VolumeMountStatus,
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.restart_rules import could_restart_all, pod_restarts, should_restart
 
+RESTARTING_ALL = "RestartingAllContainers"
+RESTARTING_ALL_TEXT = "The container is removed because RestartAllContainers in place"
 PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
 
 
@@ -37,7 +42,8 @@ class StatusInputs:
     """All that a status depends on beside the spec and the runtime's record.
 
     `ready` and `started` answer for a running container; `ended` is the reason and message of a pod
-    that the node itself failed (rejected, evicted, past its deadline); times are Unix seconds.
+    that the node itself failed (rejected, evicted, past its deadline); `reset` are restart counts of
+    containers that were taken away so that the pod begins anew; times are Unix seconds.
     """
 
     now: float
@@ -54,6 +60,8 @@ class StatusInputs:
     resources: Callable[[ContainerRecord], ResourceAmounts | None] = lambda _: None
     message: Callable[[ContainerRecord], str] = lambda record: record.message
     extra_conditions: tuple[PodCondition, ...] = ()
+    recursive_read_only: bool = False
+    reset: Mapping[str, int] = field(default_factory=dict)
 
 
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
@@ -71,14 +79,16 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
     main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
     status = PodStatus(
-        phase=_phase(pod, init, main, inputs),
+        phase=_phase(pod, record, init, main, inputs.terminated),
         host_ip=inputs.host_ip,
         host_ips=[IP(ip=inputs.host_ip)] if inputs.host_ip else None,
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
         container_statuses=main or None,
         qos_class=qos_class(pod),
+        allocated_resources=pod_requests(pod) or None,
     )
+    status.resources = _pod_resources(pod, status.phase)
     if inputs.ended is not None:
         status.phase = FAILED
         status.reason, status.message = inputs.ended
@@ -87,35 +97,58 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     return status
 
 
-def _phase(pod: Pod, init: list[ContainerStatus], main: list[ContainerStatus], inputs: StatusInputs) -> str:
-    policy = pod.spec.restart_policy
-    pending = False
+def _pod_resources(pod: Pod, phase: str) -> ResourceAmounts:
+    """Of a running pod only limits that hold for it as a whole, which a container without one undoes."""
+    limits = pod_limits(pod)
+    if phase == RUNNING_PHASE:
+        whole = (pod.spec.resources and pod.spec.resources.limits) or {}
+        limits = {
+            n: q for n, q in limits.items() if n in whole or all(n in c.limits for c in pod.spec.containers)
+        }
+    return ResourceAmounts(requests=pod_requests(pod) or None, limits=limits or None)
+
+
+def _phase(
+    pod: Pod, record: PodRecord, init: list[ContainerStatus], main: list[ContainerStatus], terminated: bool
+) -> str:
+    """`terminated`: nothing of the pod runs any more, and nothing will."""
+    pending = waiting = running = False
     for container, status in zip(pod.init_containers, init, strict=True):
         ended = _ended(status)
         if container.is_sidecar:
-            pending |= not status.started and status.restart_count == 0 and not ended
-        elif not ended:
+            running |= status.state.running is not None
+            if ended is None:
+                pending |= not (status.started or _has_initialized(pod, record))
+                waiting |= status.state.waiting is not None
+        elif ended is None:
             pending = True
-        elif ended.exit_code != 0:
-            if policy == "Never":
-                return FAILED
-            pending = True
-    ended_states = [_ended(s) for s in main]
-    running = sum(s.state.running is not None for s in main)
-    if any(s.state.waiting and not s.last_state.terminated for s in main):
-        pending = True
-    if pending and not inputs.terminated:
-        return PENDING
-    if running:
+        elif ended.exit_code != 0 and not _runs_again(pod, container, ended):
+            return FAILED
+    ends = [_ended(status) for status in main]
+    if not terminated:
+        waiting |= any(s.state.waiting is not None and end is None for s, end in zip(main, ends, strict=True))
+        if pending or waiting:
+            return PENDING
+        if running or not all(ends):
+            return RUNNING_PHASE
+    restarts = any(
+        end is not None and _runs_again(pod, container, end)
+        for container, end in zip(pod.spec.containers, ends, strict=True)
+    )
+    if restarts and not terminated:
         return RUNNING_PHASE
-    if not all(ended_states):
-        return FAILED if inputs.terminated else PENDING
-    succeeded = all(ended is not None and ended.exit_code == 0 for ended in ended_states)
-    if inputs.terminated or policy != "Always":
-        if succeeded:
-            return SUCCEEDED
-        return FAILED if inputs.terminated or policy == "Never" else RUNNING_PHASE
-    return RUNNING_PHASE
+    return SUCCEEDED if all(end is not None and end.exit_code == 0 for end in ends) else FAILED
+
+
+def _runs_again(pod: Pod, container: Container, ended: ContainerStateTerminated) -> bool:
+    return should_restart(pod, container, ended.exit_code) or ended.reason == RESTARTING_ALL
+
+
+def _has_initialized(pod: Pod, record: PodRecord) -> bool:
+    """Whether a regular container has been made in the newest sandbox."""
+    names = {container.name for container in pod.spec.containers}
+    sandbox = record.sandbox.id if record.sandbox is not None else ""
+    return any(c.name in names and c.sandbox_id == sandbox for c in record.containers)
 
 
 def _ended(status: ContainerStatus) -> ContainerStateTerminated | None:
@@ -139,16 +172,24 @@ def _container_status(
         image_id="",
         started=False,
     )
+    status.volume_mounts = _volume_mounts(container, inputs.recursive_read_only)
+    reset = inputs.reset.get(container.name)
     if newest is None:
-        reason = "PodInitializing" if pod.init_containers and not is_init else "ContainerCreating"
-        chosen = waiting or Waiting(reason)
+        default = Waiting("PodInitializing" if pod.init_containers else "ContainerCreating")
+        if reset is not None:
+            default = Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)
+            status.restart_count = reset
+            status.last_state.terminated = _reset_end()
+        chosen = waiting or default
         status.state.waiting = ContainerStateWaiting(reason=chosen.reason, message=chosen.message)
         return status
     status.restart_count = newest.attempt
     status.image = newest.image or container.image
     status.image_id = newest.image_id
     status.container_id = f"{inputs.runtime_name}://{newest.id}"
-    status.resources = inputs.resources(newest)
+    requests, limits = container.requests or None, container.limits or None
+    status.resources = inputs.resources(newest) or ResourceAmounts(requests=requests, limits=limits)
+    status.allocated_resources = requests
     ended = _terminated(newest, inputs)
     if newest.state == RUNNING:
         status.state.running = ContainerStateRunning(started_at=_time(newest.started_at))
@@ -162,11 +203,37 @@ def _container_status(
         status.state.terminated = ended
         status.ready = is_init and not container.is_sidecar and newest.exit_code == 0
     else:
-        chosen = waiting or Waiting("ContainerCreating")
+        chosen = waiting or Waiting("")
         status.state.waiting = ContainerStateWaiting(reason=chosen.reason, message=chosen.message)
+    if reset is not None:
+        status.last_state.terminated = _reset_end()
     if previous is not None and previous.state == EXITED:
         status.last_state = ContainerState(terminated=_terminated(previous, inputs))
     return status
+
+
+def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountStatus] | None:
+    return [
+        VolumeMountStatus(
+            name=mount.name,
+            mount_path=mount.mount_path,
+            read_only=mount.read_only,
+            recursive_read_only=("Enabled" if is_recursive_read_only(mount, recursive) else "Disabled")
+            if mount.read_only
+            else None,
+        )
+        for mount in container.volume_mounts or []
+    ] or None
+
+
+def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
+    """Whether all that is mounted beneath is read-only too, where the runtime can see to it."""
+    return supported and mount.recursive_read_only in ("Enabled", "IfPossible")
+
+
+def _reset_end() -> ContainerStateTerminated:
+    """How a container ended that was taken away so that its pod begins anew."""
+    return ContainerStateTerminated(exit_code=137, reason=RESTARTING_ALL, message=RESTARTING_ALL_TEXT)
 
 
 def _terminated(record: ContainerRecord, inputs: StatusInputs) -> ContainerStateTerminated:
@@ -181,12 +248,15 @@ def _terminated(record: ContainerRecord, inputs: StatusInputs) -> ContainerState
 
 
 def _addresses(pod: Pod, record: PodRecord, status: PodStatus) -> None:
+    """Those of the sandbox; once it has gone, those that it had."""
     sandbox = record.sandbox
     ips: tuple[str, ...]
     if pod.spec.host_network:
         ips = (status.host_ip,) if status.host_ip else ()
     else:
         ips = sandbox.ips if sandbox is not None else ()
+    if not ips and pod.status.pod_ips:
+        ips = tuple(known.ip for known in pod.status.pod_ips)
     if ips:
         status.pod_ip = ips[0]
         status.pod_ips = [IP(ip=ip) for ip in ips]
@@ -212,12 +282,14 @@ def _conditions(
     network = sandbox is not None and sandbox.ready and not done
     conditions = [
         PodCondition(type="PodReadyToStartContainers", status=_boolean(network)),
-        _all_of("Initialized", "ContainersNotInitialized", "incomplete", incomplete, status.phase),
-        _all_of("Ready", "ContainersNotReady", "unready", unready, status.phase),
+        _initialized(pod, main, incomplete, status.phase),
+        _gated(pod, _all_of("Ready", "ContainersNotReady", "unready", unready, status.phase)),
         _all_of("ContainersReady", "ContainersNotReady", "unready", unready, status.phase),
         PodCondition(type="PodScheduled", status="True"),
         *inputs.extra_conditions,
     ]
+    if could_restart_all(pod):
+        conditions.append(_all_restarting(pod, record, inputs, status.phase))
     if inputs.disruption is not None:
         reason, message = inputs.disruption
         conditions.append(
@@ -230,6 +302,46 @@ def _conditions(
         same = before is not None and before.status == condition.status
         condition.last_transition_time = before.last_transition_time if before is not None and same else now
     return conditions
+
+
+def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], phase: str) -> PodCondition:
+    """Once a regular container has started it stays, whatever becomes of sidecars."""
+    started = any(status.state.running or status.state.terminated for status in main)
+    was = any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions or [])
+    missing = [] if started or was else incomplete
+    return _all_of("Initialized", "ContainersNotInitialized", "incomplete", missing, phase)
+
+
+def _gated(pod: Pod, ready: PodCondition) -> PodCondition:
+    """Ready, unless a readiness gate says otherwise; nobody but an API's clients opens one."""
+    if ready.status != "True":
+        return ready
+    known = {condition.type: condition.status for condition in pod.status.conditions or []}
+    wrong = [
+        f'the status of pod readiness gate "{gate.condition_type}" is not "True", but '
+        f"{known[gate.condition_type]}"
+        if gate.condition_type in known
+        else f'corresponding condition of pod readiness gate "{gate.condition_type}" does not exist.'
+        for gate in pod.spec.readiness_gates or []
+        if known.get(gate.condition_type) != "True"
+    ]
+    if not wrong:
+        return ready
+    return PodCondition(
+        type=ready.type, status="False", reason="ReadinessGatesNotReady", message=", ".join(wrong)
+    )
+
+
+def _all_restarting(pod: Pod, record: PodRecord, inputs: StatusInputs, phase: str) -> PodCondition:
+    kind = "AllContainersRestarting"
+    if phase in (SUCCEEDED, FAILED):
+        return PodCondition(
+            type=kind, status="False", reason="Pod" + ("Completed" if phase == SUCCEEDED else phase)
+        )
+    if not pod_restarts(pod, record):
+        return PodCondition(type=kind, status="False")
+    text = "container exited with restart policy rule"
+    return PodCondition(type=kind, status="True", reason="RestartAllContainersStarted", message=text)
 
 
 def _all_of(kind: str, reason: str, adjective: str, missing: list[str], phase: str) -> PodCondition:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine.node.machine import existing_parent, memory_available, memory_total
 from engine.wire import cri_v1_pb2 as cri
+
+_CPU: Final = {
+    "usage_nano_cores": "usageNanoCores",
+    "usage_core_nano_seconds": "usageCoreNanoSeconds",
+}
+_MEMORY: Final = {
+    "available_bytes": "availableBytes",
+    "usage_bytes": "usageBytes",
+    "working_set_bytes": "workingSetBytes",
+    "rss_bytes": "rssBytes",
+    "page_faults": "pageFaults",
+    "major_page_faults": "majorPageFaults",
+}
 
 
 def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[str, Any]:
@@ -39,48 +53,38 @@ def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[s
 
 
 def pod_summary(stats: cri.PodSandboxStats) -> dict[str, Any]:
-    """One pod from its sandbox's statistics."""
+    """One pod from its sandbox's statistics, without what the runtime did not read."""
     meta, linux = stats.attributes.metadata, stats.linux
-    return {
-        "podRef": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid},
-        "cpu": _cpu(linux.cpu),
-        "memory": _memory(linux.memory),
-        "process_stats": {"process_count": linux.process.process_count.value},
-        "containers": [_container(container) for container in linux.containers],
-    }
+    shown: dict[str, Any] = {"podRef": {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid}}
+    shown |= _usage(linux)
+    if linux.HasField("process"):
+        shown["process_stats"] = {"process_count": linux.process.process_count.value}
+    shown["containers"] = [_container(container) for container in linux.containers]
+    return shown
 
 
 def _container(stats: cri.ContainerStats) -> dict[str, Any]:
-    layer = stats.writable_layer
-    return {
-        "name": stats.attributes.metadata.name,
-        "cpu": _cpu(stats.cpu),
-        "memory": _memory(stats.memory),
-        "rootfs": {
+    shown = {"name": stats.attributes.metadata.name, **_usage(stats)}
+    if stats.HasField("writable_layer"):
+        layer = stats.writable_layer
+        shown["rootfs"] = {
             "time": _time(layer.timestamp / 1e9),
-            "usedBytes": layer.used_bytes.value,
-            "inodesUsed": layer.inodes_used.value,
-        },
-    }
+            **_values(layer, {"used_bytes": "usedBytes", "inodes_used": "inodesUsed"}),
+        }
+    return shown
 
 
-def _cpu(usage: cri.CpuUsage) -> dict[str, Any]:
-    return {
-        "time": _time(usage.timestamp / 1e9),
-        "usageNanoCores": usage.usage_nano_cores.value,
-        "usageCoreNanoSeconds": usage.usage_core_nano_seconds.value,
-    }
+def _usage(stats: cri.LinuxPodSandboxStats | cri.ContainerStats) -> dict[str, Any]:
+    shown = {}
+    if stats.HasField("cpu"):
+        shown["cpu"] = {"time": _time(stats.cpu.timestamp / 1e9), **_values(stats.cpu, _CPU)}
+    if stats.HasField("memory"):
+        shown["memory"] = {"time": _time(stats.memory.timestamp / 1e9), **_values(stats.memory, _MEMORY)}
+    return shown
 
 
-def _memory(usage: cri.MemoryUsage) -> dict[str, Any]:
-    return {
-        "time": _time(usage.timestamp / 1e9),
-        "usageBytes": usage.usage_bytes.value,
-        "workingSetBytes": usage.working_set_bytes.value,
-        "rssBytes": usage.rss_bytes.value,
-        "pageFaults": usage.page_faults.value,
-        "majorPageFaults": usage.major_page_faults.value,
-    }
+def _values(message: Any, names: Mapping[str, str]) -> dict[str, int]:
+    return {shown: getattr(message, name).value for name, shown in names.items() if message.HasField(name)}
 
 
 def _time(seconds: float) -> str:

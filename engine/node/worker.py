@@ -8,10 +8,12 @@ whatever is going on; the containers stop with their grace, and a removed pod le
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
+from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
@@ -19,6 +21,7 @@ from engine.api.pod import Container, Pod
 from engine.api.status import ResourceAmounts
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
+from engine.cri.client import NotFound
 from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
 from engine.node.container_hash import container_hash
@@ -28,7 +31,13 @@ from engine.node.pod.life import Action, Event, PodLife, State
 from engine.node.resizing import Resize, can_resize, carry_out
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.starting import SandboxRefused, sandbox_config, start_container, start_sandbox
+from engine.node.starting import (
+    SandboxRefused,
+    remove_log_links,
+    sandbox_config,
+    start_container,
+    start_sandbox,
+)
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
 from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
 from engine.node.termination_message import LastWords
@@ -72,6 +81,7 @@ class PodWorker:
         self._gone: asyncio.Future[None] = loop.create_future()
         self._wake = Wake()
         self._busy = self._abandoned = False
+        self._restarts: dict[str, int] = {}
         self._refusals: list[asyncio.Future[None]] = []
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
@@ -343,6 +353,7 @@ class PodWorker:
             grace = grace_seconds(self.pod, kill.container, kill.liveness)
             message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
             await stop_container(self.pod, kill.container, services, grace, message)
+        await self._reset(actions.reset)
         async with StartSlot(services.starting) as slot:
             if actions.create_sandbox:
                 self._sandbox = sandbox_config(self.pod, services, actions.attempt, self._cgroup_parent)
@@ -353,6 +364,20 @@ class PodWorker:
             delays = [await self._start(container, slot) for container in actions.start]
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
+
+    async def _reset(self, containers: list[ContainerRecord]) -> None:
+        """Ends and removes all containers of a pod that begins anew in its sandbox; logs stay."""
+        services = self._services
+        for container in containers:
+            if container.running:
+                text = f"Stopping container {container.name}"
+                await stop_container(self.pod, container, services, 0, text)
+            with contextlib.suppress(NotFound):
+                await services.runtime.remove_container(container.id)
+            remove_log_links(self.pod.metadata.name, self.pod.metadata.namespace, container)
+            self._restarts[container.name] = max(self._restarts.get(container.name, 0), container.attempt + 1)
+            services.watch.forget(self.pod.uid, [container.id])
+            await self._publish()
 
     async def _start(self, container: Container, slot: StartSlot) -> float | None:
         """Starts one container; None when it did, else the seconds to wait before another try."""
@@ -372,13 +397,23 @@ class PodWorker:
         assert self._volumes is not None
         assert self._sandbox is not None
         try:
-            await start_container(self.pod, container, services, self._volumes, self._sandbox, slot)
+            await start_container(
+                self.pod,
+                container,
+                services,
+                self._volumes,
+                self._sandbox,
+                slot,
+                self._restarts.get(name, 0),
+            )
         except StartRefused as refused:
             if self._waiting.get(name) != refused.waiting:
                 services.recorder.pod(self.pod, refused.kind, refused.event, refused.text, container=name)
             self._waiting[name] = refused.waiting
             times = self._refused.get(name, (0, 0.0))[0] + 1
-            wait = max(services.images.retry_in(self.pod, container), _retry_seconds(times))
+            wait = _retry_seconds(times)
+            if refused.waiting.reason != "ErrImagePull":
+                wait = max(wait, services.images.retry_in(self.pod, container))
             self._refused[name] = times, services.clock() + wait
             return wait
         self._waiting.pop(name, None)
@@ -390,7 +425,7 @@ class PodWorker:
             return
         meta = self.pod.metadata
         text = (
-            f"back-off {delay:.0f}s restarting failed container={container.name} "
+            f"back-off {Duration(delay)} restarting failed container={container.name} "
             f"pod={meta.name}_{meta.namespace}({meta.uid})"
         )
         self._waiting[container.name] = Waiting("CrashLoopBackOff", text)
@@ -478,6 +513,8 @@ class PodWorker:
                 if self._resize is not None and self._resize.condition is not None
                 else (),
                 message=self._last_words.of,
+                recursive_read_only=services.features().recursive_read_only_mounts,
+                reset=self._restarts,
             ),
         )
         if current != status:

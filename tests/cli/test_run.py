@@ -158,7 +158,7 @@ def test_a_second_agent_on_the_same_root_is_refused(place: Place) -> None:
     ("config", "words"),
     [
         ("kind: KubeletConfiguration\nmaxPods: many\n", "maxPods: Expected `int`, got `str`"),
-        ("kind: KubeletConfiguration\nmaxPodz: 3\n", "unknown field `maxPodz`"),
+        ("kind: KubengineConfiguration\nprobez: {}\n", "unknown field `probez`"),
         ("kind: [\n", "not valid YAML"),
         ("kind: Pod\n", "expected KubeletConfiguration or KubengineConfiguration"),
     ],

@@ -109,7 +109,7 @@ async def test_a_pull_that_never_ends_is_given_up_and_said(
 
     await eventually(given_up)
     said = [e.message for e in bench.node.recorder if e.reason == "Failed"]
-    assert any("failed to pull image" in text and "no answer before the deadline" in text for text in said)
+    assert any("Failed to pull image" in text and "no answer before the deadline" in text for text in said)
     bench.write("next", {"containers": [container(image="quick:1")]})
     await eventually(lambda: bench.phase("next") == "Running")
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.api.status import ContainerStatus
+from engine.server.resource_metrics import resource_metrics
 from engine.testing.containerd import Containerd
 from tests.node.conftest import Bench, eventually
 from tests.system.conftest import WAIT, container
@@ -74,6 +75,24 @@ async def test_the_summary_says_what_pods_use(bench: Bench):
     assert used["podRef"]["uid"] == bench.pod("used").uid
     assert used["containers"][0]["name"] == "c"
     assert used["containers"][0]["memory"]["workingSetBytes"] > 0
+
+
+async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_it(bench: Bench):
+    await bench.start()
+    bench.write("used", {"containers": [container()]})
+    bench.write("done", {"containers": [container(script="true")], "restartPolicy": "Never"})
+    half = [container(), container("gone", script="true")]
+    bench.write("half", {"containers": half, "restartPolicy": "OnFailure"})
+    await eventually(lambda: bench.phase("used") == "Running" and bench.phase("done") == "Succeeded")
+    await eventually(lambda: any(s.state.terminated for s in bench.pod("half").status.container_statuses))
+    summary = await bench.node.stats_summary()
+    shown = {pod["podRef"]["name"]: pod for pod in summary["pods"]}
+    assert shown.keys() >= {"used-n1", "half-n1"}
+    for name in ("used-n1", "half-n1"):
+        running = next(c for c in shown[name]["containers"] if c["name"] == "c")
+        assert running["memory"]["workingSetBytes"] > 0
+    metrics = "".join(resource_metrics(summary))
+    assert 'container_memory_working_set_bytes{container="c",namespace="default",pod="half-n1"}' in metrics
 
 
 async def test_init_sidecar_volumes_environment_and_last_words(bench: Bench, tmp_path: Path):

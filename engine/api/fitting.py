@@ -1,0 +1,106 @@
+"""Plain data brought into a type's shape as the kubelet's decoder reads it.
+
+A field that is null is a field left out, null in a map or a list is the value's zero, and a whole number
+may be written `1.0`. What no type could hold is refused here, once for all fields: integers beyond 64 bits
+and NUL in text.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+import msgspec
+
+from engine.api.duration import Duration
+from engine.api.errors import InvalidInput
+from engine.api.quantity import Quantity
+
+MAX_DEPTH = 100
+_ZEROS: dict[Any, Any] = {str: "", int: 0, float: 0.0, bool: False, Quantity: "0", Duration: "0s"}
+
+
+def fitted(document: Any, kind: Any) -> Any:
+    """A copy that `msgspec.convert` can take. Raises `InvalidInput` with the field path."""
+    return _fit(document, kind, "", 0)
+
+
+def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise InvalidInput(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise InvalidInput(f"{path or 'document'}: holds a NUL character")
+        return value
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, float):
+        whole = value.is_integer() and abs(value) < 2**63
+        return int(value) if whole and _form(kind).whole else value
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise InvalidInput(f"{path or 'document'}: a number of more than 64 bits")
+        return value
+    if isinstance(value, list):
+        item = _form(kind).item
+        zero = _zero(item)
+        return [
+            _fit(zero if one is None else one, item, f"{path}[{index}]", depth + 1)
+            for index, one in enumerate(value)
+        ]
+    if isinstance(value, dict):
+        return _fit_fields(value, kind, path, depth)
+    return value
+
+
+def _fit_fields(value: dict[Any, Any], kind: Any, path: str, depth: int) -> dict[str, Any]:
+    form = _form(kind)
+    kept: dict[str, Any] = {}
+    for name, one in value.items():
+        if not isinstance(name, str) or "\0" in name:
+            raise InvalidInput(f"{path or 'document'}: a key holds a NUL character or is no text")
+        field = form.fields.get(name, form.item)
+        if one is None:
+            if form.fields:
+                continue
+            one = _zero(field)
+        kept[name] = _fit(one, field, f"{path}.{name}" if path else name, depth + 1)
+    return kept
+
+
+class _Form(msgspec.Struct, frozen=True):
+    """What a type says of plain data: its fields by JSON name, what its items are, whether it is whole."""
+
+    fields: dict[str, Any]
+    item: Any = None
+    whole: bool = False
+
+
+@cache
+def _form(kind: Any) -> _Form:
+    """`None` and `Any` say nothing: their data stays as it is."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _form(get_args(kind)[0])
+    if origin in (Union, UnionType):
+        forms = [_form(choice) for choice in get_args(kind) if choice is not type(None)]
+        return _Form(
+            {name: field for form in forms for name, field in form.fields.items()},
+            next((form.item for form in forms if form.item is not None), None),
+            any(form.whole for form in forms) and float not in get_args(kind),
+        )
+    if origin in (list, dict):
+        return _Form({}, get_args(kind)[-1])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _Form({field.encode_name: field.type for field in msgspec.structs.fields(kind)})
+    return _Form({}, None, kind is int)
+
+
+@cache
+def _zero(kind: Any) -> Any:
+    """What a null stands for where it cannot be left out."""
+    for choice in get_args(kind) or (kind,):
+        if choice in _ZEROS:
+            return _ZEROS[choice]
+    return {} if _form(kind).fields else None
