@@ -28,6 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_fast": {"wire"},
     "wire": set(),
     "host": {"api", "metrics"},
+    "transport": {"api"},
+    "cluster": {"api", "metrics", "host", "transport"},
     "tables": {"api", "_fast"},
     "admission": BASE,
     "cgroups": BASE | {"host"},

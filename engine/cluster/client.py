@@ -1,0 +1,206 @@
+"""A thin client of the API server: typed objects in JSON over one pool of HTTP/2 connections."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from engine.api._base import decode_hook, to_json
+from engine.api.errors import Refused, Unavailable
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import Kubeconfig
+from engine.transport.http2 import Exchange
+from engine.transport.pool import Http2Pool
+
+REQUEST_SECONDS: Final = 30.0
+MAX_ANSWER: Final = 256 << 20
+MAX_ERROR: Final = 64 << 10
+TRIES_WHEN_BUSY: Final = 10
+STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
+MERGE: Final = "application/merge-patch+json"
+
+T = TypeVar("T")
+
+
+class ApiError(Refused):
+    """The API server's refusal. `code` is the HTTP status, `reason` Kubernetes' word for it (`NotFound`,
+    `AlreadyExists`, `Conflict`, `Expired`, `Forbidden`, …), `retry_after` seconds where it asked to wait.
+    """
+
+    def __init__(self, message: str, *, subject: str, code: int, reason: str, retry_after: float) -> None:
+        self.code = code
+        self.reason = reason
+        self.retry_after = retry_after
+        super().__init__(message, subject=subject)
+
+
+class _Details(msgspec.Struct, frozen=True, rename="camel"):
+    retry_after_seconds: int = 0
+
+
+class Status(msgspec.Struct, frozen=True):
+    """metav1.Status, as far as it is read."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: _Details | None = None
+
+
+_statuses = msgspec.json.Decoder(Status)
+
+
+class ApiClient:
+    """One API server, as one user. `timeout` (seconds) is the deadline of a call that brings none.
+
+    Every method raises `ApiError` when the server refuses and `Unavailable` when it can't be reached in
+    time; a server that is busy (429) is asked again when it says, one that answers 401 once more with
+    credentials read anew.
+    """
+
+    def __init__(
+        self,
+        config: Kubeconfig,
+        credentials: Credentials,
+        *,
+        user_agent: str,
+        timeout: float = REQUEST_SECONDS,
+    ) -> None:
+        self._prefix = config.prefix
+        self._credentials = credentials
+        self._agent = user_agent
+        self._timeout = timeout
+        self._pool = Http2Pool(config.server, credentials.context)
+        self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+        credentials.on_change(self._pool.reset)
+
+    async def get(self, path: str, kind: type[T], params: Mapping[str, str] | None = None) -> T:
+        return await self._object("GET", path, kind, params=params)
+
+    async def create(self, path: str, value: Any, kind: type[T]) -> T:
+        return await self._object("POST", path, kind, body=to_json(value))
+
+    async def update(self, path: str, value: Any, kind: type[T]) -> T:
+        return await self._object("PUT", path, kind, body=to_json(value))
+
+    async def patch(self, path: str, value: Any, kind: type[T], *, form: str = STRATEGIC_MERGE) -> T:
+        return await self._object("PATCH", path, kind, body=to_json(value), content_type=form)
+
+    async def delete(self, path: str, options: Any) -> None:
+        await self._object("DELETE", path, msgspec.Raw, body=to_json(options))
+
+    @asynccontextmanager
+    async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A watch: the lines of an answer that goes on. Its begin has the deadline of any other call."""
+        async with asyncio.timeout(self._timeout):
+            exchange = await self._request("GET", path, params, b"", "")
+        async with exchange:
+            yield _split(exchange)
+
+    def decode(self, data: bytes | msgspec.Raw, kind: type[T]) -> T:
+        """Raises Unavailable for what is not such an object: a server that talks nonsense may recover."""
+        decoder = self._decoders.get(kind)
+        if decoder is None:
+            decoder = self._decoders[kind] = msgspec.json.Decoder(kind, dec_hook=decode_hook)
+        try:
+            decoded: T = decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise Unavailable(f"an answer that is no {_name(kind)}: {error}", subject=self.peer) from None
+        return decoded
+
+    @property
+    def peer(self) -> str:
+        return self._pool.server.authority
+
+    def close(self) -> None:
+        self._pool.close()
+
+    async def _object(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        *,
+        params: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        content_type: str = "application/json",
+    ) -> T:
+        subject = f"{self.peer}: {method} {path}"
+        try:
+            async with asyncio.timeout(self._timeout):
+                exchange = await self._request(method, path, params or {}, body, content_type)
+                async with exchange:
+                    data = await exchange.read(MAX_ANSWER)
+        except TimeoutError:
+            raise Unavailable(f"no answer within {self._timeout:g} s", subject=subject) from None
+        return self.decode(data, kind)
+
+    async def _request(
+        self, method: str, path: str, params: Mapping[str, str], body: bytes, content_type: str
+    ) -> Exchange:
+        """An answer of success; errors are raised. Tries again where that is asked for."""
+        target = self._prefix + path + (f"?{urlencode(params, quote_via=quote)}" if params else "")
+        busy, stale = 0, False
+        while True:
+            await self._credentials.refresh(now=stale)
+            headers = [
+                ("user-agent", self._agent),
+                ("accept", "application/json"),
+                *self._credentials.headers(),
+            ]
+            if body:
+                headers += [("content-type", content_type), ("content-length", str(len(body)))]
+            exchange = await self._pool.request(method, target, headers, body)
+            if exchange.status < 300:
+                return exchange
+            async with exchange:
+                error = await self._error(exchange, method, path)
+            if error.code == 401 and not stale:
+                stale = True
+            elif error.code == 429 and busy < TRIES_WHEN_BUSY:
+                busy += 1
+                await asyncio.sleep((error.retry_after or 1.0) * random.uniform(1.0, 1.2))
+            else:
+                raise error
+
+    async def _error(self, exchange: Exchange, method: str, path: str) -> ApiError:
+        body = await exchange.read(MAX_ERROR)
+        try:
+            status = _statuses.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            status = Status(message=body[:300].decode(errors="replace"))
+        retry = exchange.headers.get("retry-after", "")
+        details = status.details or _Details()
+        return ApiError(
+            status.message or f"HTTP status {exchange.status}",
+            subject=f"{self.peer}: {method} {path}",
+            code=exchange.status,
+            reason=status.reason,
+            retry_after=float(retry) if retry.isdigit() else float(details.retry_after_seconds),
+        )
+
+
+async def _split(exchange: Exchange) -> AsyncIterator[bytes]:
+    """Lines, without the newline. Raises Refused where one is longer than any answer may be."""
+    rest = bytearray()
+    async for data in exchange.chunks():
+        rest += data
+        if b"\n" not in data:
+            if len(rest) > MAX_ANSWER:
+                raise Refused("a watch event is too long")
+            continue
+        *lines, tail = rest.split(b"\n")
+        rest = bytearray(tail)
+        for line in lines:
+            if line:
+                yield bytes(line)
+
+
+def _name(kind: Any) -> str:
+    return getattr(kind, "__name__", str(kind))

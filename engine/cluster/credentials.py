@@ -1,0 +1,177 @@
+"""Who the node is to the API server: read from where the kubeconfig says, and again when that changes.
+
+A token file is read again each minute, certificate files when they differ at a look each minute, an exec
+plugin's answer when it expires (client-go v1.36). A 401 reads everything again at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from engine.api.errors import InvalidInput, Refused
+from engine.cluster.kubeconfig import ExecConfig, Kubeconfig, pem
+from engine.transport.tls import ClientTLS
+
+READ_AGAIN_SECONDS = 60.0
+EXEC_SECONDS = 60.0
+MOST = 1 << 20
+
+
+class _ExecStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    token: str = ""
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
+
+
+class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    status: _ExecStatus | None = None
+
+
+class Credentials:
+    """`headers()` and `context()` for the next request; `changed` is called when connections are outdated."""
+
+    def __init__(
+        self, config: Kubeconfig, *, clock: Callable[[], float], changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._changed = changed
+        self._tls: ClientTLS | None = None
+        self._token = ""
+        self._read_at = float("-inf")
+        self._expires = float("inf")
+        self._reading = asyncio.Lock()
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+
+    async def refresh(self, *, now: bool = False) -> None:
+        """Read what may have changed; `now` after a 401. Raises InvalidInput or Refused, naming the file."""
+        time = self._clock()
+        if (
+            not now
+            and self._tls is not None
+            and time - self._read_at < READ_AGAIN_SECONDS
+            and time < self._expires
+        ):
+            return
+        async with self._reading:
+            tls, token, self._expires = await self._read()
+            self._read_at = self._clock()
+            before, self._tls, self._token = self._tls, tls, token
+            if before is not None and before != tls:
+                self._changed()
+
+    def headers(self) -> list[tuple[str, str]]:
+        return [("authorization", f"Bearer {self._token}")] if self._token else []
+
+    def context(self) -> ssl.SSLContext:
+        """For a new connection; `refresh` came before."""
+        assert self._tls is not None
+        return self._tls.context(str(self._config.path))
+
+    async def _read(self) -> tuple[ClientTLS, str, float]:
+        user, cluster, subject = self._config.user, self._config.cluster, str(self._config.path)
+        expires = float("inf")
+        token = user.token
+        certificate = _either(
+            user.client_certificate, user.client_certificate_data, "client-certificate", subject
+        )
+        key = _either(user.client_key, user.client_key_data, "client-key", subject)
+        if user.token_file:
+            token = _text(user.token_file).decode("ascii", "replace").strip()
+        elif user.exec is not None and not (token or certificate):
+            status = await run_exec_plugin(user.exec, self._config)
+            token = status.token
+            certificate, key = status.client_certificate_data.encode(), status.client_key_data.encode()
+            if status.expiration_timestamp is not None:
+                expires = status.expiration_timestamp.timestamp()
+        tls = ClientTLS(
+            _either(
+                cluster.certificate_authority,
+                cluster.certificate_authority_data,
+                "certificate-authority",
+                subject,
+            ),
+            certificate,
+            key,
+            cluster.insecure_skip_tls_verify,
+        )
+        return tls, token, expires
+
+
+async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus:
+    """What the program prints as ExecCredential. Raises Refused with its last words when it fails."""
+    request: dict[str, object] = {"interactive": False}
+    if plugin.provide_cluster_info:
+        cluster = config.cluster
+        request["cluster"] = {
+            "server": cluster.server,
+            "tls-server-name": cluster.tls_server_name,
+            "insecure-skip-tls-verify": cluster.insecure_skip_tls_verify,
+            "certificate-authority-data": cluster.certificate_authority_data,
+        }
+    info = {"apiVersion": plugin.api_version, "kind": "ExecCredential", "spec": request}
+    named = {each.get("name", ""): each.get("value", "") for each in plugin.env or ()}
+    environment = os.environ | named | {"KUBERNETES_EXEC_INFO": json.dumps(info)}
+    command = plugin.command
+    if "/" in command:
+        command = str(config.path.parent / command)
+    subject = f"{config.path}: exec {plugin.command}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            command,
+            *(plugin.args or ()),
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
+        raise Refused(f"{error.strerror or error}{hint}", subject=subject, errno=error.errno) from error
+    try:
+        async with asyncio.timeout(EXEC_SECONDS):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise Refused(f"no answer within {EXEC_SECONDS:g} s", subject=subject) from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        said = err.decode(errors="replace").strip()[-300:]
+        raise Refused(f"exit code {process.returncode}: {said}", subject=subject)
+    try:
+        credential = msgspec.json.decode(out, type=_ExecCredential)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"not an ExecCredential: {error}", subject=subject) from None
+    if credential.status is None or not (
+        credential.status.token or credential.status.client_certificate_data
+    ):
+        raise Refused("the ExecCredential has neither a token nor a certificate", subject=subject)
+    return credential.status
+
+
+def _either(path: str, data: str, field: str, subject: str) -> bytes:
+    if data:
+        return pem(data, f"{field}-data", subject)
+    return _text(path) if path else b""
+
+
+def _text(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(MOST)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), subject=path) from error

@@ -1,0 +1,141 @@
+"""A kubeconfig: the current context's server and user, with every path made absolute (client-go v1.36)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.api.documents import parse_documents, read_text
+from engine.api.errors import InvalidInput
+from engine.transport.pool import Server
+
+
+class ExecConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A program that prints an ExecCredential."""
+
+    api_version: str = ""
+    command: str = ""
+    args: list[str] | None = None
+    env: list[dict[str, str]] | None = None
+    install_hint: str = ""
+    provide_cluster_info: bool = False
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    server: str = ""
+    certificate_authority: str = ""
+    certificate_authority_data: str = ""
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str = ""
+    proxy_url: str = ""
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    client_certificate: str = ""
+    client_certificate_data: str = ""
+    client_key: str = ""
+    client_key_data: str = ""
+    token: str = ""
+    token_file: str = msgspec.field(default="", name="tokenFile")
+    username: str = ""
+    password: str = ""
+    exec: ExecConfig | None = None
+
+
+class _Context(msgspec.Struct, frozen=True, kw_only=True):
+    cluster: str = ""
+    user: str = ""
+
+
+class _Named(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    cluster: Cluster | None = None
+    user: User | None = None
+    context: _Context | None = None
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    current_context: str = ""
+    clusters: list[_Named] | None = None
+    users: list[_Named] | None = None
+    contexts: list[_Named] | None = None
+
+
+class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the current context says. Paths are absolute; data is PEM."""
+
+    path: Path
+    server: Server
+    cluster: Cluster
+    user: User
+
+    @property
+    def prefix(self) -> str:
+        """The path before `/api`, where the server is behind one."""
+        return urlsplit(self.cluster.server).path.rstrip("/")
+
+
+def load_kubeconfig(path: Path) -> Kubeconfig:
+    """Raises InvalidInput, naming the file and the field, for what cannot be used."""
+    return parse_kubeconfig(read_text(path), path)
+
+
+def parse_kubeconfig(text: bytes, path: Path) -> Kubeconfig:
+    """`path` is where the text stands: relative paths begin there."""
+    documents = parse_documents(text, str(path))
+    try:
+        file = msgspec.convert(documents[0] if documents else {}, _File)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(str(error), subject=str(path)) from None
+    context = _named(file.contexts, file.current_context, "contexts", path).context or _Context()
+    cluster = _named(file.clusters, context.cluster, "clusters", path).cluster or Cluster()
+    user = (_named(file.users, context.user, "users", path).user or User()) if context.user else User()
+    return Kubeconfig(
+        path=path,
+        server=_server(cluster, path),
+        cluster=_absolute(cluster, path, "certificate_authority"),
+        user=_absolute(user, path, "client_certificate", "client_key", "token_file"),
+    )
+
+
+def pem(data: str, field: str, subject: str) -> bytes:
+    """The text in a `…-data` field. Raises InvalidInput where it is not base64."""
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise InvalidInput(f"{field}: not base64: {error}", subject=subject) from None
+
+
+def _named(items: list[_Named] | None, name: str, field: str, path: Path) -> _Named:
+    for item in items or ():
+        if item.name == name:
+            return item
+    raise InvalidInput(f"{field}: there is no {name!r}", subject=str(path))
+
+
+def _absolute(section: Any, path: Path, *fields: str) -> Any:
+    named = {field: getattr(section, field) for field in fields}
+    return msgspec.structs.replace(
+        section, **{field: str(path.parent / text) if text else "" for field, text in named.items()}
+    )
+
+
+def _server(cluster: Cluster, path: Path) -> Server:
+    url, proxy = urlsplit(cluster.server), None
+    try:
+        port = url.port or 443
+        if url.scheme != "https" or not url.hostname:
+            raise ValueError("expected https://HOST[:PORT]")
+        if cluster.proxy_url:
+            through = urlsplit(cluster.proxy_url)
+            if through.scheme != "http" or not through.hostname:
+                raise ValueError(f"expected http://HOST:PORT as proxy-url, got {cluster.proxy_url!r}")
+            proxy = through.hostname, through.port or 80
+    except ValueError as error:
+        raise InvalidInput(f"clusters: server {cluster.server!r}: {error}", subject=str(path)) from None
+    return Server(url.hostname, port, cluster.tls_server_name, proxy)

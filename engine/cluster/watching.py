@@ -1,0 +1,172 @@
+"""Following a list on the API server: the first set, then every change, for as long as it is wanted.
+
+As client-go v1.36 does: a streaming list first (`sendInitialEvents`, ended by a marked bookmark), where the
+server refuses that a LIST and a WATCH; after a clean end again from the last version seen; after 410 anew;
+trouble is retried with back-off (0.8 s doubling to 30 s, jittered, forgotten after 2 quiet minutes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+import msgspec
+
+from engine.api.errors import KubengineError, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.cluster.client import ApiClient, ApiError, Status
+
+FIRST_DELAY = 0.8
+LAST_DELAY = 30.0
+FORGET_AFTER = 120.0
+LEAST_SECONDS, MOST_SECONDS = 300, 600
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+T = TypeVar("T", bound="Named")
+log = logging.getLogger("kubengine.cluster")
+
+
+class Named(Protocol):
+    """What every followed object has."""
+
+    metadata: ObjectMeta
+
+
+class _Bookmark(msgspec.Struct):
+    metadata: ObjectMeta
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[T]):
+    """A list: its path, the type of its objects and a field selector."""
+
+    path: str
+    kind: type[T]
+    field_selector: str = ""
+
+    def params(self, **more: str) -> dict[str, str]:
+        return {"fieldSelector": self.field_selector, **more} if self.field_selector else more
+
+
+@dataclass(slots=True)
+class Heard(Generic[T]):
+    """What a watch tells. `replaced` gets the whole set (at first and after a gap), the others one object."""
+
+    replaced: Callable[[Sequence[T]], None]
+    changed: Callable[[T], None]
+    deleted: Callable[[T], None]
+
+
+@dataclass(slots=True)
+class Watch(Generic[T]):
+    """Follows one resource until it is cancelled. `synced` is set once the first set has been heard."""
+
+    client: ApiClient
+    resource: Resource[T]
+    heard: Heard[T]
+    clock: Callable[[], float] = time.monotonic
+    synced: asyncio.Event = field(default_factory=asyncio.Event)
+    trouble: str = ""
+    _version: str = ""
+    _streams: bool = True
+
+    async def run(self) -> None:
+        delay, last = FIRST_DELAY, float("-inf")
+        while True:
+            try:
+                await self._follow()
+            except (KubengineError, TimeoutError) as error:
+                if isinstance(error, ApiError) and _is_expired(error):
+                    self._version = ""
+                    continue
+                if str(error) != self.trouble:
+                    self.trouble = str(error)
+                    log.warning("watching %s: %s", self.resource.path, error)
+                now = self.clock()
+                delay = FIRST_DELAY if now - last > FORGET_AFTER else min(2 * delay, LAST_DELAY)
+                last = now
+                await asyncio.sleep(delay * random.uniform(1.0, 2.0))
+
+    async def _follow(self) -> None:
+        if not self._version:
+            if self._streams and await self._stream_list():
+                return
+            await self._list()
+        await self._watch({"resourceVersion": self._version}, None)
+
+    async def _stream_list(self) -> bool:
+        """The first set as a stream, and what follows it; False where the server knows no such thing."""
+        params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        try:
+            await self._watch(params, [])
+        except ApiError as error:
+            if _is_expired(error):
+                raise
+            self._streams = False  # a server or its etcd too old; what else it is, the LIST will tell
+            return False
+        return True
+
+    async def _list(self) -> None:
+        listed = await self.client.get(self.resource.path, _List, self.resource.params(resourceVersion="0"))
+        items = [self.client.decode(item, self.resource.kind) for item in listed.items or ()]
+        self._heard_all(items, listed.metadata.resource_version)
+
+    def _heard_all(self, items: Sequence[T], version: str) -> None:
+        self._version = version
+        self.trouble = ""
+        self.heard.replaced(items)
+        self.synced.set()
+
+    async def _watch(self, params: Mapping[str, str], first: list[T] | None) -> None:
+        """One WATCH to its end. `first` collects the set that a streaming list begins with."""
+        seconds = random.randint(LEAST_SECONDS, MOST_SECONDS)
+        asked = self.resource.params(
+            watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
+        )
+        async with asyncio.timeout(seconds + 60), self.client.lines(self.resource.path, asked) as lines:
+            async for line in lines:
+                event = self.client.decode(line, _Event)
+                if event.type == "ERROR":
+                    raise _refusal(self.client.decode(event.object, Status), self.resource.path)
+                if event.type == "BOOKMARK":
+                    mark = self.client.decode(event.object, _Bookmark).metadata
+                    self._version = mark.resource_version
+                    if first is not None and (mark.annotations or {}).get(INITIAL_EVENTS_END) == "true":
+                        self._heard_all(first, self._version)
+                        first = None
+                    continue
+                known = self.client.decode(event.object, self.resource.kind)
+                if first is not None:
+                    first.append(known)
+                else:
+                    self._version = known.metadata.resource_version
+                    (self.heard.deleted if event.type == "DELETED" else self.heard.changed)(known)
+        if first is not None:
+            raise Unavailable("the first set broke off", subject=self.resource.path)
+
+
+def _is_expired(error: ApiError) -> bool:
+    return error.code == 410 or error.reason in ("Expired", "Gone")
+
+
+def _refusal(status: Status, path: str) -> ApiError:
+    return ApiError(status.message, subject=path, code=status.code, reason=status.reason, retry_after=0.0)

@@ -1,0 +1,141 @@
+"""The connections to one server: opened when a request finds no room, dropped when they are lost."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.api.errors import Unavailable
+from engine.transport.http2 import Exchange, Headers, Http2Connection
+
+CONNECT_SECONDS = 10.0
+MAX_CONNECTIONS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server is. `name` is what its certificate must say, `proxy` an HTTP proxy's (host, port)."""
+
+    host: str
+    port: int
+    name: str = ""
+    proxy: tuple[str, int] | None = None
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Http2Pool:
+    """Requests to one server over as many connections as its limit of streams asks for.
+
+    `context` makes the TLS context of a new connection; `reset` closes what was made with older
+    credentials. A connection per `MAX_STREAMS` exchanges, `MAX_CONNECTIONS` at most.
+    """
+
+    def __init__(self, server: Server, context: Callable[[], ssl.SSLContext]) -> None:
+        self.server = server
+        self._context = context
+        self._connections: list[Http2Connection] = []
+        self._opening = asyncio.Lock()
+
+    async def request(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Exchange:
+        """One exchange, its head answered. Raises Unavailable; the deadline is the caller's."""
+        connection = self._with_room() or await self._open()
+        return await connection.request(method, path, headers, self.server.authority, body)
+
+    def reset(self) -> None:
+        """Close every connection: what is under way breaks off and is tried again by its owner."""
+        for connection in list(self._connections):
+            connection.close()
+
+    close = reset
+
+    def _with_room(self) -> Http2Connection | None:
+        return next((c for c in self._connections if c.room > 0), None)
+
+    async def _open(self) -> Http2Connection:
+        async with self._opening:
+            known = self._with_room()
+            if known is not None:
+                return known
+            if len(self._connections) >= MAX_CONNECTIONS:
+                raise Unavailable(f"{MAX_CONNECTIONS} connections are full", subject=self.server.authority)
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    connection = await self._connect()
+            except TimeoutError:
+                raise Unavailable(
+                    f"no connection within {CONNECT_SECONDS:g} s", subject=self.server.authority
+                ) from None
+            except ssl.SSLError as error:
+                raise Unavailable(f"TLS: {error.reason or error}", subject=self.server.authority) from error
+            except OSError as error:
+                raise Unavailable(error.strerror or str(error), subject=self.server.authority) from error
+            self._connections.append(connection)
+            return connection
+
+    async def _connect(self) -> Http2Connection:
+        server, context = self.server, self._context()
+        loop = asyncio.get_running_loop()
+        name = server.name or server.host
+        transport: asyncio.BaseTransport | None
+        if server.proxy is None:
+            transport, protocol = await loop.create_connection(
+                self._make, server.host, server.port, ssl=context, server_hostname=name
+            )
+        else:
+            raw, waiting = await loop.create_connection(lambda: _Tunnel(server.authority), *server.proxy)
+            await waiting.opened
+            protocol = self._make()
+            transport = await loop.start_tls(raw, protocol, context, server_hostname=name)
+            if transport is None:
+                raise Unavailable("the proxy closed the tunnel", subject=server.authority)
+            protocol.connection_made(transport)
+        spoken = transport.get_extra_info("ssl_object").selected_alpn_protocol()
+        if spoken != "h2":
+            transport.close()
+            raise Unavailable(f"the server speaks {spoken or 'HTTP/1'}, not HTTP/2", subject=server.authority)
+        return protocol
+
+    def _make(self) -> Http2Connection:
+        return Http2Connection(self.server.authority, self._lost)
+
+    def _lost(self, connection: Http2Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
+
+
+class _Tunnel(asyncio.Protocol):
+    """Asks an HTTP proxy for a tunnel (CONNECT)."""
+
+    def __init__(self, authority: str) -> None:
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._authority = authority
+        self._answer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        request = f"CONNECT {self._authority} HTTP/1.1\r\nHost: {self._authority}\r\n\r\n"
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(request.encode())
+
+    def data_received(self, data: bytes) -> None:
+        self._answer += data
+        if self.opened.done():
+            return
+        if b"\r\n\r\n" in self._answer:
+            status = bytes(self._answer).split(b" ", 2)[1:2]
+            if status == [b"200"]:
+                self.opened.set_result(None)
+            else:
+                line = bytes(self._answer).split(b"\r\n")[0].decode("latin-1")
+                self.opened.set_exception(Unavailable(f"the proxy says {line!r}", subject=self._authority))
+        elif len(self._answer) > 8192:
+            self.opened.set_exception(Unavailable("the proxy's answer is too long", subject=self._authority))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(Unavailable("the proxy closed the tunnel", subject=self._authority))

@@ -1,0 +1,49 @@
+"""TLS contexts of a client, from certificates that are held in memory."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from engine.api.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ClientTLS:
+    """PEM texts. `authorities` empty: the system's; `certificate` and `key` may be in one text."""
+
+    authorities: bytes = b""
+    certificate: bytes = b""
+    key: bytes = b""
+    insecure: bool = False
+
+    def context(self, subject: str) -> ssl.SSLContext:
+        """A context for HTTP/2. Raises InvalidInput, naming `subject`, for what is no certificate or key."""
+        try:
+            text = self.authorities.decode("ascii") or None
+            context = ssl.create_default_context(cadata=text)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.set_alpn_protocols(["h2"])
+            if self.insecure:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self.certificate:
+                with _in_memory(self.certificate + b"\n" + self.key) as path:
+                    context.load_cert_chain(path)
+        except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+            raise InvalidInput(f"not a usable certificate or key: {error}", subject=subject) from error
+        return context
+
+
+@contextmanager
+def _in_memory(text: bytes) -> Iterator[str]:
+    """A path of the text that no disk sees: OpenSSL reads chains from files alone."""
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, text)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
