@@ -290,8 +290,10 @@ def _volume(volume: Volume, where: str) -> Iterator[str]:
         if not volume.image.reference.strip():
             yield f"{where}.image.reference: expected an image reference"
         yield from _pull_policy(volume.image.pull_policy, f"{where}.image.pullPolicy")
-    if volume.host_path is not None and ".." in volume.host_path.path.split("/"):
-        yield f"{where}.hostPath.path: expected a path without .., got {volume.host_path.path!r}"
+    if volume.host_path is not None:
+        path = volume.host_path.path
+        if not path.startswith("/") or ".." in path.split("/"):
+            yield f"{where}.hostPath.path: expected an absolute path without .., got {path!r}"
     if volume.empty_dir is not None:
         if volume.empty_dir.medium not in ("", "Memory") and not is_hugepage(volume.empty_dir.medium.lower()):
             yield f"{where}.emptyDir.medium: expected Memory or nothing, got {volume.empty_dir.medium!r}"

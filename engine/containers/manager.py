@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from engine.containers.selection import (
 )
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
+from engine.host.beneath import opened_parent, same_file
 from engine.host.trees import remove_tree
 from engine.wire import cri_v1_pb2 as cri
 
@@ -184,9 +186,11 @@ class ContainerGC:
         await self._runtime.remove_container(id)
 
     def _delete_logs(self, path: Path, id: str) -> None:
-        for rotated in [path, *path.parent.glob(path.name + ".*")]:
-            with contextlib.suppress(OSError):
-                rotated.unlink(missing_ok=True)
+        with contextlib.suppress(OSError), opened_parent(path, self._pod_logs_dir) as (directory, name):
+            held = Path(same_file(directory))
+            for rotated in [held / name, *held.glob(glob.escape(name) + ".*")]:
+                with contextlib.suppress(OSError):
+                    rotated.unlink(missing_ok=True)
         for link in self._container_logs_dir.glob(f"*-{id}.log"):
             with contextlib.suppress(OSError):
                 link.unlink(missing_ok=True)

@@ -51,6 +51,27 @@ def opened(path: str | os.PathLike[str]) -> Iterator[int]:
         os.close(directory)
 
 
+@contextmanager
+def opened_parent(path: str | os.PathLike[str], top: str | os.PathLike[str]) -> Iterator[tuple[int, str]]:
+    """A handle on the directory that holds `path`, and the name there; no link is followed below `top`.
+
+    `top` is what only the host's owner can change; for a path that lies elsewhere it is the root.
+    """
+    below, start = os.path.relpath(path, top), top
+    if below.split("/")[0] == "..":
+        below, start = os.path.relpath(path, "/"), "/"
+    where, name = os.path.split(below)
+    with opened(start) as directory:
+        try:
+            parent = open_beneath(directory, where, HANDLE | os.O_DIRECTORY)
+        except OSError as error:
+            raise OSError(error.errno or errno.EIO, error.strerror, os.fspath(path)) from error
+    try:
+        yield parent, name
+    finally:
+        os.close(parent)
+
+
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0, *, same_mount: bool = False) -> int:
     """Opens what lies below an open directory without following any link; `..` leads out, always.
 
@@ -103,21 +124,20 @@ def make_directories(directory: int, path: str, mode: int) -> int:
     return at
 
 
-def read_regular(directory: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
-    """At most `limit` bytes of a regular file, its first or its last ones. EINVAL for anything else."""
+def open_regular(directory: int, path: str) -> int:
+    """Opens a regular file beneath a directory, to read. EINVAL for anything else, which is not touched."""
     handle = open_beneath(directory, path, HANDLE)
     try:
-        return read_handle(handle, path, limit, from_end=from_end)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise _error(errno.EINVAL, "is not a regular file", path)
+        return os.open(same_file(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     finally:
         os.close(handle)
 
 
-def read_handle(handle: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
-    """The same of a file that is open already, by `HANDLE` or otherwise; `path` is for errors."""
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        raise _error(errno.EINVAL, "is not a regular file", path)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    with os.fdopen(os.open(same_file(handle), flags), "rb", buffering=0) as file:
+def read_regular(directory: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
+    """At most `limit` bytes of a regular file, its first or its last ones. EINVAL for anything else."""
+    with os.fdopen(open_regular(directory, path), "rb", buffering=0) as file:
         if from_end:
             file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
         read = bytearray()

@@ -22,7 +22,9 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.quantity import Quantity
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
+from engine.host.beneath import open_regular, opened, opened_parent, same_file
 from engine.host.files import remove_unfinished, replacing_file
+from engine.host.trees import remove_tree
 
 log = logging.getLogger("kubengine.logs")
 
@@ -69,6 +71,7 @@ class LogRotation:
     ) -> None:
         self._max_size, self._max_files = log_limits(config)
         self._interval = float(config.container_log_monitor_interval)
+        self._logs = config.pod_logs_dir
         self._runtime = runtime
         self._running = running
         self._clock = clock
@@ -94,15 +97,17 @@ class LogRotation:
                     log.warning("log %s was not rotated: %s", path, error)
 
     async def _rotate(self, container: ContainerRecord, path: Path) -> None:
-        await asyncio.to_thread(_make_room, path, self._max_files)
-        moved = rotated_name(path, self._clock())
-        path.rename(moved)
-        try:
-            await self._runtime.reopen_container_log(container.id)
-        except Refused:
-            with contextlib.suppress(OSError):
-                moved.rename(path)
-            raise
+        with opened_parent(path, self._logs) as (directory, name):
+            held = Path(same_file(directory), name)
+            await asyncio.to_thread(_make_room, held, self._max_files)
+            moved = rotated_name(held, self._clock())
+            held.rename(moved)
+            try:
+                await self._runtime.reopen_container_log(container.id)
+            except Refused:
+                with contextlib.suppress(OSError):
+                    moved.rename(held)
+                raise
 
 
 def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
@@ -110,7 +115,7 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
     found = []
     for path in paths:
         try:
-            if os.stat(path).st_size > size:  # noqa: PTH116
+            if os.lstat(path).st_size > size:
                 found.append(path)
         except FileNotFoundError:
             continue
@@ -120,16 +125,22 @@ def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
 
 
 def _make_room(path: Path, max_files: int) -> None:
+    """`path` begins with a descriptor: nobody can put another directory in the place of the log's."""
     remove_unfinished(path.parent)
     delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
     for old in delete:
-        old.unlink(missing_ok=True)
-    for old in compress:
-        compressed = old.with_name(f"{old.name}{COMPRESSED}")
-        with (
-            old.open("rb") as source,
-            replacing_file(compressed) as target,
-            gzip.open(target, "wb") as zipped,
-        ):
-            shutil.copyfileobj(source, zipped)
-        old.unlink()
+        remove_tree(old)
+    with opened(path.parent) as directory:
+        for old in compress:
+            try:
+                plain = open_regular(directory, old.name)
+            except OSError:
+                remove_tree(old)  # a link or a FIFO, which no runtime leaves there
+                continue
+            with (
+                os.fdopen(plain, "rb") as source,
+                replacing_file(old.with_name(f"{old.name}{COMPRESSED}")) as target,
+                gzip.open(target, "wb") as zipped,
+            ):
+                shutil.copyfileobj(source, zipped)
+            old.unlink()

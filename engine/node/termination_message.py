@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.api.pod import Pod
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
-from engine.host.beneath import opened, read_regular
+from engine.host.beneath import opened_parent, read_regular
 
 MAX_FILE_BYTES = 4096
 MAX_LOG_BYTES = 2048
@@ -77,11 +77,8 @@ def termination_message(record: ContainerRecord, policy: str, *, root: Path, log
 
 
 def _tail(path: str, top: Path, limit: int) -> str:
-    where = Path(path)
-    if not where.is_relative_to(top):
-        top = Path("/")
-    with opened(top) as directory:
-        data = read_regular(directory, str(where.relative_to(top)), limit, from_end=True)
+    with opened_parent(path, top) as (directory, name):
+        data = read_regular(directory, name, limit, from_end=True)
     return data.decode("utf-8", "replace")
 
 

@@ -12,6 +12,7 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
+from engine.api.validation import check_pod
 
 
 def read(spec: str, container: str = "") -> Pod:
@@ -153,3 +154,10 @@ def test_plain_data_is_fitted_however_it_is_typed() -> None:
     fitted = convert({"amounts": {"a": 1.0}, "ratio": 2.0, "port": 80.0}, Thing, "x")
     assert fitted == Thing({"a": 1}, 2.0, 80)
     assert type(fitted.ratio) is float
+
+
+@pytest.mark.parametrize("path", ["''", "relative", "./x", "/a/../b"])
+def test_a_host_path_says_where_it_is(path: str) -> None:
+    """An empty one mounted the host's root, a relative one made directories where the agent ran."""
+    with pytest.raises(InvalidInput, match=r"hostPath.path: expected an absolute path without \.\."):
+        check_pod(read(f"  volumes: [{{name: v, hostPath: {{path: {path}}}}}]\n"), "test")

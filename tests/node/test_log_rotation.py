@@ -66,3 +66,35 @@ async def test_a_large_log_is_moved_and_the_runtime_opens_another(tmp_path: Path
     assert len((tmp_path / "0.log.20010909-014640").read_text()) == 2000
     assert gzip.decompress((tmp_path / "0.log.20260101-000000.gz").read_bytes()) == b"old"
     assert not old.exists()
+
+
+async def test_what_a_container_put_among_its_logs_is_not_followed(tmp_path: Path):
+    """One that mounts the host's log directory: links for rotated files, and a link on the way."""
+    (tmp_path / "host").write_text("the host's own")
+    logs = tmp_path / "logs"
+    (logs / "c").mkdir(parents=True)
+    path = logs / "c" / "0.log"
+    path.write_text("x" * 2000)
+    (logs / "c" / "0.log.20260101-000000").symlink_to(tmp_path / "host")
+    runtime = Reopened(path)
+    config = KubeletConfiguration(
+        pod_logs_dir=str(logs),
+        container_log_max_size="1Ki",
+        container_log_max_files=3,
+        container_log_monitor_interval=Duration(0.02),
+    )
+    swapped = logs / "swapped"
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "0.log").write_text("x" * 2000)
+    swapped.symlink_to(tmp_path / "outside")
+    containers = [
+        ContainerRecord("elsewhere", "d", "s", RUNNING, 0, 1.0, log_path=str(swapped / "0.log")),
+        ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, log_path=str(path)),
+    ]
+    rotation = LogRotation(config=config, runtime=runtime, running=lambda: containers, clock=lambda: 1e9)
+    await rotation.start()
+    await eventually(lambda: runtime.calls and path.exists())
+    await rotation.stop()
+    assert sorted(file.name for file in path.parent.iterdir()) == ["0.log", "0.log.20010909-014640"]
+    assert [file.name for file in (tmp_path / "outside").iterdir()] == ["0.log"]
+    assert (tmp_path / "host").read_text() == "the host's own"

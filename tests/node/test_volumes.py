@@ -440,13 +440,13 @@ async def test_the_runtime_gets_mounts_that_no_container_can_move(
         {"name": "data", "emptyDir": {}},
         {
             "name": "info",
-            "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]},
+            "downwardAPI": {"items": [{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}]},
         },
     ]
     mounts = [
         {"name": "data", "mountPath": "/data", "subPath": "part"},
         {"name": "info", "mountPath": "/info"},
-        {"name": "info", "mountPath": "/name", "subPath": "n"},
+        {"name": "info", "mountPath": "/name", "subPath": "name"},
     ]
     bench.write("web", {"volumes": volumes, "containers": [container(volumeMounts=mounts)]})
     await eventually(lambda: bench.phase("web") == "Running")
