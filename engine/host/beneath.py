@@ -128,18 +128,31 @@ def open_regular(directory: int, path: str) -> int:
     """Opens a regular file beneath a directory, to read. EINVAL for anything else, which is not touched."""
     handle = open_beneath(directory, path, HANDLE)
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise _error(errno.EINVAL, "is not a regular file", path)
-        return os.open(same_file(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        return _reopen(handle, path)
     finally:
         os.close(handle)
 
 
 def read_regular(directory: int, path: str, limit: int, *, from_end: bool = False) -> bytes:
     """At most `limit` bytes of a regular file, its first or its last ones. EINVAL for anything else."""
-    with os.fdopen(open_regular(directory, path), "rb", buffering=0) as file:
+    return _read(open_regular(directory, path), limit, from_end)
+
+
+def read_handle(handle: int, path: str, limit: int) -> bytes:
+    """The first bytes of a regular file that is open already, by `HANDLE`; `path` is for errors."""
+    return _read(_reopen(handle, path), limit, False)
+
+
+def _reopen(handle: int, path: str) -> int:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise _error(errno.EINVAL, "is not a regular file", path)
+    return os.open(same_file(handle), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def _read(descriptor: int, limit: int, from_end: bool) -> bytes:
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
         if from_end:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            file.seek(max(0, os.fstat(descriptor).st_size - limit))
         read = bytearray()
         while len(read) < limit and (part := file.read(limit - len(read))):
             read += part
