@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from engine.api.pod import (
     Container,
+    EmptyDirVolume,
     HTTPGetAction,
     Lifecycle,
     Pod,
     PodSecurityContext,
     Probe,
     ResourceRequirements,
+    Volume,
 )
 from engine.api.quantity import Quantity
 
@@ -34,6 +36,8 @@ def apply_defaults(pod: Pod) -> None:
     if spec.enable_service_links is None:
         spec.enable_service_links = True
     for volume in spec.volumes or []:
+        if volume == Volume(name=volume.name):
+            volume.empty_dir = EmptyDirVolume()
         if volume.image is not None:
             volume.image.pull_policy = volume.image.pull_policy or _pull_policy(volume.image.reference)
     for container in pod.all_containers:
@@ -51,6 +55,8 @@ def _default_container(container: Container) -> None:
         container.termination_message_path or DEFAULT_TERMINATION_MESSAGE_PATH
     )
     container.termination_message_policy = container.termination_message_policy or "File"
+    for port in container.ports or []:
+        port.protocol = port.protocol or "TCP"
     _requests_from_limits(container.resources)
     for probe in (container.liveness_probe, container.readiness_probe, container.startup_probe):
         if probe is not None:

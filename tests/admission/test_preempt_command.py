@@ -13,7 +13,7 @@ from engine.cli.preempt import command
 NODE = """
 apiVersion: v1
 kind: Node
-metadata: {name: n}
+metadata: {name: n1}
 status: {allocatable: {cpu: "2", memory: 2Gi, pods: "10"}}
 """
 POD = """

@@ -1,0 +1,101 @@
+"""Environment variables, and the references to fields and resources that downward volumes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from engine.api.pod import Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector
+from engine.api.resources import is_qualified_name
+from engine.api.validation.names import NO_API
+
+_NAME = re.compile(r"[ -<>-~]+")
+_SUBSCRIPT = re.compile(r"(metadata\.(?:labels|annotations))\['(.*)'\]")
+_ENV_FIELDS: Final = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+)
+FILE_FIELDS: Final = (
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.labels",
+    "metadata.annotations",
+    "metadata.uid",
+)
+_RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
+_SIZES = {"1", *(f"1{unit}" for unit in ("k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
+
+
+def environment_problems(container: Container, where: str) -> Iterator[str]:
+    for index, source in enumerate(container.env_from or []):
+        if source.config_map_ref is not None or source.secret_ref is not None:
+            yield f"{where}.envFrom[{index}]: {NO_API}"
+    for index, variable in enumerate(container.env or []):
+        yield from _variable(variable, f"{where}.env[{index}]")
+
+
+def _variable(variable: EnvVar, field: str) -> Iterator[str]:
+    if _NAME.fullmatch(variable.name) is None:
+        yield f"{field}.name: expected printable ASCII without '=', got {variable.name[:64]!r}"
+    source = variable.value_from
+    if source is None:
+        return
+    given = [
+        one
+        for one in (
+            source.field_ref,
+            source.resource_field_ref,
+            source.config_map_key_ref,
+            source.secret_key_ref,
+            source.file_key_ref,
+        )
+        if one is not None
+    ]
+    if variable.value and given:
+        yield f"{field}.valueFrom: not beside a value"
+    elif source.config_map_key_ref or source.secret_key_ref:
+        yield f"{field}.valueFrom: {NO_API}"
+    elif len(given) != 1:
+        yield f"{field}.valueFrom: expected exactly one of fieldRef and resourceFieldRef, got {len(given)}"
+    if source.field_ref is not None:
+        yield from field_reference(source.field_ref, _ENV_FIELDS, f"{field}.valueFrom.fieldRef")
+    if source.resource_field_ref is not None:
+        yield from resource_reference(source.resource_field_ref, f"{field}.valueFrom.resourceFieldRef")
+
+
+def field_reference(reference: ObjectFieldSelector, known: Collection[str], where: str) -> Iterator[str]:
+    """`known` are the paths that may stand without a subscript."""
+    if reference.api_version not in ("", "v1"):
+        yield f"{where}.apiVersion: expected v1, got {reference.api_version[:64]!r}"
+    path = reference.field_path
+    subscripted = _SUBSCRIPT.fullmatch(path)
+    if subscripted is None:
+        if path not in known:
+            yield f"{where}.fieldPath: expected one of {', '.join(known)}; got {path[:64]!r}"
+        return
+    kind, key = subscripted.groups()
+    if not is_qualified_name(key.lower() if kind == "metadata.annotations" else key):
+        yield f"{where}.fieldPath: {key[:64]!r} is not a name of labels or annotations"
+
+
+def resource_reference(
+    reference: ResourceFieldSelector, where: str, *, of_volume: bool = False
+) -> Iterator[str]:
+    if of_volume and not reference.container_name:
+        yield f"{where}.containerName: expected a container's name"
+    kind, _, resource = reference.resource.partition(".")
+    huge = resource.startswith("hugepages-")
+    if kind not in ("limits", "requests") or (resource not in _RESOURCES and not huge):
+        expected = "limits. or requests. and cpu, memory, ephemeral-storage or hugepages-SIZE"
+        yield f"{where}.resource: expected {expected}, got {reference.resource[:64]!r}"
+    divisor = reference.divisor
+    if divisor is not None and divisor and str(divisor) not in ({"1m", "1"} if resource == "cpu" else _SIZES):
+        yield f"{where}.divisor: expected a unit such as 1, 1m (cpu) or 1Mi, got {str(divisor)[:64]!r}"

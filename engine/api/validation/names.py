@@ -1,0 +1,79 @@
+"""The shapes of names and numbers that fields share."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+from engine.api.resources import is_qualified_name
+
+NO_API: Final = "needs an API server (or a driver), which this node has not got"
+LARGEST_INT32: Final = 2**31 - 1
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL_VALUE = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_PORT_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+
+
+def is_label(text: str) -> bool:
+    """A DNS label."""
+    return len(text) <= 63 and _LABEL.fullmatch(text) is not None
+
+
+def is_subdomain(text: str) -> bool:
+    """A DNS subdomain."""
+    return len(text) <= 253 and _SUBDOMAIN.fullmatch(text) is not None
+
+
+def is_port(number: int) -> bool:
+    return 0 < number < 65536
+
+
+def is_port_name(text: str) -> bool:
+    return len(text) <= 15 and _PORT_NAME.fullmatch(text) is not None and not text.replace("-", "").isdigit()
+
+
+def is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
+
+
+def dns_label(text: str, field: str) -> Iterator[str]:
+    if not is_label(text):
+        yield f"{field}: expected a DNS label, got {text[:64]!r}"
+
+
+def one_of(text: str | None, choices: Collection[str], field: str) -> Iterator[str]:
+    """None and, where it is among the choices, the empty text are fields left out."""
+    if text is not None and text not in choices:
+        *others, last = [choice for choice in choices if choice]
+        yield f"{field}: expected {', '.join(others)} or {last}, got {text[:64]!r}"
+
+
+def in_range(number: int | None, least: int, most: int, field: str) -> Iterator[str]:
+    if number is not None and not least <= number <= most:
+        yield f"{field}: expected {least} to {most}, got {number}"
+
+
+def labels(given: Mapping[str, str] | None, field: str) -> Iterator[str]:
+    for key, value in (given or {}).items():
+        if not is_qualified_name(key):
+            yield f"{field}: {key[:64]!r} is not a label's name"
+        if len(value) > 63 or _LABEL_VALUE.fullmatch(value) is None:
+            yield f"{field}.{key[:64]}: {value[:64]!r} is not a label's value"
+
+
+def is_label_value(text: str) -> bool:
+    return len(text) <= 63 and _LABEL_VALUE.fullmatch(text) is not None
+
+
+def below(path: str, field: str) -> Iterator[str]:
+    """A relative path that does not leave where it starts."""
+    if path.startswith("/") or ".." in path.split("/"):
+        yield f"{field}: expected a relative path without .., got {path[:64]!r}"

@@ -1,0 +1,40 @@
+"""Where a pod may run: node selectors, tolerations, gates, priority."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.api.pod import Pod, Toleration
+from engine.api.resources import is_qualified_name
+from engine.api.validation.names import is_label_value, is_subdomain, labels, one_of
+
+_EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+
+
+def placement_problems(pod: Pod) -> Iterator[str]:
+    spec = pod.spec
+    yield from labels(spec.node_selector, "spec.nodeSelector")
+    for index, toleration in enumerate(spec.tolerations or []):
+        yield from _toleration(toleration, f"spec.tolerations[{index}]")
+    if spec.scheduling_gates:
+        yield "spec.schedulingGates: expected none, the pod is on its node already"
+    if spec.priority_class_name and not is_subdomain(spec.priority_class_name):
+        yield f"spec.priorityClassName: expected a DNS subdomain, got {spec.priority_class_name[:64]!r}"
+    yield from one_of(spec.preemption_policy, ("PreemptLowerPriority", "Never"), "spec.preemptionPolicy")
+    if spec.os is not None:
+        yield from one_of(spec.os.name, ("linux", "windows"), "spec.os.name")
+
+
+def _toleration(toleration: Toleration, where: str) -> Iterator[str]:
+    if toleration.key and not is_qualified_name(toleration.key):
+        yield f"{where}.key: {toleration.key[:64]!r} is not a label's name"
+    if not toleration.key and toleration.operator != "Exists":
+        yield f"{where}.operator: expected Exists where no key is given, got {toleration.operator[:64]!r}"
+    yield from one_of(toleration.operator, ("", "Equal", "Exists"), f"{where}.operator")
+    if toleration.operator == "Exists" and toleration.value:
+        yield f"{where}.value: expected none with the operator Exists"
+    elif not is_label_value(toleration.value):
+        yield f"{where}.value: {toleration.value[:64]!r} is not a label's value"
+    yield from one_of(toleration.effect, _EFFECTS, f"{where}.effect")
+    if toleration.toleration_seconds is not None and toleration.effect != "NoExecute":
+        yield f"{where}.effect: expected NoExecute with tolerationSeconds, got {toleration.effect[:64]!r}"

@@ -1,0 +1,80 @@
+"""Probes, and the handlers that they share with the life cycle's hooks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from engine.api._base import json_name
+from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Probe
+from engine.api.validation.names import LARGEST_INT32, in_range, is_port, is_port_name, one_of
+
+_HEADER = re.compile(r"[-A-Za-z0-9]+")
+_PROBES = ("liveness_probe", "readiness_probe", "startup_probe")
+_COUNTS = (
+    "initial_delay_seconds",
+    "timeout_seconds",
+    "period_seconds",
+    "success_threshold",
+    "failure_threshold",
+)
+
+
+def probe_problems(container: Container, where: str, *, may_have: bool, grace: int) -> Iterator[str]:
+    """Faults of probes and hooks; an init container that ends (not `may_have`) has neither."""
+    if not may_have:
+        for name in (*_PROBES, "lifecycle"):
+            if getattr(container, name) is not None:
+                yield f"{where}.{json_name(name)}: only for containers that stay (restartPolicy Always)"
+        return
+    for name in _PROBES:
+        probe = getattr(container, name)
+        if probe is not None:
+            yield from _probe(probe, f"{where}.{json_name(name)}", once=name != "readiness_probe")
+    lifecycle = container.lifecycle
+    if lifecycle is None:
+        return
+    for name, handler in (("postStart", lifecycle.post_start), ("preStop", lifecycle.pre_stop)):
+        if handler is not None:
+            field = f"{where}.lifecycle.{name}"
+            yield from _handler(handler, ("exec", "http_get", "tcp_socket", "sleep"), field)
+            if handler.sleep is not None:
+                yield from in_range(handler.sleep.seconds, 0, grace, f"{field}.sleep.seconds")
+
+
+def _probe(probe: Probe, where: str, *, once: bool) -> Iterator[str]:
+    yield from _handler(probe, ("exec", "http_get", "tcp_socket", "grpc"), where)
+    for name in _COUNTS:
+        yield from in_range(getattr(probe, name), 0, LARGEST_INT32, f"{where}.{json_name(name)}")
+    if once and probe.success_threshold > 1:
+        yield f"{where}.successThreshold: expected 1, got {probe.success_threshold}"
+    grace = probe.termination_grace_period_seconds
+    if grace is not None and grace <= 0:
+        yield f"{where}.terminationGracePeriodSeconds: expected more than 0, got {grace}"
+
+
+def _handler(owner: Probe | LifecycleHandler, choices: tuple[str, ...], where: str) -> Iterator[str]:
+    given = [name for name in choices if getattr(owner, name) is not None]
+    if len(given) != 1:
+        yield f"{where}: expected exactly one of exec, httpGet, tcpSocket and the like, got {len(given)}"
+    if owner.exec is not None and not owner.exec.command:
+        yield f"{where}.exec.command: expected a command"
+    if owner.http_get is not None:
+        yield from _http(owner.http_get, f"{where}.httpGet")
+    if owner.tcp_socket is not None:
+        yield from _port(owner.tcp_socket.port, f"{where}.tcpSocket.port")
+    if isinstance(owner, Probe) and owner.grpc is not None:
+        yield from _port(owner.grpc.port, f"{where}.grpc.port")
+
+
+def _http(action: HTTPGetAction, where: str) -> Iterator[str]:
+    yield from _port(action.port, f"{where}.port")
+    yield from one_of(action.scheme, ("HTTP", "HTTPS", ""), f"{where}.scheme")
+    for header in action.http_headers or []:
+        if _HEADER.fullmatch(header.name) is None:
+            yield f"{where}.httpHeaders: {header.name[:64]!r} is not a header's name"
+
+
+def _port(port: int | str, field: str) -> Iterator[str]:
+    if not (is_port(port) if isinstance(port, int) else is_port_name(port)):
+        yield f"{field}: expected a port between 1 and 65535 or a port's name, got {str(port)[:64]!r}"

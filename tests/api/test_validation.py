@@ -1,0 +1,190 @@
+"""What the kubelet refuses of a static pod is refused, field by field; what it takes is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.api.defaults import apply_defaults
+from engine.api.documents import parse_pods
+from engine.api.validation import problems
+
+PROBE = "exec: {command: [x]}"
+UID = "{fieldPath: metadata.uid}"
+NODE = "{fieldPath: spec.nodeName}"
+HALF = "{resourceFieldRef: {resource: limits.cpu, divisor: 2}}"
+
+
+def found(text: str) -> list[str]:
+    (pod,), _ = parse_pods(text.encode(), "a.yaml")
+    apply_defaults(pod)
+    return list(problems(pod))
+
+
+def pod(container: str = "", spec: str = "", metadata: str = "") -> str:
+    return (
+        "apiVersion: v1\nkind: Pod\n"
+        f"metadata: {{name: a{metadata}}}\n"
+        f"spec: {{containers: [{{name: c, image: i{container}}}]{spec}}}\n"
+    )
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"container": f", livenessProbe: {{{PROBE}, successThreshold: 2}}"}, "livenessProbe.successThreshold"),
+    ({"container": f", startupProbe: {{{PROBE}, successThreshold: 2}}"}, "startupProbe.successThreshold"),
+    ({"container": f", readinessProbe: {{{PROBE}, periodSeconds: -1}}"}, "readinessProbe.periodSeconds"),
+    ({"container": f", readinessProbe: {{{PROBE}, timeoutSeconds: 2147483648}}"}, "timeoutSeconds"),
+    (
+        {"container": f", livenessProbe: {{{PROBE}, terminationGracePeriodSeconds: 0}}"},
+        "livenessProbe.terminationGracePeriodSeconds",
+    ),
+    ({"container": ", livenessProbe: {httpGet: {port: 0}}"}, "httpGet.port"),
+    ({"container": ", livenessProbe: {httpGet: {port: 70000}}"}, "httpGet.port"),
+    ({"container": ", livenessProbe: {httpGet: {port: 80, scheme: ftp}}"}, "httpGet.scheme"),
+    (
+        {"container": ", livenessProbe: {httpGet: {port: 8, httpHeaders: [{name: a b}]}}"},
+        "httpGet.httpHeaders",
+    ),
+    ({"container": ", livenessProbe: {tcpSocket: {port: Not_a_name}}"}, "tcpSocket.port"),
+    ({"container": ", livenessProbe: {grpc: {port: 0}}"}, "grpc.port"),
+    ({"container": ", lifecycle: {preStop: {sleep: {seconds: 31}}}"}, "preStop.sleep.seconds"),
+    (
+        {"spec": f", initContainers: [{{name: b, image: i, readinessProbe: {{{PROBE}}}}}]"},
+        "initContainers[0]",
+    ),
+    (
+        {"spec": f", initContainers: [{{name: b, image: i, lifecycle: {{preStop: {{{PROBE}}}}}}}]"},
+        "lifecycle",
+    ),
+    ({"spec": ", dnsPolicy: None"}, "spec.dnsConfig.nameservers"),
+    ({"spec": ", dnsPolicy: Sometimes"}, "spec.dnsPolicy"),
+    ({"spec": ", dnsConfig: {nameservers: [x]}"}, "spec.dnsConfig.nameservers[0]"),
+    ({"spec": ", dnsConfig: {nameservers: [1.1.1.1, 1.1.1.2, 1.1.1.3, 1.1.1.4]}"}, "nameservers"),
+    ({"spec": ", dnsConfig: {searches: [-a-]}"}, "spec.dnsConfig.searches[0]"),
+    ({"spec": ", dnsConfig: {options: [{value: a}]}"}, "spec.dnsConfig.options[0]"),
+    (
+        {"container": ", ports: [{containerPort: 80, hostPort: 81}]", "spec": ", hostNetwork: true"},
+        "ports[0].hostPort",
+    ),
+    ({"container": ", ports: [{containerPort: 80, name: UPPER}]"}, "ports[0].name"),
+    ({"container": ", ports: [{containerPort: 8, name: a}, {containerPort: 9, name: a}]"}, "ports[1].name"),
+    ({"container": ", env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.containers}}}]"}, "fieldPath"),
+    ({"container": ", env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.labels}}}]"}, "fieldPath"),
+    (
+        {"container": ", env: [{name: A, value: b, valueFrom: {fieldRef: {fieldPath: metadata.name}}}]"},
+        "value",
+    ),
+    ({"container": ", env: [{name: A, valueFrom: {}}]"}, "valueFrom"),
+    ({"container": ", env: [{name: A=B}]"}, "env[0].name"),
+    ({"container": ", env: [{name: A, valueFrom: {resourceFieldRef: {resource: cpu}}}]"}, "resource:"),
+    (
+        {"container": ", env: [{name: A, valueFrom: " + HALF + "}]"},
+        "divisor",
+    ),
+    ({"spec": ", activeDeadlineSeconds: 0"}, "spec.activeDeadlineSeconds"),
+    ({"spec": ", activeDeadlineSeconds: 2147483648"}, "spec.activeDeadlineSeconds"),
+    ({"spec": ", priority: 2147483648"}, "spec.priority"),
+    ({"spec": ", schedulingGates: [{name: a.b/c}]"}, "spec.schedulingGates"),
+    ({"spec": ", serviceAccountName: default"}, "spec.serviceAccountName"),
+    ({"spec": ", serviceAccount: default"}, "spec.serviceAccountName"),
+    ({"spec": ", imagePullSecrets: [{name: s}]"}, "spec.imagePullSecrets"),
+    ({"spec": ", hostname: Not.Label"}, "spec.hostname"),
+    ({"spec": ", subdomain: -x"}, "spec.subdomain"),
+    ({"spec": ", hostAliases: [{ip: 1.2.3, hostnames: [a]}]"}, "spec.hostAliases[0].ip"),
+    ({"spec": ", hostAliases: [{ip: 1.2.3.4, hostnames: [a_b]}]"}, "hostnames[0]"),
+    ({"spec": ", nodeSelector: {a/b/c: d}"}, "spec.nodeSelector"),
+    ({"spec": ", nodeSelector: {a: '!'}"}, "spec.nodeSelector"),
+    ({"spec": ", tolerations: [{operator: Equal}]"}, "spec.tolerations[0].operator"),
+    ({"spec": ", tolerations: [{key: a, operator: Exists, value: b}]"}, "spec.tolerations[0].value"),
+    ({"spec": ", tolerations: [{key: a, effect: NoSchedule, tolerationSeconds: 1}]"}, "effect"),
+    ({"spec": ", preemptionPolicy: Maybe"}, "spec.preemptionPolicy"),
+    ({"spec": ", shareProcessNamespace: true, hostPID: true"}, "spec.shareProcessNamespace"),
+    ({"spec": ", hostUsers: false, hostIPC: true"}, "spec.hostIPC"),
+    ({"spec": ", securityContext: {runAsUser: -1}"}, "spec.securityContext.runAsUser"),
+    ({"spec": ", securityContext: {fsGroup: 2147483648}"}, "spec.securityContext.fsGroup"),
+    ({"spec": ", securityContext: {seccompProfile: {type: Localhost}}"}, "localhostProfile"),
+    ({"spec": ", securityContext: {seccompProfile: {type: Localhost, localhostProfile: ../x}}"}, "localhost"),
+    ({"spec": ", securityContext: {sysctls: [{name: 'a b', value: c}]}"}, "sysctls[0].name"),
+    ({"spec": ", securityContext: {sysctls: [{name: a.b}, {name: a.b}]}"}, "sysctls[1].name"),
+    ({"container": ", securityContext: {procMount: Unmasked}"}, "procMount"),
+    ({"container": ", securityContext: {privileged: true, allowPrivilegeEscalation: false}"}, "contradict"),
+    ({"container": ", terminationMessagePolicy: Never"}, "terminationMessagePolicy"),
+    ({"container": ", restartPolicy: Sometimes"}, "containers[0].restartPolicy"),
+    ({"spec": ", volumes: [{name: v, hostPath: {path: ''}}]"}, "hostPath.path"),
+    ({"spec": ", volumes: [{name: v, hostPath: {path: /a/../b}}]"}, "hostPath.path"),
+    ({"spec": ", volumes: [{name: v, hostPath: {path: relative}}]"}, "hostPath.path"),
+    ({"spec": ", volumes: [{name: v, hostPath: {path: /a, type: Pipe}}]"}, "hostPath.type"),
+    ({"spec": ", volumes: [{name: v, downwardAPI: {defaultMode: 512}}]"}, "downwardAPI.defaultMode"),
+    (
+        {"spec": ", volumes: [{name: v, downwardAPI: {items: [{path: a}]}}]"},
+        "downwardAPI.items[0]: expected exactly one",
+    ),
+    (
+        {"spec": ", volumes: [{name: v, downwardAPI: {items: [{path: ../a, fieldRef: " + UID + "}]}}]"},
+        "items[0].path",
+    ),
+    (
+        {"spec": ", volumes: [{name: v, downwardAPI: {items: [{path: a, fieldRef: " + NODE + "}]}}]"},
+        "items[0].fieldRef.fieldPath",
+    ),
+    ({"spec": ", volumes: [{name: v, emptyDir: {}, hostPath: {path: /a}}]"}, "exactly one source"),
+    ({"metadata": ", labels: {a: 'b c'}"}, "metadata.labels.a"),
+    ({"metadata": ", labels: {'a b': c}"}, "metadata.labels"),
+    ({"metadata": ", annotations: {'a b': c}"}, "metadata.annotations"),
+]
+
+
+@pytest.mark.parametrize(("parts", "names"), REFUSED, ids=[str(number) for number in range(len(REFUSED))])
+def test_is_refused(parts: dict[str, str], names: str) -> None:
+    said = found(pod(**parts))
+    assert said
+    assert names in said[0], said
+
+
+@pytest.mark.parametrize(
+    ("mount", "names"),
+    [
+        ("mountPath: ''", "mountPath: expected a path"),
+        ("mountPath: /a, subPath: /b", "subPath"),
+        ("mountPath: /a, subPath: a/../b", "subPath"),
+        ("mountPath: /a, subPath: a, subPathExpr: b", "subPathExpr"),
+        ("mountPath: /a, mountPropagation: Bidirectional", "privileged"),
+        ("mountPath: /a, mountPropagation: Both", "mountPropagation"),
+        ("mountPath: /a, recursiveReadOnly: Enabled", "recursiveReadOnly"),
+    ],
+)
+def test_a_mount_is_refused(mount: str, names: str) -> None:
+    said = found(pod(f", volumeMounts: [{{name: v, {mount}}}]", ", volumes: [{name: v, emptyDir: {}}]"))
+    assert len(said) == 1, said
+    assert names in said[0]
+
+
+TAKEN: list[dict[str, Any]] = [
+    {"container": f", readinessProbe: {{{PROBE}, successThreshold: 2}}"},
+    {"container": f", livenessProbe: {{{PROBE}, successThreshold: 0, periodSeconds: 0}}"},
+    {"container": ", livenessProbe: {httpGet: {port: web}}"},
+    {"container": ", ports: [{containerPort: 80, protocol: ''}]", "spec": ", hostNetwork: true"},
+    {"container": ", env: [{name: 'a b.c-d', value: ''}]"},
+    {"container": ", env: [{name: A, value: '', valueFrom: {fieldRef: {fieldPath: status.podIPs}}}]"},
+    {"container": """, env: [{name: A, valueFrom: {fieldRef: {fieldPath: "metadata.labels['a.b/c']"}}}]"""},
+    {"container": ", env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]"},
+    {"container": ", lifecycle: {preStop: {sleep: {seconds: 0}}}"},
+    {"spec": f", initContainers: [{{name: b, image: i, restartPolicy: Always, startupProbe: {{{PROBE}}}}}]"},
+    {"spec": ", dnsPolicy: None, dnsConfig: {nameservers: ['::1'], searches: [., a_b.c.]}"},
+    {"spec": ", activeDeadlineSeconds: 1, priority: 2000001000, priorityClassName: system-node-critical"},
+    {"spec": ", tolerations: [{operator: Exists}, {key: a.b/c, value: d, effect: NoExecute}]"},
+    {"spec": ", volumes: [{name: v}]"},
+    {"spec": ", os: {name: windows}"},
+    {"spec": ", securityContext: {sysctls: [{name: net.ipv4.ip_local_port_range, value: 1 2}]}"},
+    {
+        "spec": ", serviceAccountName: default",
+        "metadata": ", annotations: {kubernetes.io/config.source: api}",
+    },
+    {"metadata": ", labels: {a.b/C: ''}, annotations: {A.b/C: anything goes}"},
+]
+
+
+@pytest.mark.parametrize("parts", TAKEN, ids=[str(number) for number in range(len(TAKEN))])
+def test_is_taken(parts: dict[str, str]) -> None:
+    assert found(pod(**parts)) == []
