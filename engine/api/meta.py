@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from engine.api._base import Struct
 
@@ -33,4 +34,4 @@ class ObjectMeta(Struct):
     owner_references: list[OwnerReference] | None = None
     finalizers: list[str] | None = None
     self_link: str = ""
-    managed_fields: list[dict[str, object]] | None = None
+    managed_fields: list[dict[str, Any]] | None = None

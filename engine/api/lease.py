@@ -1,0 +1,21 @@
+"""coordination.k8s.io/v1 Lease: how a node says that it lives."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.api._base import Struct
+from engine.api.meta import ObjectMeta
+
+
+class LeaseSpec(Struct):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    renew_time: str = ""  # MicroTime: six digits after the point, always
+
+
+class Lease(Struct):
+    api_version: str = msgspec.field(default="", name="apiVersion")
+    kind: str = ""
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: LeaseSpec = msgspec.field(default_factory=LeaseSpec)

@@ -1,0 +1,114 @@
+"""What is written of the Node and its lease: pure decisions."""
+
+from __future__ import annotations
+
+import random
+
+from engine.api.lease import Lease
+from engine.api.meta import ObjectMeta, OwnerReference
+from engine.api.node import Node
+from engine.cluster.lease import renewed
+from engine.cluster.merge import strategic_patch
+from engine.cluster.node_object import (
+    CONTROLLER_ATTACHES,
+    full_patch,
+    reconciliation,
+    registration,
+    report_after,
+    status_patch,
+)
+
+READY = {
+    "type": "Ready",
+    "status": "True",
+    "lastHeartbeatTime": "2026-01-01T00:00:10Z",
+    "reason": "KubeletReady",
+}
+EARLIER = {**READY, "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+OTHERS = {"type": "NetworkUnavailable", "status": "False"}
+
+
+def test_a_patch_says_only_what_differs():
+    old = {"a": 1, "b": {"x": 1, "y": 2}, "gone": 3, "list": [1], "conditions": [READY, OTHERS]}
+    new = {
+        "a": 1,
+        "b": {"x": 1, "y": 3},
+        "list": [1, 2],
+        "conditions": [{**READY, "status": "False"}, OTHERS],
+    }
+    assert strategic_patch(old, new) == {
+        "b": {"y": 3},
+        "gone": None,
+        "list": [1, 2],
+        "conditions": [{"type": "Ready", "status": "False"}],
+        "$setElementOrder/conditions": [{"type": "Ready"}, {"type": "NetworkUnavailable"}],
+    }
+    assert strategic_patch(new, new) == {}
+
+
+def test_items_that_went_are_deleted_by_their_key_and_addresses_replaced_whole():
+    assert strategic_patch({"podIPs": [{"ip": "a"}, {"ip": "b"}]}, {"podIPs": [{"ip": "b"}]}) == {
+        "podIPs": [{"$patch": "delete", "ip": "a"}],
+        "$setElementOrder/podIPs": [{"ip": "b"}],
+    }
+    moved = {"addresses": [{"type": "InternalIP", "address": "b"}]}
+    assert strategic_patch({"addresses": [{"type": "InternalIP", "address": "a"}]}, moved) == {
+        "addresses": [*moved["addresses"], {"$patch": "replace"}]
+    }
+
+
+def test_heartbeats_alone_are_no_news_but_go_with_a_report():
+    known, wanted = {"conditions": [EARLIER]}, {"conditions": [READY]}
+    assert status_patch(known, wanted) == {}
+    assert full_patch(known, wanted)["status"]["conditions"] == [
+        {"type": "Ready", "lastHeartbeatTime": READY["lastHeartbeatTime"]}
+    ]
+
+
+def test_what_others_said_stays():
+    known = {"conditions": [OTHERS, EARLIER], "volumesAttached": [{"name": "v"}]}
+    patch = status_patch(known, {"conditions": [{**READY, "status": "False"}]})["status"]
+    assert [condition["type"] for condition in patch["conditions"]] == ["Ready"]
+    assert "volumesAttached" not in patch
+
+
+def test_a_resource_whose_plugin_went_stays_at_nothing():
+    known = {"capacity": {"cpu": "2", "example.com/gpu": "4", "pods": "110"}}
+    assert status_patch(known, {"capacity": {"cpu": "2"}})["status"]["capacity"] == {
+        "example.com/gpu": "0",
+        "pods": None,
+    }
+
+
+def test_registration_and_reconciliation():
+    wanted = Node(metadata=ObjectMeta(name="n", labels={"kubernetes.io/os": "linux", "mine": "1"}))
+    created = registration(wanted)
+    assert created["metadata"]["annotations"] == {CONTROLLER_ATTACHES: "true"}
+    assert created["kind"] == "Node"
+    there = Node(metadata=ObjectMeta(name="n", labels={"kubernetes.io/os": "plan9", "theirs": "2"}))
+    assert reconciliation(there, wanted) == {
+        "metadata": {"labels": {"kubernetes.io/os": "linux"}, "annotations": {CONTROLLER_ATTACHES: "true"}}
+    }
+    same = Node(
+        metadata=ObjectMeta(labels={"kubernetes.io/os": "linux"}, annotations={CONTROLLER_ATTACHES: "true"})
+    )
+    assert reconciliation(same, wanted) == {}
+
+
+def test_reports_are_spread():
+    chance = random.Random(1)
+    waits = [report_after(300, chance) for _ in range(1000)]
+    assert 150 <= min(waits) < 170
+    assert 430 < max(waits) <= 450
+
+
+def test_a_lease_has_one_owner_and_six_digits():
+    first = renewed(None, "n", "", 40, 1_000_000.0)
+    assert first.spec.renew_time == "1970-01-12T13:46:40.000000Z"
+    assert first.metadata.owner_references is None
+    owned = renewed(first, "n", "u", 40, 1_000_000.5)
+    assert owned.metadata.owner_references == [
+        OwnerReference(api_version="v1", kind="Node", name="n", uid="u")
+    ]
+    others = Lease(metadata=ObjectMeta(owner_references=[OwnerReference(name="x")]))
+    assert renewed(others, "n", "u", 40, 0).metadata.owner_references == [OwnerReference(name="x")]
