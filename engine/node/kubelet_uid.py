@@ -7,7 +7,7 @@ config package's `applyDefaults`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -130,8 +130,7 @@ def _get(value: Any, name: str) -> Any:
         return None
     if isinstance(value, Mapping):
         return next((found for key, found in value.items() if key.lower() == name.lower()), None)
-    kind: Hashable = type(value)
-    attribute = _attributes(kind).get(name.lower())
+    attribute = _attributes(value.__class__).get(name.lower())
     return getattr(value, attribute) if attribute is not None else None
 
 

@@ -1,0 +1,111 @@
+"""A real kubelet, standalone on a manifest directory, as a process of a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
+"""The folder with a kubelet's binary, where there is one."""
+
+PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
+"""Fixed in the kubelet; it gets a mount namespace in which the test's own directory is there."""
+
+
+class Kubelet:
+    """`start` and `stop` leave pods as they are, as a change of agents does."""
+
+    def __init__(
+        self, directory: Path, endpoint: Path, *, manifests: Path, root: Path, cgroup_root: str
+    ) -> None:
+        self.log = directory / "kubelet.log"
+        self._port = _free_port()
+        self._config = directory / "kubelet.yaml"
+        self._plugins = root / "device-plugins"
+        self._cgroup_root = cgroup_root.lstrip("/")
+        self._command = [str(BINARIES / "kubelet"), "--config", str(self._config), "--root-dir", str(root)]
+        self._command += ["--cert-dir", str(directory / "pki"), "--hostname-override", "n1", "--v=2"]
+        self._process: subprocess.Popen[bytes] | None = None
+        fields = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": "127.0.0.1",
+            "port": _free_port(),
+            "readOnlyPort": self._port,
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "staticPodPath": str(manifests),
+            "podLogsDir": str(directory / "logs"),
+            "volumePluginDir": str(directory / "volume-plugins"),
+            "containerRuntimeEndpoint": f"unix://{endpoint}",
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": cgroup_root,
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "makeIPTablesUtilChains": False,
+            "enableControllerAttachDetach": False,
+            "localStorageCapacityIsolation": False,
+            "resolvConf": "",
+            "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+            "imageGCHighThresholdPercent": 100,
+        }
+        self._config.write_text(yaml.safe_dump(fields))
+
+    def start(self) -> None:
+        self._make_cgroups()
+        self._plugins.mkdir(parents=True, exist_ok=True)
+        script = f'mkdir -p {PLUGIN_DIRECTORY} && mount --bind "$0" {PLUGIN_DIRECTORY} && exec "$@"'
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "-m", "sh", "-c", script, str(self._plugins), *self._command],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(60)
+            self._process = None
+
+    def pods(self) -> dict[str, dict[str, Any]]:
+        """Manifest name → pod, as far as the kubelet says."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/pods", timeout=5) as answer:
+                items = json.load(answer)["items"] or []
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return {}
+        return {pod["metadata"]["name"].removesuffix("-n1"): pod for pod in items}
+
+    def phases(self) -> dict[str, str]:
+        return {name: pod["status"].get("phase", "") for name, pod in self.pods().items()}
+
+    def said(self, text: str) -> bool:
+        """Whether the log has a text."""
+        return text in self.log.read_text(errors="replace")
+
+    def _make_cgroups(self) -> None:
+        """A kubelet does not make its cgroup root."""
+        for hierarchy in Path("/sys/fs/cgroup").iterdir():
+            if (hierarchy / "cgroup.procs").exists():
+                (hierarchy / self._cgroup_root).mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            of_machine = Path("/sys/fs/cgroup/cpuset", name)
+            if of_machine.exists():
+                Path("/sys/fs/cgroup/cpuset", self._cgroup_root, name).write_text(of_machine.read_text())
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

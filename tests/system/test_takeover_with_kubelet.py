@@ -1,0 +1,163 @@
+"""A real kubelet and this agent one after the other on the same root: nothing of any pod restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cri import labels
+from engine.cri.client import RuntimeClient
+from engine.testing.containerd import Containerd
+from engine.testing.device_plugin import SampleDevicePlugin
+from tests.node.conftest import Bench, eventually
+from tests.system.conftest import WAIT, container
+from tests.system.kubelet import BINARIES, Kubelet
+
+pytestmark = [
+    pytest.mark.containerd,
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (BINARIES / "kubelet").exists(), reason="needs KUBE_BIN: a folder with a kubelet v1.36"
+    ),
+]
+
+GPU = "example.com/gpu"
+DATA = {"name": "data", "mountPath": "/data"}
+EMPTY_DIR = {"volumes": [{"name": "data", "emptyDir": {}}]}
+ONCE = "test -e /data/count && echo again >> /data/count || echo first > /data/count; "
+EVERY_SECOND = {"periodSeconds": 1, "failureThreshold": 1}
+
+SMALL = {"limits": {"cpu": "0.1", "memory": "32Mi"}}
+
+PODS: dict[str, dict[str, Any]] = {
+    "plain": {"containers": [container()]},
+    "two": {"containers": [container("a"), container("b", resources=SMALL)]},
+    "data": {**EMPTY_DIR, "containers": [container(script=ONCE + WAIT, volumeMounts=[DATA])]},
+    "job": {
+        **EMPTY_DIR,
+        "restartPolicy": "Never",
+        "containers": [container(script=ONCE + "exit 0", volumeMounts=[DATA])],
+    },
+    "probed": {
+        "containers": [
+            container(
+                livenessProbe={"exec": {"command": ["true"]}, **EVERY_SECOND},
+                readinessProbe={"exec": {"command": ["true"]}, **EVERY_SECOND},
+                startupProbe={"exec": {"command": ["true"]}, **EVERY_SECOND},
+            )
+        ]
+    },
+    "port": {"containers": [container(ports=[{"containerPort": 80, "hostPort": 28080}])]},
+    "init": {
+        **EMPTY_DIR,
+        "initContainers": [
+            container("one", ONCE + "exit 0", volumeMounts=[DATA]),
+            container("side", restartPolicy="Always"),
+        ],
+        "containers": [container("main")],
+    },
+    "device": {"containers": [container(resources={"limits": {GPU: 2}})]},
+}
+
+EXPECTED = {name: "Succeeded" if name == "job" else "Running" for name in PODS}
+
+
+class Both:
+    """The pods of one root, served by one agent after the other."""
+
+    def __init__(self, bench: Bench, kubelet: Kubelet, client: RuntimeClient) -> None:
+        self.bench = bench
+        self.kubelet = kubelet
+        self.client = client
+
+    async def with_kubelet(self) -> None:
+        self.kubelet.start()
+        await eventually(lambda: self.kubelet.phases() == EXPECTED and self._probed_by_kubelet(), 120)
+        await eventually(lambda: self.kubelet.said("SyncLoop ADD"))
+
+    def _probed_by_kubelet(self) -> bool:
+        statuses = self.kubelet.pods()["probed"]["status"]["containerStatuses"]
+        return all(status["ready"] for status in statuses)
+
+    async def with_us(self) -> None:
+        await self.bench.start()
+        await eventually(lambda: {name: self.bench.phase(name) for name in PODS} == EXPECTED, 120)
+        await eventually(lambda: self.bench.pod("probed").status.container_statuses[0].ready)
+
+    async def held(self) -> dict[str, Any]:
+        """All that must not change: sandboxes, containers with their starts, files, devices."""
+        containers = await self.client.list_containers()
+        statuses = [(await self.client.container_status(c.id)).status for c in containers]
+        return {
+            "sandboxes": {s.id for s in await self.client.list_pod_sandboxes()},
+            "containers": {(s.id, s.state, s.started_at, s.metadata.attempt) for s in statuses},
+            "uids": {s.labels[labels.POD_UID] for s in await self.client.list_pod_sandboxes()},
+            "files": {
+                str(path.relative_to(self.bench.root)): path.read_text()
+                for path in self.bench.root.glob("pods/*/volumes/kubernetes.io~empty-dir/data/count")
+            },
+            "devices": self._devices(),
+        }
+
+    def _devices(self) -> list[Any]:
+        checkpoint = self.bench.root / "device-plugins" / "kubelet_internal_checkpoint"
+        entries = json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]
+        return [(entry["PodUID"], entry["ContainerName"], entry["DeviceIDs"]) for entry in entries]
+
+
+@pytest.fixture
+async def both(bench: Bench, containerd: Containerd, tmp_path: Path) -> AsyncIterator[Both]:
+    kubelet = Kubelet(
+        tmp_path, containerd.socket, manifests=bench.manifests, root=bench.root,
+        cgroup_root=bench.config.cgroup_root,
+    )  # fmt: skip
+    client = RuntimeClient(str(containerd.socket), timeout=30)
+    plugins = bench.root / "device-plugins"
+    plugins.mkdir(parents=True)
+    plugin = SampleDevicePlugin(GPU, plugins / "gpu.sock", count=4)
+    await plugin.start()
+    plugin.follow(plugins)
+    yield Both(bench, kubelet, client)
+    kubelet.stop()
+    await plugin.stop()
+    await client.close()
+    containerd.remove_pods()
+
+
+async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
+    both.kubelet.start()
+    await eventually((both.bench.root / "device-plugins" / "kubelet.sock").exists)
+    for name, spec in PODS.items():
+        both.bench.write(name, spec)
+    await eventually(lambda: both.kubelet.phases() == EXPECTED, 120)
+    before = await both.held()
+    assert len(before["devices"]) == 1
+    assert set(before["files"].values()) == {"first\n"}
+    both.kubelet.stop()
+    await both.with_us()
+    assert await both.held() == before
+    await both.bench.node.stop()
+    await both.with_kubelet()
+    assert await both.held() == before
+    both.kubelet.stop()
+    await both.with_us()
+
+
+async def test_us_then_kubelet_then_us(both: Both) -> None:
+    await both.bench.start()
+    for name, spec in PODS.items():
+        both.bench.write(name, spec)
+    await eventually(lambda: {name: both.bench.phase(name) for name in PODS} == EXPECTED, 120)
+    before = await both.held()
+    assert len(before["devices"]) == 1
+    await both.bench.node.stop()
+    await both.with_kubelet()
+    assert await both.held() == before
+    both.kubelet.stop()
+    await both.with_us()
+    assert await both.held() == before
