@@ -23,6 +23,8 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 
 MAX_BYTES = 10 * 1024 * 1024
+MAX_DEPTH = 100
+"""As in `yaml_text`."""
 CONTAINERD = "unix:///run/containerd/containerd.sock"
 """Where the kubelet looks for a runtime that its configuration does not name."""
 
@@ -52,8 +54,11 @@ def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
         raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidInput(f"not valid JSON: {error}", subject=subject) from None
+    except MemoryError:
+        raise InvalidInput("too large to be read", subject=subject) from None
     except InvalidInput as error:
         raise InvalidInput(error.message, subject=subject) from None
+    _check_depth(documents, subject)
     objects: list[dict[str, Any]] = []
     for document in documents:
         objects.extend(_open_list(document, subject))
@@ -64,6 +69,17 @@ def _parse_yaml(text: str) -> list[Any]:
     from engine.api.yaml_text import parse_yaml
 
     return parse_yaml(text)
+
+
+def _check_depth(documents: list[Any], subject: str) -> None:
+    """What reads the documents further calls itself for each level."""
+    level: list[Any] = documents
+    for _ in range(MAX_DEPTH):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for inner in values for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise InvalidInput(f"nested deeper than {MAX_DEPTH} levels", subject=subject)
 
 
 def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli._places import default_socket
 from engine.cli._start_up import settle
+from engine.host.notify import ServiceManager, beat
 from engine.node import Node
 from engine.server import Server
 
@@ -69,6 +70,7 @@ class AgentProcess:
             name=options.node_name,
         )
         self._server = Server(self.node, socket_path=default_socket(options.root_dir))
+        self._service_manager = ServiceManager()
         self._cleaning_up = False
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
 
@@ -90,10 +92,13 @@ class AgentProcess:
 
     async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
         view: asyncio.Task[None] | None = None
+        beating: asyncio.Task[None] | None = None
         try:
             await self.node.start()
             await self._server.start()
             settle()
+            self._service_manager.ready()
+            beating = asyncio.create_task(beat(self._service_manager, self._trouble), name="watchdog")
             log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
             if show is not None:
                 view = asyncio.ensure_future(_as_coroutine(show(self.node)))
@@ -103,11 +108,16 @@ class AgentProcess:
                 log.info("removing every pod")
                 await self.node.remove_all_pods()
         finally:
-            if view is not None:
-                view.cancel()
-                await asyncio.gather(view, return_exceptions=True)
+            self._service_manager.stopping()
+            for task in (view, beating):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
             await self._server.stop()
             await self.node.stop()
+
+    def _trouble(self) -> str:
+        return "; ".join(f"{check}: {error}" for check, error in self.node.healthz() if error)
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._asked_to_end.full():

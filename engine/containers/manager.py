@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.background import BackgroundTask
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
@@ -28,10 +27,13 @@ from engine.containers.selection import (
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
 from engine.host.beneath import opened_parent, same_file
+from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
 from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 60.0
+STEP_SECONDS: Final = 1800.0
+"""A run that takes longer is stuck."""
 CONTAINER_LOGS_DIR: Final = Path("/var/log/containers")
 _DEFAULT_GRACE = 30
 _STATES = {
@@ -79,6 +81,7 @@ class ContainerGC:
         section: ContainerGCSection | None = None,
         pod_logs_dir: Path = Path("/var/log/pods"),
         container_logs_dir: Path = CONTAINER_LOGS_DIR,
+        tasks: Tasks | None = None,
         clock: Callable[[], float] = time.time,
         period: float = PERIOD,
     ) -> None:
@@ -89,10 +92,10 @@ class ContainerGC:
         self._sources_ready = sources_ready
         self._pod_logs_dir, self._container_logs_dir = pod_logs_dir, container_logs_dir
         self._running = asyncio.Lock()
-        self._task = BackgroundTask("container-gc")
+        self._task = (tasks or Tasks()).task("container-gc")
 
     async def start(self) -> None:
-        self._task.start(self._loop())
+        self._task.start(self._loop)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -124,9 +127,10 @@ class ContainerGC:
     async def _loop(self) -> None:
         while True:
             try:
-                error = (await self.garbage_collect()).error
+                with self._task.step(STEP_SECONDS):
+                    error = (await self.garbage_collect()).error
             except Exception as bug:
-                log.exception("container garbage collection failed")
+                self._task.failed(bug)
                 error = str(bug)
             if error:
                 self._recorder.node(WARNING, "ContainerGCFailed", error)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.metrics import Registry
@@ -48,12 +48,18 @@ class Unimplemented(Refused):
     grpc_status = "UNIMPLEMENTED"
 
 
+class Undecodable(Refused):
+    """What the runtime said is no message of that kind."""
+
+    grpc_status = "INTERNAL"
+
+
 class RuntimeClient:
     """One connection to a runtime, for one asyncio loop.
 
     `endpoint` is `unix:///path/to.sock` or a bare path; `timeout` (seconds) is the deadline of a call
     that doesn't bring its own. All methods raise `Unavailable` (no answer in time), `NotFound`,
-    `Unimplemented` or `Refused`.
+    `Unimplemented`, `Undecodable` or `Refused`.
     """
 
     def __init__(
@@ -226,15 +232,19 @@ class RuntimeClient:
         return list(answer.stats)
 
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
-        """Container events until the stream breaks. `Unimplemented` where there is none."""
+        """Container events until the stream breaks. `Unimplemented` where there is none, `Undecodable`
+        for an event that is none."""
         method = "/runtime.v1.RuntimeService/GetContainerEvents"
         call = self._channel.unary_stream(
             method,
             request_serializer=cri.GetEventsRequest.SerializeToString,
-            response_deserializer=cri.ContainerEventResponse.FromString,
+            response_deserializer=_decoder(cri.ContainerEventResponse),
         )(cri.GetEventsRequest())
         try:
             async for event in call:
+                if event is None:
+                    self._errors.inc("get_container_events")
+                    raise self._undecodable("GetContainerEvents")
                 yield event
         except grpc.aio.AioRpcError as error:
             raise self._as_ours("GetContainerEvents", error) from None
@@ -290,19 +300,25 @@ class RuntimeClient:
             call = self._calls[name] = self._channel.unary_unary(
                 f"/{service}/{name}",
                 request_serializer=type(request).SerializeToString,
-                response_deserializer=answer.FromString,
+                response_deserializer=_decoder(answer),
             )
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
         try:
-            result: Answer = await call(request, timeout=self._timeout if timeout is None else timeout)
+            result: Answer | None = await call(request, timeout=self._timeout if timeout is None else timeout)
         except grpc.aio.AioRpcError as error:
             self._errors.inc(operation)
             raise self._as_ours(name, error) from None
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
+        if result is None:
+            self._errors.inc(operation)
+            raise self._undecodable(name)
         return result
+
+    def _undecodable(self, name: str) -> Undecodable:
+        return Undecodable("its answer cannot be decoded", subject=f"CRI {name} on {self.endpoint}")
 
     def _as_ours(self, name: str, error: grpc.aio.AioRpcError) -> Refused:
         subject = f"CRI {name} on {self.endpoint}"
@@ -318,6 +334,18 @@ class RuntimeClient:
                 return Unavailable(f"no answer before the deadline ({details})", subject=subject)
             case _:
                 return Refused(details, subject=subject)
+
+
+def _decoder(answer: type[Answer]) -> Callable[[bytes], Answer | None]:
+    """None for what cannot be decoded: gRPC would log each and then answer None as well."""
+
+    def decode(data: bytes) -> Answer | None:
+        try:
+            return answer.FromString(data)
+        except (DecodeError, RecursionError, MemoryError):
+            return None
+
+    return decode
 
 
 _names: dict[str, str] = {}

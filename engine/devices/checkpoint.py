@@ -116,7 +116,7 @@ def decode(text: bytes) -> Checkpoint:
     """Read a file; `CheckpointError` says what is wrong with it."""
     try:
         file = msgspec.json.decode(text, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"not a device checkpoint: {error}") from None
     data = file.data or Checkpoint()
     expected = checksum(data)

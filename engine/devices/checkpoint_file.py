@@ -11,12 +11,17 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.api.errors import Refused
+from engine.api.errors import Bug, KubengineError, Refused
 from engine.devices.checkpoint import Checkpoint, CheckpointError, decode, encode
 from engine.host.files import replacing_file
+from engine.host.tasks import Tasks
 
 FILE_NAME = "kubelet_internal_checkpoint"
 SET_ASIDE = "set-aside"
+STEP_SECONDS = 30.0
+"""A write that takes longer is stuck."""
+RETRY_SECONDS = 5.0
+"""How soon a write that failed is tried again by itself."""
 COALESCE_SECONDS = 0.05
 """How long a change that nobody waits for may wait for others."""
 
@@ -39,7 +44,12 @@ class CheckpointFile:
     """
 
     def __init__(
-        self, directory: Path, snapshot: Callable[[], Checkpoint], *, fault: FaultPoint = no_fault
+        self,
+        directory: Path,
+        snapshot: Callable[[], Checkpoint],
+        *,
+        tasks: Tasks | None = None,
+        fault: FaultPoint = no_fault,
     ) -> None:
         self.path = directory / FILE_NAME
         self.writes = 0
@@ -48,7 +58,7 @@ class CheckpointFile:
         self._wanted = asyncio.Event()
         self._hurry = asyncio.Event()
         self._waiters: list[asyncio.Future[None]] = []
-        self._writer: asyncio.Task[None] | None = None
+        self._writer = (tasks or Tasks()).task("device-checkpoint")
         self._last: bytes | None = None
 
     def load(self, now: float) -> Checkpoint:
@@ -76,19 +86,18 @@ class CheckpointFile:
         return checkpoint
 
     async def start(self) -> None:
-        self._writer = asyncio.create_task(self._write_when_wanted(), name="device checkpoint")
+        self._writer.start(self._write_when_wanted)
 
     async def stop(self) -> None:
         """Write what is still unwritten, a write that is under way included, then end. Raises
         `Refused` if it cannot be written."""
-        if self._writer is None:
+        if not self._writer.wanted:
             return
         try:
             await self.flush()
         finally:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
-            self._writer = None
+            await self._writer.stop()
+            _tell(self._waiters, Refused("its writer has stopped", subject=str(self.path)))
 
     def changed(self) -> None:
         """Something that the file says has changed and nobody waits for it."""
@@ -96,6 +105,8 @@ class CheckpointFile:
 
     async def flush(self) -> None:
         """Wait until the present state is on disk. Raises `Refused` if it cannot be written."""
+        if not self._writer.wanted:
+            raise Refused("its writer has stopped", subject=str(self.path))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._hurry.set()
@@ -114,19 +125,15 @@ class CheckpointFile:
             self._wanted.clear()
             self._hurry.clear()
             waiters, self._waiters = self._waiters, []
-            failure: Refused | None = None
+            failure: KubengineError | None = None
             try:
-                await self._write()
-            except Refused as error:
-                failure = error
-                log.error("%s", failure)
-            for waiter in waiters:
-                if waiter.cancelled():
-                    continue
-                if failure is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(failure)
+                with self._writer.step(STEP_SECONDS):
+                    await self._write()
+            except Exception as error:
+                self._writer.failed(error)
+                failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wanted.set)
+            _tell(waiters, failure)
 
     async def _write(self) -> None:
         text = encode(self._snapshot())
@@ -141,3 +148,16 @@ class CheckpointFile:
             file.write(text)
             self._fault("checkpoint written")
         self._fault("checkpoint renamed")
+
+
+def _unexpected(error: Exception, path: Path) -> Bug:
+    return Bug(f"cannot write: {type(error).__name__}: {error}", subject=str(path))
+
+
+def _tell(waiters: list[asyncio.Future[None]], failure: KubengineError | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)

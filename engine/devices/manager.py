@@ -32,6 +32,7 @@ from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
 from engine.devices.topology import Numa, TopologyPolicy
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
 
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
@@ -52,7 +53,7 @@ class DeviceManager:
     it is to end, so that another pod may wait for its devices. `is_running(pod uid, container name)`
     says whether a container was found running when the agent started. `changed` is called when
     capacity may have changed. Directories of None are not served; the plugin registry needs `make_watch`
-    (`engine.node.inotify.Watch`) too.
+    (`engine.host.inotify.Watch`) too.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class DeviceManager:
         section: DevicesSection,
         active_pods: Callable[[], Sequence[Pod]],
         registry: Registry,
+        tasks: Tasks | None = None,
         sources_ready: Callable[[], bool] = lambda: True,
         may_run: Callable[[str], bool] = lambda pod_uid: False,
         leaves: Callable[[str], bool] = lambda pod_uid: False,
@@ -101,7 +103,7 @@ class DeviceManager:
             config.topology_manager_policy_options,
             self.numa,
         )
-        self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, fault=fault)
+        self._file = CheckpointFile(self.plugin_dir, self.state.snapshot, tasks=tasks, fault=fault)
         self._allocator = Allocator(
             state=self.state,
             endpoints=self._endpoints,

@@ -35,7 +35,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 class DirectoryWatch(Protocol):
-    """An inotify instance; `engine.node.inotify.Watch` is one."""
+    """An inotify instance; `engine.host.inotify.Watch` is one."""
 
     def add(self, directory: Path, mask: int) -> None: ...
 

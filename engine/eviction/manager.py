@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.background import BackgroundTask
 from engine.api.config import ROOT_DIR, KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -38,6 +37,7 @@ from engine.eviction.readings import NodeView, SignalReader
 from engine.eviction.signals import RESOURCE_OF, Observations
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
+from engine.host.tasks import Tasks
 from engine.images.filesystem import runtime_filesystems, same_device
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
@@ -47,6 +47,8 @@ CLEANUP_TIMEOUT: Final = 30.0
 CLEANUP_POLL: Final = 1.0
 MIN_KILL_TIMEOUT: Final = 10.0
 RECLAIM_TIMEOUT: Final = 300.0
+STEP_SECONDS: Final = 1800.0
+"""A look at the signals, with all that follows from it, that takes longer is stuck."""
 LAYOUT_TIMEOUT: Final = 3.0
 LAYOUT_RETRY: Final = 30.0
 MESSAGE_DEADLINE: Final = 2.0
@@ -78,6 +80,7 @@ class EvictionManager:
         pod_cgroup: PodCgroup,
         section: EvictionSection | None = None,
         registry: Registry | None = None,
+        tasks: Tasks | None = None,
         runtime: RuntimeClient | None = None,
         images: ImageManager | None = None,
         containers: ContainerGC | None = None,
@@ -113,7 +116,7 @@ class EvictionManager:
         self._ask_layout_at = self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
         self._notifiers = MemoryNotifiers(self.reader, self._configured, self._wake.set)
-        self._task = BackgroundTask("eviction")
+        self._task = (tasks or Tasks()).task("eviction")
         self._kills: set[asyncio.Task[None]] = set()
         registry = registry or Registry()
         self._evictions = registry.counter(
@@ -129,7 +132,7 @@ class EvictionManager:
         """Look now, then every interval and whenever the kernel wakes it."""
         if self.section.notifications:
             self._notifiers.start()
-        self._task.start(self._loop())
+        self._task.start(self._loop)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -330,12 +333,10 @@ class EvictionManager:
         pause = interval
         while True:
             try:
-                evicted = await self.synchronize()
-            except KubengineError as error:
-                log.warning("eviction: %s", error)
-                evicted = []
-            except Exception:
-                log.exception("a look for eviction failed; the next one follows")
+                with self._task.step(STEP_SECONDS):
+                    evicted = await self.synchronize()
+            except Exception as error:
+                self._task.failed(error)
                 evicted = []
             if evicted:
                 await self._wait_for_cleanup(evicted)

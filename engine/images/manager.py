@@ -12,7 +12,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
@@ -20,6 +19,7 @@ from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.cri.labels import POD_NAME, POD_NAMESPACE, POD_UID
+from engine.host.tasks import Tasks
 from engine.images import records_file, selection
 from engine.images.collection import Collection
 from engine.images.elsewhere import what_else_fills
@@ -34,6 +34,8 @@ from engine.tables import NEVER
 from engine.wire import cri_v1_pb2 as cri
 
 PERIOD: Final = 300.0
+STEP_SECONDS: Final = 1800.0
+"""A run that takes longer is stuck."""
 IMAGE_CACHE_PERIOD: Final = 30.0
 
 log = logging.getLogger("kubengine.images")
@@ -55,6 +57,7 @@ class ImageManager:
         recorder: EventRecorder,
         section: ImagesSection | None = None,
         registry: Registry | None = None,
+        tasks: Tasks | None = None,
         active_pods: Callable[[], Sequence[Pod]] = tuple,
         state_dir: Path | None = None,
         clock: Callable[[], float] = time.time,
@@ -80,7 +83,7 @@ class ImageManager:
         self._last_seen: dict[tuple[str, str], SeenImage] = {}
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
         self._running = asyncio.Lock()
-        self._task = BackgroundTask("image-gc")
+        self._task = (tasks or Tasks()).task("image-gc")
         self._collected = (registry or Registry()).counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
         )
@@ -90,7 +93,7 @@ class ImageManager:
     async def start(self) -> None:
         """Detect and collect now and every five minutes."""
         self._began = self._now()
-        self._task.start(self._loop())
+        self._task.start(self._loop)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -172,9 +175,10 @@ class ImageManager:
         failed = False
         while True:
             try:
-                error = await self._periodic()
+                with self._task.step(STEP_SECONDS):
+                    error = await self._periodic()
             except Exception as bug:
-                log.exception("image garbage collection failed")
+                self._task.failed(bug)
                 error = str(bug)
             if error and failed:
                 self._recorder.node(WARNING, "ImageGCFailed", error)
@@ -319,7 +323,7 @@ class ImageManager:
         info = (await self._runtime.status(verbose=True)).info
         try:
             self._sandbox_image = str(json.loads(info.get("config", "{}")).get("sandboxImage", ""))
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             self._sandbox_image = ""
         if not self._sandbox_image:
             log.warning("the runtime doesn't say which sandbox image it uses; set images.sandboxImage")

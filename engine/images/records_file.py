@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import msgspec
 
 from engine.api.errors import Refused
-from engine.host.files import replace_file
+from engine.host.kept import keep, kept
 from engine.images.records import ImageRecords
 
 FILE_NAME = "image_gc_records.json"
 VERSION = 1
-
-log = logging.getLogger("kubengine.images")
 
 
 class _Record(msgspec.Struct, rename="camel"):
@@ -29,20 +26,18 @@ class _Document(msgspec.Struct):
 
 
 def load(path: Path, records: ImageRecords, now: float) -> None:
-    """Take up saved records. A file that cannot be read is said and left out: every image is then new,
-    which errs on the side of keeping it."""
-    try:
-        document = msgspec.json.decode(path.read_bytes(), type=_Document)
-    except FileNotFoundError:
-        return
-    except (OSError, msgspec.DecodeError) as error:
-        log.warning("image records %s cannot be read, starting without: %s", path, error)
-        return
+    """Take up saved records. A file that cannot be trusted is set aside: every image is then new, which
+    errs on the side of keeping it."""
+    saved = kept(path, _decode, without="every image counts as new")
+    if saved is not None:
+        records.restore(saved, now)
+
+
+def _decode(content: bytes) -> dict[str, dict[str, float]]:
+    document = msgspec.json.decode(content, type=_Document)
     if document.version != VERSION:
-        log.warning("image records %s are of version %d, starting without", path, document.version)
-        return
-    saved = {key: msgspec.to_builtins(record) for key, record in document.records.items()}
-    records.restore(saved, now)
+        raise ValueError(f"of version {document.version}")
+    return {key: msgspec.to_builtins(record) for key, record in document.records.items()}
 
 
 def save(path: Path, records: ImageRecords) -> None:
@@ -53,4 +48,4 @@ def save(path: Path, records: ImageRecords) -> None:
     except OSError as error:
         text = f"cannot make: {error.strerror}"
         raise Refused(text, subject=str(path.parent), errno=error.errno) from error
-    replace_file(path, data)
+    keep(path, data)

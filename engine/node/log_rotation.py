@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.quantity import Quantity
@@ -24,12 +23,14 @@ from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
 from engine.host.beneath import open_regular, opened, opened_parent, same_file
 from engine.host.files import remove_unfinished, replacing_file
+from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
 
 log = logging.getLogger("kubengine.logs")
 
 COMPRESSED = ".gz"
 UNFINISHED = ".tmp"
+STEP_SECONDS = 600.0
 
 
 def log_limits(config: KubeletConfiguration) -> tuple[int, int]:
@@ -68,6 +69,7 @@ class LogRotation:
         runtime: RuntimeClient,
         running: Callable[[], Iterable[ContainerRecord]],
         clock: Callable[[], float],
+        tasks: Tasks | None = None,
     ) -> None:
         self._max_size, self._max_files = log_limits(config)
         self._interval = float(config.container_log_monitor_interval)
@@ -75,11 +77,11 @@ class LogRotation:
         self._runtime = runtime
         self._running = running
         self._clock = clock
-        self._task = BackgroundTask("log rotation")
+        self._task = (tasks or Tasks()).task("log-rotation")
 
     async def start(self) -> None:
         if self._max_size >= 0:
-            self._task.start(self._loop())
+            self._task.start(self._loop)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -87,14 +89,18 @@ class LogRotation:
     async def _loop(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            logs = {container.log_path: container for container in self._running() if container.log_path}
-            for path in await asyncio.to_thread(_larger_than, self._max_size, list(logs)):
-                try:
-                    await self._rotate(logs[path], Path(path))
-                except FileNotFoundError:
-                    continue
-                except (KubengineError, OSError) as error:
-                    log.warning("log %s was not rotated: %s", path, error)
+            with self._task.step(STEP_SECONDS):
+                await self._look()
+
+    async def _look(self) -> None:
+        logs = {container.log_path: container for container in self._running() if container.log_path}
+        for path in await asyncio.to_thread(_larger_than, self._max_size, list(logs)):
+            try:
+                await self._rotate(logs[path], Path(path))
+            except FileNotFoundError:
+                continue
+            except (KubengineError, OSError) as error:
+                log.warning("log %s was not rotated: %s", path, error)
 
     async def _rotate(self, container: ContainerRecord, path: Path) -> None:
         with opened_parent(path, self._logs) as (directory, name):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
-from engine.api.background import BackgroundTask
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import WARNING, EventRecorder
@@ -29,6 +28,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import PodRecord
 from engine.eviction.readings import NodeView
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.node import machine
 from engine.node.backoff import Backoff
@@ -83,6 +83,7 @@ class Node:
         self.name = name or socket.gethostname().lower()
         self.root = root
         self.registry = Registry()
+        self.tasks = Tasks(self.registry)
         self.recorder = EventRecorder(clock)
         self.rooms: dict[str, object] = {}
         self._clock = clock
@@ -100,7 +101,7 @@ class Node:
         self._pods: NodePods | None = None
         self._uids: StaticUids | None = None
         self._source: ManifestDirectory | None = None
-        self._reconciler = BackgroundTask("cgroup reconcile")
+        self._reconciler = self.tasks.task("cgroup-reconcile")
         self._rooms: Rooms | None = None
 
     # Life
@@ -123,12 +124,14 @@ class Node:
             on_trouble=self._runtime_doubted,
             clock=self._clock,
             registry=self.registry,
+            tasks=self.tasks,
         )
         self._health = health = RuntimeHealth(
             runtime,
             last_contact=watch.last_contact,
             on_change=self._conditions_changed,
             clock=self._clock,
+            tasks=self.tasks,
         )
         self._rooms = rooms = self._make_rooms(runtime, cgroups, watch)
         resources = NodeResources(capacity, cgroups, rooms.devices)
@@ -170,6 +173,7 @@ class Node:
             cgroups=cgroups,
             images=ImagePuller(runtime, self.config, self.recorder, self._clock),
             recorder=self.recorder,
+            tasks=self.tasks,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
             features=lambda: health.features,
@@ -196,7 +200,7 @@ class Node:
         self._conditions_changed()
         await self._start_source()
         await rooms.start_beside_pods()
-        self._reconciler.start(self._reconcile_cgroups())
+        self._reconciler.start(self._reconcile_cgroups)
 
     def _make_rooms(self, runtime: RuntimeClient, cgroups: NodeCgroups, watch: RuntimeWatch) -> Rooms:
         def runs(uid: str, container: str) -> bool:
@@ -210,6 +214,7 @@ class Node:
             cgroups=cgroups,
             recorder=self.recorder,
             registry=self.registry,
+            tasks=self.tasks,
             root=self.root,
             clock=self._clock,
             active_pods=self.active_pods,
@@ -316,6 +321,7 @@ class Node:
             uids=self._uids,
             on_change=self._pods.set_desired,
             on_fault=self._manifest_fault,
+            tasks=self.tasks,
         )
         await self._source.start()
         await self._source.ready.wait()
@@ -330,7 +336,8 @@ class Node:
         while True:
             await asyncio.sleep(RECONCILE_SECONDS)
             assert self._services is not None
-            self._services.cgroups.reconcile()
+            with self._reconciler.step(RECONCILE_SECONDS):
+                self._services.cgroups.reconcile()
 
     # What rooms and workers tell
 
@@ -408,7 +415,11 @@ class Node:
 
     def healthz(self) -> list[tuple[str, str | None]]:
         assert self._services is not None
-        return [("ping", None), ("runtime", self._services.watch.health() or None)]
+        return [
+            ("ping", None),
+            ("runtime", self._services.watch.health() or None),
+            *self.tasks.health(),
+        ]
 
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""

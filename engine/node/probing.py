@@ -7,21 +7,18 @@ doesn't call ready pods unready until their first probe, nor run startup probes 
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from engine.api.errors import KubengineError, Refused
+from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
-from engine.host.files import replace_file
+from engine.host.kept import keep, kept
 from engine.node.actions import Health
 from engine.probes.manager import ProbeManager
-
-log = logging.getLogger("kubengine.pods")
 
 FILE = "readiness.json"
 _STATES: dict[int, str] = {RUNNING: "running", EXITED: "terminated"}
@@ -84,16 +81,13 @@ class Probing:
         if hash(text) == self._written.get(pod.uid) or not directory.is_dir():
             return
         with contextlib.suppress(Refused):
-            replace_file(directory / FILE, text)
+            keep(directory / FILE, text)
             self._written[pod.uid] = hash(text)
 
     def _restored(self, uid: str) -> PodStatus | None:
-        try:
-            known = msgspec.json.decode((self._pod_directory(uid) / FILE).read_bytes(), type=Known)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError, KubengineError) as error:
-            log.warning("pod %s: what was ready is not known: %s", uid, error)
+        path = self._pod_directory(uid) / FILE
+        known = kept(path, _decode, without="what was ready counts as not ready")
+        if known is None:
             return None
         return PodStatus(
             container_statuses=[
@@ -109,6 +103,10 @@ class Probing:
                 for name, (identity, ready, started) in known.items()
             ]
         )
+
+
+def _decode(content: bytes) -> Known:
+    return msgspec.json.decode(content, type=Known)
 
 
 def _statuses(status: PodStatus) -> list[ContainerStatus]:

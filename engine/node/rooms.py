@@ -23,9 +23,10 @@ from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
+from engine.host.inotify import Watch
+from engine.host.tasks import Tasks
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
-from engine.node.inotify import Watch
 from engine.node.log_rotation import LogRotation
 from engine.probes.manager import ProbeManager, ProbeResult
 
@@ -54,6 +55,7 @@ class Rooms:
         cgroups: NodeCgroups,
         recorder: EventRecorder,
         registry: Registry,
+        tasks: Tasks,
         root: Path,
         clock: Callable[[], float],
         active_pods: Callable[[], Sequence[Pod]],
@@ -76,6 +78,7 @@ class Rooms:
             recorder=recorder,
             section=kubengine_config.images,
             registry=registry,
+            tasks=tasks,
             active_pods=active_pods,
             state_dir=root,
             clock=clock,
@@ -84,6 +87,7 @@ class Rooms:
             runtime=runtime,
             recorder=recorder,
             section=kubengine_config.container_gc,
+            tasks=tasks,
             content_removed=gone,
             runtime_removed=over,
             sources_ready=sources_ready,
@@ -99,6 +103,7 @@ class Rooms:
             pod_cgroup=cgroups.pod_path,
             section=kubengine_config.eviction,
             registry=registry,
+            tasks=tasks,
             runtime=runtime,
             images=self.images,
             containers=self.containers,
@@ -112,6 +117,7 @@ class Rooms:
             section=kubengine_config.devices,
             active_pods=active_pods,
             registry=registry,
+            tasks=tasks,
             sources_ready=sources_ready,
             may_run=may_run,
             leaves=leaves,
@@ -138,7 +144,7 @@ class Rooms:
             registry=registry,
             section=kubengine_config.preemption,
         )
-        self._logs = LogRotation(config=config, runtime=runtime, running=running, clock=clock)
+        self._logs = LogRotation(config=config, runtime=runtime, running=running, clock=clock, tasks=tasks)
         self._before_pods: tuple[Managed, ...] = (self.devices, self.probes)
         self._beside_pods: tuple[Managed, ...] = (
             self.images,

@@ -14,14 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from engine.api.background import BackgroundTask
 from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
+from engine.host.tasks import Tasks
 from engine.wire import cri_v1_pb2 as cri
 
 DOWN_AFTER_SECONDS: Final = 30.0
 CHECK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 10.0
+STEP_SECONDS: Final = 60.0
+"""A look that takes longer is stuck."""
 CHECK_WHEN_WELL_SECONDS: Final = 300.0
 
 
@@ -56,6 +58,7 @@ class RuntimeHealth:
         last_contact: Callable[[], float],
         on_change: Callable[[], None],
         clock: Callable[[], float],
+        tasks: Tasks | None = None,
     ) -> None:
         self.features = RuntimeFeatures()
         self._runtime = runtime
@@ -64,12 +67,12 @@ class RuntimeHealth:
         self._clock = clock
         self._not_ready: list[str] = []
         self._doubt = asyncio.Event()
-        self._task = BackgroundTask("runtime health")
+        self._task = (tasks or Tasks()).task("runtime-health")
 
     async def start(self) -> None:
         """Reads the runtime's status once. Raises what the runtime says if it can't be read."""
         await self._read()
-        self._task.start(self._keep_looking())
+        self._task.start(self._keep_looking)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -103,11 +106,13 @@ class RuntimeHealth:
         while True:
             if well and answered:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._doubt.wait(), CHECK_WHEN_WELL_SECONDS)
+                    async with asyncio.timeout(CHECK_WHEN_WELL_SECONDS):
+                        await self._doubt.wait()
             else:
                 await asyncio.sleep(CHECK_SECONDS)
             self._doubt.clear()
-            answered = await self._answers()
+            with self._task.step(STEP_SECONDS):
+                answered = await self._answers()
             if well == bool(self.problems()):
                 well = not well
                 self._on_change()

@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.api.background import BackgroundTask
 from engine.api.errors import Refused
 from engine.cri import labels
-from engine.cri.client import NotFound, RuntimeClient, Unimplemented
+from engine.cri.client import NotFound, RuntimeClient, Undecodable, Unimplemented
 from engine.cri.records import (
     PodRecord,
     container_record,
     pod_of,
     sandbox_record,
 )
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 
@@ -32,6 +32,8 @@ RELIST_WITH_EVENTS_SECONDS = 300.0
 UNHEALTHY_AFTER_SECONDS = 180.0
 RETRY_SECONDS = 1.0
 STREAM_SETTLED_SECONDS = 1.0
+STEP_SECONDS = 600.0
+"""A relist that takes longer is stuck."""
 
 OnChange = Callable[[str], None]
 
@@ -66,6 +68,7 @@ class RuntimeWatch:
         clock: Callable[[], float],
         registry: Registry,
         on_trouble: Callable[[], None] = lambda: None,
+        tasks: Tasks | None = None,
         relist_seconds: float = RELIST_SECONDS,
     ) -> None:
         self._runtime = runtime
@@ -76,8 +79,9 @@ class RuntimeWatch:
         self._began = clock()
         self._streaming = False
         self._stream_lost_at = 0.0
-        self._following = BackgroundTask("runtime events")
-        self._relisting = BackgroundTask("runtime relist")
+        tasks = tasks or Tasks()
+        self._following = tasks.task("runtime-events")
+        self._relisting = tasks.task("runtime-relist")
         self._wake = asyncio.Event()
         self._seconds = registry.histogram(
             "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
@@ -90,8 +94,8 @@ class RuntimeWatch:
     async def start(self) -> None:
         """Reads the runtime once. Raises what the runtime says if it can't be read."""
         await self.relist()
-        self._following.start(self._follow_events())
-        self._relisting.start(self._keep_relisting())
+        self._following.start(self._follow_events)
+        self._relisting.start(self._keep_relisting)
 
     async def stop(self) -> None:
         await self._following.stop()
@@ -119,6 +123,7 @@ class RuntimeWatch:
         return self.pods.get(uid) or PodRecord(uid, "", "")
 
     async def relist(self) -> None:
+        """Raises the first failure, after every pod that can be read has been."""
         began = self._clock()
         listed_at = time.monotonic()
         sandboxes = await self._runtime.list_pod_sandboxes()
@@ -129,11 +134,17 @@ class RuntimeWatch:
         for container in containers:
             found.setdefault(_uid(container.labels), _Listed()).containers.append(container)
         found.pop("", None)
+        failure: Exception | None = None
         for uid in found.keys() | self.pods.keys():
             listed = found.get(uid) or _Listed()
             newer = self._touched.get(uid, 0.0) >= listed_at
             if not newer and listed.states() != _states(self.pod(uid)):
-                await self._reread(uid, listed)
+                try:
+                    await self._reread(uid, listed)
+                except Exception as error:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
         self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
         self.last_relist = self._clock()
         self.last_error = ""
@@ -227,6 +238,8 @@ class RuntimeWatch:
             except Unimplemented:
                 log.info("the runtime has no event stream; relisting every %g s", self._relist_seconds)
                 return
+            except Undecodable:
+                raise
             except Refused as error:
                 if self._streaming:
                     log.warning("%s", error)
@@ -236,12 +249,13 @@ class RuntimeWatch:
                     self._stream_lost_at = self._clock()
                     self._streaming = False
                     self._on_trouble()
-            self._wake.set()
+                self._wake.set()
             await asyncio.sleep(RETRY_SECONDS)
 
     def _stream_is_up(self) -> None:
         """The stream has stood for a moment; one relist catches what came before it."""
         self._streaming = True
+        self._following.works()
         self._wake.set()
 
     def _apply(self, event: cri.ContainerEventResponse) -> None:
@@ -265,16 +279,20 @@ class RuntimeWatch:
         while True:
             period = RELIST_WITH_EVENTS_SECONDS if self._streaming else self._relist_seconds
             try:
-                await asyncio.wait_for(self._wake.wait(), period)
+                async with asyncio.timeout(period):
+                    await self._wake.wait()
                 self._wake.clear()
             except TimeoutError:
                 pass
             try:
-                await self.relist()
-            except Refused as error:
-                if not self.last_error:
+                with self._relisting.step(STEP_SECONDS):
+                    await self.relist()
+            except Exception as error:
+                if isinstance(error, Undecodable) or not isinstance(error, Refused):
+                    self._relisting.failed(error)
+                elif not self.last_error:
                     log.error("%s", error)
-                self.last_error = str(error)
+                self.last_error = str(error) or type(error).__name__
                 self._on_trouble()
 
 

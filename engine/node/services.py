@@ -16,6 +16,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
+from engine.host.tasks import Tasks
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
@@ -41,6 +42,7 @@ class Services:
     cgroups: NodeCgroups
     images: ImagePuller
     recorder: EventRecorder
+    tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore
     features: Callable[[], RuntimeFeatures]

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.api.background import BackgroundTask
 from engine.api.documents import parse_pods, read_text
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
-from engine.node.inotify import Watch
+from engine.host.inotify import Watch
+from engine.host.tasks import Tasks
 from engine.node.static_pods import static_pod
 from engine.node.static_uids import StaticUids
 
@@ -26,6 +26,8 @@ log = logging.getLogger("kubengine.sources")
 
 Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
+STEP_SECONDS = 60.0
+"""A reading of the directory that takes longer is stuck."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class ManifestDirectory:
         uids: StaticUids,
         on_change: Callable[[list[Pod]], None],
         on_fault: Callable[[InvalidInput], None],
+        tasks: Tasks | None = None,
     ) -> None:
         self._path = path
         self._node_name = node_name
@@ -64,11 +67,11 @@ class ManifestDirectory:
         self._reported: set[str] = set()
         self._dirty = asyncio.Event()
         self._watch: Watch | None = None
-        self._task = BackgroundTask(f"manifests {path}")
+        self._task = (tasks or Tasks()).task("manifests")
         self.ready = asyncio.Event()
 
     async def start(self) -> None:
-        self._task.start(self._run())
+        self._task.start(self._run)
 
     async def stop(self) -> None:
         await self._task.stop()
@@ -77,13 +80,15 @@ class ManifestDirectory:
 
     async def _run(self) -> None:
         while True:
-            self._ensure_watch()
-            self._dirty.clear()
-            if await self._read() or not self.ready.is_set():
-                self._on_change(self._desired())
-            self.ready.set()
+            with self._task.step(STEP_SECONDS):
+                self._ensure_watch()
+                self._dirty.clear()
+                if await self._read() or not self.ready.is_set():
+                    self._on_change(self._desired())
+                self.ready.set()
             try:
-                await asyncio.wait_for(self._dirty.wait(), self._period)
+                async with asyncio.timeout(self._period):
+                    await self._dirty.wait()
                 await asyncio.sleep(SETTLE_SECONDS)
             except TimeoutError:
                 pass

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from engine.api.duration import Duration
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.pod import Container, Pod
@@ -194,7 +194,10 @@ class PodWorker:
 
     async def _run(self) -> None:
         while self.life.state is not State.GONE:
-            await self._live(self.life.state)
+            try:
+                await self._live(self.life.state)
+            except Exception as error:
+                await asyncio.sleep(await self._failed(error))
 
     async def _live(self, state: State) -> None:
         """Does what is to be done in a state, until it is left."""
@@ -264,25 +267,26 @@ class PodWorker:
             log.error("pod %s: its end is not kept: %s", self.pod.full_name, error)
 
     async def _work(self) -> None:
-        await self._publish()
         while self.life.state is State.WORKING:
             self._wake.silence()
             try:
+                await self._publish()
                 delay = await self._step()
-            except (KubengineError, OSError) as error:
+                await self._publish()
+            except Exception as error:
                 await asyncio.sleep(await self._failed(error))
                 continue
-            except Exception:
-                log.exception("pod %s: unexpected error", self.pod.full_name)
-                await asyncio.sleep(LAST_RETRY_SECONDS)
-                continue
-            await self._publish()
             await self._wake.wait(delay)
 
     async def _failed(self, error: Exception, doing: str = "syncing") -> float:
         """Says what went wrong, once while it stays the same; the seconds until another try."""
+        expected = isinstance(error, KubengineError | OSError)
+        if not expected:
+            self._services.tasks.failures.inc("pod-worker")
         if str(error) != self._last_failure:
             self._last_failure = str(error)
+            if not expected:
+                log.error("pod %s: unexpected error", self.pod.full_name, exc_info=error)
             event, text = "FailedSync", f"Error {doing} pod: {error}"
             if isinstance(error, SandboxRefused):
                 event, text = "FailedCreatePodSandBox", str(error)
@@ -290,7 +294,8 @@ class PodWorker:
                 event, text = "FailedMount", str(error)
             self._services.recorder.pod(self.pod, WARNING, event, text)
         self._failures += 1
-        await self._publish()
+        with contextlib.suppress(Exception):  # it may be what failed
+            await self._publish()
         return _retry_seconds(self._failures)
 
     async def _step(self) -> float | None:
@@ -449,11 +454,11 @@ class PodWorker:
         while True:
             try:
                 await attempt()  # type: ignore[operator]
-            except (Refused, OSError, InvalidInput) as error:
+            except Exception as error:
                 delay = await self._failed(error, doing)
                 for refusal in self._refusals:
                     if not refusal.done():
-                        refusal.set_exception(error)
+                        refusal.set_exception(_as_ours(error, self.pod))
                 await asyncio.sleep(delay)
             else:
                 return
@@ -538,6 +543,12 @@ class PodWorker:
         """A running pod of an earlier agent began when its first sandbox did."""
         sandboxes = self._services.watch.pod(self.pod.uid).sandboxes
         return min((s.created_at for s in sandboxes), default=None)
+
+
+def _as_ours(error: Exception, pod: Pod) -> KubengineError:
+    if isinstance(error, KubengineError):
+        return error
+    return Refused(f"{type(error).__name__}: {error}", subject=f"pod {pod.full_name}")
 
 
 def _retry_seconds(failures: int) -> float:

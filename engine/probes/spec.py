@@ -125,7 +125,7 @@ def _millisecond_times(pod: Pod) -> dict[str, dict[str, dict[str, float]]]:
         return {}
     try:
         found = msgspec.json.decode(text.encode(), type=dict[str, _OfContainer])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidInput(str(error), subject=_annotation_of(pod)) from None
     times: dict[str, dict[str, dict[str, float]]] = {}
     for name, container in found.items():

@@ -17,8 +17,8 @@ from engine.api.quantity import Quantity
 from engine.devices.endpoint import Deadlines
 from engine.devices.manager import DeviceManager
 from engine.devices.topology import Numa
+from engine.host.inotify import Watch
 from engine.metrics import Registry
-from engine.node.inotify import Watch
 from engine.testing.device_plugin import SampleDevicePlugin
 
 GPU = "example.com/gpu"

@@ -1,0 +1,98 @@
+"""Small files that a later process reads back: what is damaged is noticed, named and set aside.
+
+The first line is the SHA-256 of everything after it. A file that says something else, cannot be read or
+decoded, or is no regular file, is renamed to `NAME.bad-…`, of which the newest few stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from engine.api.errors import KubengineError
+from engine.host.files import replace_file
+
+MAX_BYTES = 256 * 1024 * 1024
+MAX_SET_ASIDE = 3
+
+log = logging.getLogger("kubengine.files")
+T = TypeVar("T")
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Replace the file. Raises `Refused` with the path."""
+    replace_file(path, sealed(content))
+
+
+def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
+    """What `decode` makes of the content; None where there is no file, or none that can be trusted.
+
+    Anything that `decode` raises means a damaged file. The second case is logged with the path, the fault
+    and what is done `without` it, and the file is set aside.
+    """
+    try:
+        return decode(unsealed(_read(path)))
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        log.error("%s: %s; %s; %s", path, _fault(error), set_aside(path), without)
+        return None
+
+
+def sealed(content: bytes) -> bytes:
+    """The content under its checksum."""
+    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+
+
+def unsealed(data: bytes) -> bytes:
+    """The content. Raises `ValueError` unless it is what was sealed."""
+    content = data[65:]
+    if data != sealed(content):
+        raise ValueError("damaged: its checksum is another")
+    return content
+
+
+def set_aside(path: Path) -> str:
+    """Move the file, or whatever has its name, out of the way; in words, where it went."""
+    try:
+        stamp = f"{path.lstat().st_mtime_ns:x}-{os.urandom(2).hex()}"
+        aside = path.with_name(f"{path.name}.bad-{stamp}")
+        path.rename(aside)
+        earlier = sorted(
+            path.parent.glob(f"{_literally(path.name)}.bad-*"), key=lambda p: p.lstat().st_ctime_ns
+        )
+        for old in earlier[:-MAX_SET_ASIDE]:
+            with suppress(OSError):
+                old.rmdir() if old.is_dir() else old.unlink()
+    except OSError as error:
+        return f"it cannot be set aside ({error.strerror or error})"
+    return f"set aside as {aside.name}"
+
+
+def _read(path: Path) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES} bytes")
+        return file.read(MAX_BYTES)
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or error}"
+    if isinstance(error, KubengineError | ValueError):
+        return str(error)
+    return f"cannot be decoded: {type(error).__name__}: {error}"
+
+
+def _literally(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

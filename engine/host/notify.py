@@ -1,0 +1,76 @@
+"""Telling the service manager how the process is, by systemd's notification protocol (sd_notify(3))."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from engine.api.errors import InvalidInput
+
+log = logging.getLogger("kubengine.notify")
+
+
+class ServiceManager:
+    """Who started the process, as `environment` tells; nobody where it names no socket.
+
+    `watchdog_seconds` is how long it waits for `alive`, None where it doesn't. Raises `InvalidInput`
+    naming the variable.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        if address and address[0] not in "/@":
+            raise InvalidInput("expected an absolute path or an abstract @name", subject="NOTIFY_SOCKET")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.watchdog_seconds = _watchdog(environment) if address else None
+
+    def ready(self) -> None:
+        self._say("READY=1")
+
+    def stopping(self) -> None:
+        self._say("STOPPING=1")
+
+    def alive(self) -> None:
+        self._say("WATCHDOG=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        self._say("STATUS=" + " ".join(text.split()))
+
+    def _say(self, text: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.connect(self._address)
+                sender.send(text.encode())
+        except OSError as error:
+            log.warning("NOTIFY_SOCKET %r: %s was not sent: %s", self._address, text, error.strerror or error)
+
+
+def _watchdog(environment: Mapping[str, str]) -> float | None:
+    pid, period = environment.get("WATCHDOG_PID", ""), environment.get("WATCHDOG_USEC", "")
+    if not period or (pid and pid != str(os.getpid())):
+        return None
+    if not (period.isascii() and period.isdigit() and len(period) < 20 and int(period)):
+        raise InvalidInput(f"expected microseconds, got {period!r}", subject="WATCHDOG_USEC")
+    return int(period) / 1e6
+
+
+async def beat(manager: ServiceManager, trouble: Callable[[], str]) -> None:
+    """Says `alive` twice in each watchdog period while `trouble()` is empty; for ever, or not at all."""
+    if manager.watchdog_seconds is None:
+        return
+    said = ""
+    while True:
+        found = trouble()
+        if not found:
+            manager.alive()
+        if found != said:
+            manager.status(found or "well")
+            said = found
+        await asyncio.sleep(manager.watchdog_seconds / 2)

@@ -1,0 +1,131 @@
+"""Tasks that must not die unseen: one policy for everything that runs beside the rest.
+
+A task that fails is started again after a pause that doubles; its failure is logged once while it stays
+the same and counted. `Tasks.failing` names each task that has failed and not worked since, and each that
+is in a step for longer than the step's deadline. A task that waits for something to do is well, so
+nothing has to beat while nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine.metrics import Registry
+
+FIRST_PAUSE = 0.1
+LAST_PAUSE = 30.0
+PATIENCE = 1.0
+
+log = logging.getLogger("kubengine.tasks")
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Tasks:
+    """The background tasks of one agent. `monotonic` is in seconds."""
+
+    def __init__(
+        self, registry: Registry | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.monotonic = monotonic
+        self.failures = (registry or Registry()).counter(
+            "kubengine_task_failures_total", "Failures of background tasks, each restarted.", ["task"]
+        )
+        self._tasks: dict[str, BackgroundTask] = {}
+
+    def task(self, name: str) -> BackgroundTask:
+        """A task to be started; one of the same name takes the place of the one before."""
+        task = self._tasks[name] = BackgroundTask(name, self)
+        return task
+
+    def health(self) -> list[tuple[str, str | None]]:
+        """Each task that was started and not stopped, with what is wrong with it, None if nothing is."""
+        return [(name, task.trouble()) for name, task in self._tasks.items() if task.wanted]
+
+
+class BackgroundTask:
+    """Runs `work` from `start` to `stop`, again where it fails. Work that returns is done.
+
+    `step` marks a piece of work. The end of one says that the task is well again after a failure.
+    """
+
+    __slots__ = ("_deadline", "_done", "_failure", "_fresh", "_name", "_task", "_tasks", "wanted")
+
+    def __init__(self, name: str, tasks: Tasks) -> None:
+        self._name = name
+        self._tasks = tasks
+        self._task: asyncio.Task[None] | None = None
+        self._failure = ""
+        self._fresh = True
+        self._done = False
+        self._deadline = float("inf")
+        self.wanted = False
+
+    def start(self, work: Work) -> None:
+        self._failure, self._done, self.wanted = "", False, True
+        self._task = asyncio.create_task(self._keep_running(work), name=self._name)
+
+    async def stop(self) -> None:
+        """Cancels it and waits for its end; may be called twice, and before `start`."""
+        task, self._task = self._task, None
+        self.wanted = False
+        while task is not None and not task.done():
+            task.cancel()  # again, where the work let a cancellation pass
+            await asyncio.wait({task}, timeout=PATIENCE)
+
+    @contextmanager
+    def step(self, seconds: float) -> Iterator[None]:
+        """A piece of work that should take no longer. It is not interrupted, but reported as stuck."""
+        self._deadline = self._tasks.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = float("inf")
+        self.works()
+
+    def works(self) -> None:
+        """It did what it is for."""
+        self._fresh = True
+        if self._failure:
+            self._failure = ""
+            log.info("%s works again", self._name)
+
+    def failed(self, error: BaseException) -> None:
+        """Says and counts a failure that the work lives through; the task is in trouble until it `works`."""
+        self._tasks.failures.inc(self._name)
+        failure = f"{type(error).__name__}: {error}"
+        if failure != self._failure:
+            self._failure = failure
+            log.error("%s failed and goes on", self._name, exc_info=error)
+
+    def trouble(self) -> str | None:
+        """What is wrong with it, in words."""
+        if self._task is not None and self._task.done() and not self._done:
+            return "ended"
+        if self._failure:
+            return self._failure
+        late = self._tasks.monotonic() - self._deadline
+        return f"stuck: its step should have ended {late:.0f} s ago" if late > 0 else None
+
+    async def _keep_running(self, work: Work) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            self._fresh = False
+            try:
+                await work()
+                self._done = True
+                return
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                self.failed(error)
+            except Exception as error:
+                self.failed(error)
+            pause = FIRST_PAUSE if self._fresh else min(2 * pause, LAST_PAUSE)
+            await asyncio.sleep(pause)

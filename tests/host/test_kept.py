@@ -1,0 +1,107 @@
+"""A kept file that is damaged in any way is noticed, named and set aside, and its owner starts without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.host.kept import MAX_SET_ASIDE, keep, kept, sealed
+
+CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
+
+
+def read(path: Path) -> object:
+    return kept(path, json.loads, without="starting anew")
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def damaged(whole: bytes) -> Iterator[tuple[str, bytes]]:
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield f"bit {bit} flipped", bytes(flipped)
+    for length in range(len(whole)):
+        yield f"cut to {length} bytes", whole[:length]
+    yield "longer", whole + b"\n"
+    yield "not UTF-8", sealed(b"\xff\xfe")
+    yield "deep", sealed(b"[" * 100_000 + b"]" * 100_000)
+    yield "another kind", sealed(b"]")
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    assert read(path) is None
+    keep(path, CONTENT)
+    assert read(path) == {"kept": [1, 2, 3]}
+    assert names(tmp_path) == ["file"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_every_damage_is_named_and_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "file"
+    for what, content in damaged(sealed(CONTENT)):
+        path.write_bytes(content)
+        caplog.clear()
+        assert read(path) is None, what
+        [record] = caplog.records
+        assert record.levelno == logging.ERROR
+        assert str(path) in record.message, what
+        assert "starting anew" in record.message
+        assert not path.exists(), what
+        assert len(names(tmp_path)) <= MAX_SET_ASIDE
+        newest = max(tmp_path.iterdir(), key=lambda each: each.stat().st_ctime_ns)
+        assert newest.name.startswith("file.bad-")
+
+
+@pytest.mark.parametrize("kind", ["directory", "full directory", "fifo", "dangling link", "link to itself"])
+def test_what_is_no_file_is_set_aside_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    path = tmp_path / "file"
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "full directory":
+            (path / "below").mkdir(parents=True)
+        case "fifo":
+            os.mkfifo(path)
+        case "dangling link":
+            path.symlink_to("nowhere")
+        case "link to itself":
+            path.symlink_to("file")
+    assert read(path) is None
+    assert kind == "dangling link" or str(path) in caplog.text
+    keep(path, CONTENT)
+    assert read(path) == {"kept": [1, 2, 3]}
+
+
+def test_a_name_with_the_signs_of_a_pattern_is_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "[ab]*"
+    for _ in range(MAX_SET_ASIDE + 2):
+        path.write_bytes(b"bad")
+        assert read(path) is None
+    other = [f"a.bad-{number}" for number in range(5)]
+    for name in other:
+        (tmp_path / name).touch()
+    path.write_bytes(b"bad")
+    assert read(path) is None
+    found = names(tmp_path)
+    assert set(other) < set(found)
+    assert len(found) == len(other) + MAX_SET_ASIDE
+
+
+def test_one_that_cannot_be_set_aside_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "d"
+    directory.mkdir()
+    path = directory / ("n" * 255)
+    path.write_bytes(b"bad")
+    assert read(path) is None
+    assert "cannot be set aside (File name too long)" in caplog.text

@@ -1,0 +1,166 @@
+"""A background task that fails is seen, counted, started again, and in trouble until it works."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from engine.host import tasks as tasks_module
+from engine.host.tasks import BackgroundTask, Tasks
+from engine.metrics import Registry
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_module, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(tasks_module, "LAST_PAUSE", 0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_it_runs_until_it_is_stopped():
+    steps = []
+
+    async def work() -> None:
+        try:
+            steps.append("begun")
+            await asyncio.Event().wait()
+        finally:
+            steps.append("ended")
+
+    tasks = Tasks()
+    task = tasks.task("worker")
+    await task.stop()
+    assert tasks.health() == []
+    task.start(work)
+    await turns()
+    assert steps == ["begun"]
+    assert tasks.health() == [("worker", None)]
+    await task.stop()
+    await task.stop()
+    assert steps == ["begun", "ended"]
+    assert tasks.health() == []
+
+
+class Faulty:
+    """Work whose every step raises what is next, until nothing is."""
+
+    def __init__(self, task: BackgroundTask, *failures: BaseException) -> None:
+        self.task, self.failures, self.runs = task, list(failures), 0
+
+    async def __call__(self) -> None:
+        self.runs += 1
+        with self.task.step(1.0):
+            if self.failures:
+                raise self.failures.pop(0)
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ValueError("broken"), RecursionError("deep"), MemoryError(), asyncio.CancelledError(), TimeoutError()],
+    ids=lambda failure: type(failure).__name__,
+)
+async def test_whatever_it_raises_it_is_started_again(failure: BaseException):
+    tasks = Tasks(Registry())
+    task = tasks.task("worker")
+    work = Faulty(task, failure)
+    task.start(work)
+    await turns()
+    assert work.runs == 2
+    assert tasks.failures.values == {("worker",): 1}
+    assert task.trouble() is None
+    await task.stop()
+
+
+async def test_a_failure_is_said_once_while_it_is_the_same_and_health_names_it(
+    caplog: pytest.LogCaptureFixture,
+):
+    tasks = Tasks()
+    task = tasks.task("worker")
+    go = asyncio.Event()
+
+    async def work() -> None:
+        if not go.is_set():
+            raise ValueError("broken")
+        with task.step(1.0):
+            pass
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.INFO):
+        task.start(work)
+        await turns(50)
+        assert tasks.health() == [("worker", "ValueError: broken")]
+        assert [r.message for r in caplog.records] == ["worker failed and goes on"]
+        assert "broken" in caplog.text
+        go.set()
+        await turns()
+    assert tasks.health() == [("worker", None)]
+    assert caplog.records[-1].message == "worker works again"
+    await task.stop()
+
+
+async def test_one_that_waits_is_well_and_one_that_stays_in_a_step_is_stuck():
+    clock = Clock()
+    tasks = Tasks(monotonic=clock)
+    task = tasks.task("worker")
+    go, done = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+        with task.step(10.0):
+            await done.wait()
+        await asyncio.Event().wait()
+
+    task.start(work)
+    await turns()
+    clock.now = 1e6
+    assert task.trouble() is None
+    go.set()
+    await turns()
+    clock.now += 10.0
+    assert task.trouble() is None
+    clock.now += 5.0
+    assert task.trouble() == "stuck: its step should have ended 5 s ago"
+    done.set()
+    await turns()
+    assert task.trouble() is None
+    await task.stop()
+
+
+async def test_work_that_returns_is_done_and_well():
+    async def work() -> None:
+        pass
+
+    task = Tasks().task("worker")
+    task.start(work)
+    await turns()
+    assert task.trouble() is None
+    await task.stop()
+
+
+async def test_a_task_that_somebody_cancelled_is_in_trouble():
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    task = Tasks().task("worker")
+    task.start(work)
+    await turns()
+    running = next(each for each in asyncio.all_tasks() if each.get_name() == "worker")
+    running.cancel()
+    await turns()
+    assert task.trouble() == "ended"
+    await task.stop()
