@@ -29,6 +29,11 @@ class Struct(msgspec.Struct, kw_only=True, omit_defaults=True, rename=json_name)
     """A Kubernetes API object: snake_case attributes, Kubernetes' own JSON names."""
 
 
+def written(value: Any) -> Any:
+    """A field's default that is written out like any other value, as an API server does."""
+    return msgspec.field(default_factory=lambda: value)
+
+
 def decode_hook(kind: type, value: Any) -> Any:
     """`msgspec` hook for the types that it does not know: quantities and durations."""
     try:

@@ -5,9 +5,13 @@ Source: Kubernetes core/v1 defaulting. A limit without a request gives the reque
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from engine.api.pod import (
     Container,
+    DownwardAPIFile,
     EmptyDirVolume,
+    EnvVarSource,
     HTTPGetAction,
     Lifecycle,
     Pod,
@@ -19,6 +23,7 @@ from engine.api.pod import (
 from engine.api.quantity import Quantity
 
 DEFAULT_GRACE_SECONDS = 30
+DEFAULT_FILE_MODE = 0o644
 DEFAULT_TERMINATION_MESSAGE_PATH = "/dev/termination-log"
 
 
@@ -36,10 +41,7 @@ def apply_defaults(pod: Pod) -> None:
     if spec.enable_service_links is None:
         spec.enable_service_links = True
     for volume in spec.volumes or []:
-        if volume == Volume(name=volume.name):
-            volume.empty_dir = EmptyDirVolume()
-        if volume.image is not None:
-            volume.image.pull_policy = volume.image.pull_policy or _pull_policy(volume.image.reference)
+        _default_volume(volume)
     for container in pod.all_containers:
         _default_container(container)
         if spec.host_network:
@@ -49,7 +51,39 @@ def apply_defaults(pod: Pod) -> None:
         _default_pod_resources(pod)
 
 
+def _default_volume(volume: Volume) -> None:
+    if volume == Volume(name=volume.name):
+        volume.empty_dir = EmptyDirVolume()
+    if volume.image is not None:
+        volume.image.pull_policy = volume.image.pull_policy or _pull_policy(volume.image.reference)
+    if volume.projected is not None and volume.projected.default_mode is None:
+        volume.projected.default_mode = DEFAULT_FILE_MODE
+    if volume.downward_api is not None and volume.downward_api.default_mode is None:
+        volume.downward_api.default_mode = DEFAULT_FILE_MODE
+
+
+def default_selectors(pod: Pod) -> None:
+    """Write out what references to fields and amounts leave unsaid. Apart from the other defaults, because a
+    kubelet's uid of a static pod tells an unset divisor from 0."""
+    for source in _selectors(pod):
+        if source.field_ref is not None:
+            source.field_ref.api_version = source.field_ref.api_version or "v1"
+        if source.resource_field_ref is not None and source.resource_field_ref.divisor is None:
+            source.resource_field_ref.divisor = Quantity()
+
+
+def _selectors(pod: Pod) -> Iterator[DownwardAPIFile | EnvVarSource]:
+    for container in pod.all_containers:
+        yield from (v.value_from for v in container.env or [] if v.value_from is not None)
+    for volume in pod.spec.volumes or []:
+        sources = (volume.projected and volume.projected.sources) or []
+        for api in (volume.downward_api, *(source.downward_api for source in sources)):
+            yield from (api and api.items) or []
+
+
 def _default_container(container: Container) -> None:
+    if container.resources is None:
+        container.resources = ResourceRequirements()
     container.image_pull_policy = container.image_pull_policy or _pull_policy(container.image)
     container.termination_message_path = (
         container.termination_message_path or DEFAULT_TERMINATION_MESSAGE_PATH

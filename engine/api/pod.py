@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import Struct
+from engine.api._base import Struct, written
 from engine.api.meta import ObjectMeta
 from engine.api.quantity import Quantity
 from engine.api.status import PodStatus
@@ -66,7 +66,7 @@ class ContainerPort(Struct):
     name: str = ""
     host_port: int = 0
     host_ip: str = ""
-    protocol: str = "TCP"
+    protocol: str = written("TCP")
 
 
 class VolumeMount(Struct):
@@ -97,7 +97,7 @@ class HTTPGetAction(Struct):
     port: IntOrString
     path: str = ""
     host: str = ""
-    scheme: str = "HTTP"
+    scheme: str = written("HTTP")
     http_headers: list[HTTPHeader] | None = None
 
 
@@ -123,10 +123,10 @@ class Probe(Struct):
     tcp_socket: TCPSocketAction | None = None
     grpc: GRPCAction | None = None
     initial_delay_seconds: int = 0
-    timeout_seconds: int = 1
-    period_seconds: int = 10
-    success_threshold: int = 1
-    failure_threshold: int = 3
+    timeout_seconds: int = written(1)
+    period_seconds: int = written(10)
+    success_threshold: int = written(1)
+    failure_threshold: int = written(3)
     termination_grace_period_seconds: int | None = None
 
 
@@ -262,7 +262,7 @@ class Container(Struct):
 
 class HostPathVolume(Struct):
     path: str
-    type: str = ""
+    type: str = written("")
 
 
 class EmptyDirVolume(Struct):

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from engine.api._base import to_builtins
-from engine.api.defaults import apply_defaults
+from engine.api.defaults import apply_defaults, default_selectors
 from engine.api.pod import Pod, Toleration
 from engine.api.qos import (
     HASH_ANNOTATION,
@@ -63,6 +63,7 @@ def static_pod(
         meta.name = f"{meta.name}-{node_name.lower()}"
     if not meta.uid:
         meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, manifest, node_name, origin, digest))
+    default_selectors(pod)
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,
