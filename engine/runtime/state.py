@@ -13,13 +13,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.host.files import replace_file
+from engine.host.trees import remove_tree
 from engine.runtime.records import Container, Sandbox
 from engine.wire import cri_v1_pb2 as cri
 
@@ -134,7 +134,8 @@ class StateDirectory:
 
     def forget_directory(self, directory: Path) -> None:
         (directory / "record.json").unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            remove_tree(directory)
 
     def _save(self, record: Sandbox | Container, document: dict[str, Any]) -> None:
         directory = self.directory(record)

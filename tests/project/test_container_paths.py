@@ -1,0 +1,118 @@
+"""Paths that containers can touch go through engine.host.beneath, .trees and .published, and nothing else.
+
+Walking and removing trees by path is looked for in the whole package; touching any file by its path, in the
+files that have to do with what containers can reach. Each exception stands here with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ENGINE = Path(__file__).parents[2] / "engine"
+
+WALKS = {"rmtree", "walk", "fwalk", "rglob", "copytree", "removedirs"}
+MAY_WALK = {
+    "bench/workload.py": "logs of the bench's own pods, on the user's word",
+    "bench/workspace.py": "the bench's own directory and cgroups",
+    "plan/reading/sources.py": "snapshots that the user names",
+    "runtime/hierarchy.py": "/dev as the user names it",
+    "runtime/shim/cgroup.py": "cgroupfs",
+    "runtime/shim/flatten.py": "layers that were checked when they were unpacked, before any container runs",
+    "runtime/shim/rootfs.py": "/dev and the CDI directories of the host",
+    "testing/containerd.py": "a private containerd of the tests",
+    "testing/pytest_plugin.py": "cgroupfs",
+    "testing/uml.py": "a directory of the tests",
+}
+
+TOUCHES = {
+    *("open", "read_text", "read_bytes", "write_text", "write_bytes", "touch", "mkdir", "makedirs", "unlink"),
+    *(
+        "remove",
+        "rmdir",
+        "rename",
+        "replace",
+        "chmod",
+        "chown",
+        "lchown",
+        "symlink_to",
+        "hardlink_to",
+        "link",
+    ),
+    *("resolve", "realpath", "stat", "exists", "is_dir", "is_file", "is_mount", "iterdir", "glob", "listdir"),
+    *("scandir", "copyfile", "copy", "move", "readlink", "utime", "truncate"),
+}
+REACHABLE = (
+    "node/volumes/*.py",
+    "node/termination_message.py",
+    "node/log_rotation.py",
+    "eviction/measure.py",
+    "containers/manager.py",
+)
+AGENTS_OWN = "a directory of the agent's above the volumes, which no container sees"
+VERIFIED = "inside a directory that is held by descriptor"
+MAY_TOUCH = {
+    ("node/volumes/pod_volumes.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/pod_volumes.py", "is_dir"): AGENTS_OWN,
+    ("node/volumes/pod_volumes.py", "iterdir"): AGENTS_OWN,
+    ("node/volumes/agent_written.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/container_files.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/container_files.py", "unlink"): AGENTS_OWN,
+    ("node/volumes/container_files.py", "open"): f"{AGENTS_OWN}; O_EXCL",
+    ("node/volumes/container_files.py", "read_text"): "the host's own /etc/hosts",
+    ("node/volumes/empty_dir.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/empty_dir.py", "exists"): AGENTS_OWN,
+    ("node/volumes/empty_dir.py", "is_dir"): f"{AGENTS_OWN}; the volume's own name, which none can replace",
+    ("node/volumes/empty_dir.py", "touch"): AGENTS_OWN,
+    ("node/volumes/empty_dir.py", "chmod"): "the new volume, before any container has it; or a descriptor",
+    ("node/volumes/empty_dir.py", "chown"): VERIFIED,
+    ("node/volumes/host_path.py", "mkdir"): "the host's owner names this path; trusted as the kubelet does",
+    ("node/volumes/host_path.py", "open"): "the same",
+    ("node/volumes/host_path.py", "stat"): "the same",
+    ("node/volumes/sub_path.py", "open"): "the volume's own top, by handle; the agent's volume-subpaths",
+    ("node/volumes/sub_path.py", "realpath"): "a hint only: what it says is opened with no link allowed",
+    ("node/volumes/sub_path.py", "mkdir"): AGENTS_OWN,
+    ("node/volumes/sub_path.py", "rmdir"): AGENTS_OWN,
+    ("node/volumes/sub_path.py", "unlink"): AGENTS_OWN,
+    ("node/volumes/sub_path.py", "touch"): AGENTS_OWN,
+    ("node/log_rotation.py", "open"): "gzip, into a file that is open",
+    ("node/log_rotation.py", "rename"): VERIFIED,
+    ("node/log_rotation.py", "unlink"): VERIFIED,
+    ("node/log_rotation.py", "glob"): VERIFIED,
+    ("containers/manager.py", "glob"): f"{VERIFIED}; the links in /var/log/containers",
+    ("containers/manager.py", "unlink"): f"{VERIFIED}; the links in /var/log/containers",
+    ("containers/manager.py", "exists"): "only whether a log link of the agent's dangles",
+    ("containers/manager.py", "iterdir"): "names of pods' log directories",
+    ("containers/manager.py", "is_dir"): "the directory of all pods' logs",
+}
+
+
+def words(path: Path) -> Iterator[str]:
+    """Every attribute that a file names, called there or handed on; and `open`."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name) and node.id == "open":
+            yield node.id
+
+
+def test_trees_are_walked_and_removed_in_one_room() -> None:
+    found = {
+        str(path.relative_to(ENGINE))
+        for path in ENGINE.rglob("*.py")
+        if "wire" not in path.parts and WALKS & set(words(path))
+    }
+    assert found - MAY_WALK.keys() == set(), "use engine.host.trees, or say here why not"
+    assert MAY_WALK.keys() - found == set(), "an exception that nothing needs"
+
+
+def test_what_containers_reach_is_touched_by_descriptor() -> None:
+    found = {
+        (str(path.relative_to(ENGINE)), call)
+        for pattern in REACHABLE
+        for path in ENGINE.glob(pattern)
+        for call in TOUCHES & set(words(path))
+    }
+    assert found - MAY_TOUCH.keys() == set(), "use engine.host.beneath, or say here why not"
+    assert MAY_TOUCH.keys() - found == set(), "an exception that nothing needs"
