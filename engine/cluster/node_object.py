@@ -66,10 +66,9 @@ def _with_others(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[st
     ours = {condition["type"] for condition in wanted.get("conditions", ())}
     kept = [condition for condition in known.get("conditions", ()) if condition["type"] not in ours]
     merged = {**known, **wanted, "conditions": [*kept, *wanted.get("conditions", ())]}
-    for field in ("capacity", "allocatable"):
-        before, now = known.get(field) or {}, wanted.get(field) or {}
-        left = {name: "0" for name in before if name not in now and "/" in name}
-        merged[field] = {**left, **now}
+    for field in wanted.keys() & {"capacity", "allocatable"}:
+        left = {name: "0" for name in known.get(field) or {} if name not in wanted[field] and "/" in name}
+        merged[field] = {**left, **wanted[field]}
     return merged
 
 
