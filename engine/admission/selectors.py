@@ -76,7 +76,7 @@ def _is_label_value(value: str) -> bool:
 
 
 def _is_integer(text: str) -> bool:
-    return _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
+    return len(text) <= 64 and _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63
 
 
 def tolerates(tolerations: Sequence[Toleration], taint: Taint) -> bool:

@@ -6,11 +6,11 @@ Source: kubelet v1.32 `cm` package (node container manager); pinned by `tests/co
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.api.errors import InvalidInput
+from engine.api.eviction_amounts import Amount
 from engine.api.pod import ResourceList
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY
@@ -23,33 +23,19 @@ _EVICTION_RESOURCES = {"memory.available": MEMORY, "nodefs.available": EPHEMERAL
 
 @dataclass(frozen=True, slots=True)
 class HardThreshold:
-    """One hard eviction threshold: `quantity`, or `percentage` as a fraction in single precision."""
+    """One hard eviction threshold."""
 
     signal: str
+    value: Amount
     operator: str = "LessThan"
-    quantity: Quantity | None = None
-    percentage: float = 0.0
 
     @classmethod
     def parse(cls, signal: str, text: str, operator: str = "LessThan") -> HardThreshold:
         """From the configuration's text, `100Mi` or `10%`. Raises `InvalidInput`."""
-        if not text.endswith("%"):
-            return cls(signal, operator, Quantity.parse(text))
-        try:
-            fraction = single_precision(single_precision(float(text[:-1])) / 100)
-        except ValueError:
-            raise InvalidInput(f"{text!r} is not a percentage", subject=signal) from None
-        return cls(signal, operator, percentage=fraction)
+        return cls(signal, Amount.parse(text, f"evictionHard.{signal}"), operator)
 
     def amount(self, capacity: Quantity) -> Quantity:
-        if self.quantity is not None:
-            return self.quantity
-        return Quantity.from_value(int(float(capacity.value) * self.percentage), "BinarySI")
-
-
-def single_precision(number: float) -> float:
-    """The double that the nearest 32-bit float equals."""
-    return float(struct.unpack("f", struct.pack("f", number))[0])
+        return self.value.quantity or Quantity.from_value(self.value.of(capacity.value), "BinarySI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +133,3 @@ def parse_resources(amounts: Mapping[str, str] | None, field: str) -> ResourceLi
         if parsed[name] < ZERO:
             raise InvalidInput(f"{text!r} is negative", subject=f"{field}.{name}")
     return parsed
-
-
-def parse_thresholds(hard: Mapping[str, str] | Iterable[tuple[str, str]]) -> tuple[HardThreshold, ...]:
-    pairs = hard.items() if isinstance(hard, Mapping) else hard
-    return tuple(HardThreshold.parse(signal, text) for signal, text in pairs)

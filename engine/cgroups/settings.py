@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
+from engine.api.eviction_amounts import OFF, hard_statements
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.api.resources import CPU, MEMORY
@@ -19,13 +20,6 @@ from engine.cgroups.levels import LevelRules
 from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_path
 from engine.cgroups.values import GroupValues, PodRules
 
-DEFAULT_EVICTION_HARD = {
-    "memory.available": "100Mi",
-    "nodefs.available": "10%",
-    "nodefs.inodesFree": "5%",
-    "imagefs.available": "15%",
-    "imagefs.inodesFree": "5%",
-}
 PODS = "pods"
 TIERED_RESERVATION = "TieredReservation"
 RESERVED_KINDS = ("system-reserved", "kube-reserved")
@@ -155,21 +149,12 @@ class CgroupSettings:
 
 
 def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
-    """The hard eviction thresholds; a partial list replaces the defaults unless they are merged."""
-    chosen = config.eviction_hard
-    if chosen is None:
-        chosen = DEFAULT_EVICTION_HARD
-    elif config.merge_default_eviction_settings:
-        chosen = DEFAULT_EVICTION_HARD | chosen
-    thresholds = []
-    for signal, text in chosen.items():
-        if text in ("0%", "100%"):
-            continue
-        try:
-            thresholds.append(HardThreshold.parse(signal, text))
-        except InvalidInput as error:
-            raise InvalidInput(error.message, subject=f"evictionHard.{signal}") from None
-    return tuple(thresholds)
+    """The hard eviction thresholds that are not off. Raises `InvalidInput` naming the signal."""
+    return tuple(
+        HardThreshold.parse(signal, text)
+        for signal, text in hard_statements(config).items()
+        if text not in OFF
+    )
 
 
 def _quantity(name: str, amount: Quantity | int) -> Quantity:

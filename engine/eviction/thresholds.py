@@ -1,13 +1,11 @@
-"""Eviction thresholds: how they are written, and the amounts they stand for.
+"""Eviction thresholds: how they are written, and when they are met.
 
-Percentages are single precision, as the kubelet holds them: 10 % of 100 GiB is 10737418400 bytes.
 Source: kubelet v1.32 `eviction` package; pinned by the eviction_thresholds vectors.
 """
 
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -15,44 +13,15 @@ from typing import Final
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
-from engine.api.quantity import BINARY_SI, ZERO, Quantity, QuantityError
+from engine.api.eviction_amounts import OFF, Amount, hard_statements
+from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.eviction import signals
 
 SIGNALS: Final = tuple(signals.RESOURCE_OF)
-HARD_DEFAULTS: Final = {
-    "memory.available": "100Mi",
-    "nodefs.available": "10%",
-    "nodefs.inodesFree": "5%",
-    "imagefs.available": "15%",
-    "imagefs.inodesFree": "5%",
-}
 PODS: Final = "pods"
 
-_IGNORED = ("0%", "100%")
-_QUANTITY_SHAPE = (
-    "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
-)
 _DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")
 _DURATION_UNITS = ("ns", "us", "µs", "μs", "ms", "s", "m", "h")
-_INT64_MIN = -(2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class Amount:
-    """A quantity, or a fraction of the capacity in single precision."""
-
-    quantity: Quantity | None = None
-    fraction: float = 0.0
-
-    def of(self, capacity: int) -> int:
-        """The amount for a capacity, in the capacity's unit."""
-        if self.quantity is not None:
-            return self.quantity.value
-        product = float(capacity) * self.fraction
-        return int(product) if abs(product) < 2**63 else _INT64_MIN
-
-    def __str__(self) -> str:
-        return str(self.quantity) if self.quantity is not None else f"{self.fraction * 100:g}%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +50,10 @@ class Threshold:
 
 
 def thresholds_from_config(config: KubeletConfiguration) -> list[Threshold]:
-    """The thresholds of a KubeletConfiguration. Without `evictionHard` the kubelet's defaults hold; with a
-    partial one the rest is off, unless `mergeDefaultEvictionSettings`. Raises `InvalidInput`."""
-    hard = config.eviction_hard
-    if hard is None:
-        hard = HARD_DEFAULTS
-    elif config.merge_default_eviction_settings:
-        hard = HARD_DEFAULTS | hard
+    """The thresholds of a KubeletConfiguration. Raises `InvalidInput`."""
     return parse_thresholds(
         config.enforce_node_allocatable,
-        hard,
+        hard_statements(config),
         config.eviction_soft or {},
         config.eviction_soft_grace_period or {},
         config.eviction_minimum_reclaim or {},
@@ -131,24 +94,21 @@ def _statements(written: Mapping[str, str], field: str) -> list[Threshold]:
     found = []
     for signal, text in written.items():
         _check_signal(signal, field)
-        if text in _IGNORED:
+        if text in OFF:
             continue
-        if text.endswith("%"):
-            fraction = _percentage(text, field)
-            if fraction < 0:
+        amount = Amount.parse(text, field)
+        if amount.quantity is None:
+            if amount.fraction < 0:
                 raise InvalidInput(
                     f"eviction percentage threshold {signal} must be >= 0%: {text}", subject=field
                 )
-            if fraction > 1:
+            if amount.fraction > 1:
                 raise InvalidInput(
                     f"eviction percentage threshold {signal} must be <= 100%: {text}", subject=field
                 )
-            found.append(Threshold(signal, Amount(fraction=fraction)))
-            continue
-        quantity = _quantity(text, field)
-        if quantity <= ZERO:
-            raise InvalidInput(f"eviction threshold {signal} must be positive: {quantity}", subject=field)
-        found.append(Threshold(signal, Amount(quantity)))
+        elif amount.quantity <= ZERO:
+            raise InvalidInput(f"eviction threshold {signal} must be positive: {amount}", subject=field)
+        found.append(Threshold(signal, amount))
     return found
 
 
@@ -173,48 +133,21 @@ def _reclaims(written: Mapping[str, str]) -> dict[str, Amount]:
     reclaims = {}
     for signal, text in written.items():
         _check_signal(signal, field)
-        if text.endswith("%"):
-            fraction = _percentage(text, field)
-            if fraction <= 0:
+        amount = Amount.parse(text, field)
+        if amount.quantity is None:
+            if amount.fraction <= 0:
                 raise InvalidInput(
                     f"eviction percentage minimum reclaim {signal} must be positive: {text}", subject=field
                 )
-            reclaims[signal] = Amount(fraction=fraction)
-            continue
-        quantity = _quantity(text, field)
-        if quantity < ZERO:
+        elif amount.quantity < ZERO:
             raise InvalidInput(f"negative eviction minimum reclaim specified for {signal}", subject=field)
-        reclaims[signal] = Amount(quantity)
+        reclaims[signal] = amount
     return reclaims
 
 
 def _check_signal(signal: str, field: str) -> None:
     if signal not in signals.RESOURCE_OF:
         raise InvalidInput(f"unsupported eviction signal {signal}", subject=field)
-
-
-def _percentage(text: str, field: str) -> float:
-    number = text.rstrip("%")
-    try:
-        if not number or number != number.strip() or "_" in number:
-            raise ValueError
-        return _single(_single(float(number)) / 100)
-    except (ValueError, OverflowError):
-        raise InvalidInput(f'strconv.ParseFloat: parsing "{number}": invalid syntax', subject=field) from None
-
-
-def _single(number: float) -> float:
-    """Rounded to single precision. A quotient of two such, rounded once more, is what single-precision
-    division gives: double precision has more than twice as many bits."""
-    rounded: float = struct.unpack("f", struct.pack("f", number))[0]
-    return rounded
-
-
-def _quantity(text: str, field: str) -> Quantity:
-    try:
-        return Quantity.parse(text)
-    except QuantityError:
-        raise InvalidInput(_QUANTITY_SHAPE, subject=field) from None
 
 
 def _what_is_wrong(text: str) -> str:

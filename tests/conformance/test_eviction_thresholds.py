@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.eviction.thresholds import Amount, Threshold, parse_thresholds
+from engine.api.eviction_amounts import Amount
+from engine.eviction.thresholds import Threshold, parse_thresholds
 
 
 def amount(value: Amount) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
+from engine.api.eviction_amounts import HARD_DEFAULTS
 from engine.api.quantity import Quantity
 from engine.eviction.layout import CONTAINERFS, Layout, with_container_filesystem
 from engine.eviction.signals import IMAGEFS_AVAILABLE
-from engine.eviction.thresholds import HARD_DEFAULTS, Threshold, thresholds_from_config
+from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, Rows
