@@ -63,7 +63,7 @@ class WebSocketLink:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._reader = websocket.MessageReader()
+        self._framing = websocket.Framing()
         self._messages: deque[websocket.Message] = deque()
         self._closed = False
 
@@ -75,7 +75,7 @@ class WebSocketLink:
                     return message.data
                 if message.kind == websocket.PING:
                     with contextlib.suppress(ConnectionError):
-                        await self._link.write(websocket.encode(websocket.PONG, message.data))
+                        await self._link.write(self._framing.pong(message.data))
                 if message.kind == websocket.CLOSE:
                     await self.leave()
                     return b""
@@ -83,26 +83,26 @@ class WebSocketLink:
             if not data:
                 return b""
             try:
-                self._messages.extend(self._reader.feed(data))
+                self._messages.extend(self._framing.feed(data))
             except websocket.WebSocketError as error:
                 await self.leave(error.code, str(error))
                 return b""
 
     def push(self, data: bytes) -> None:
-        self._link.push(websocket.encode(websocket.BINARY, data))
+        self._link.push(self._framing.message(data))
 
     async def write(self, data: bytes) -> None:
-        await self._link.write(websocket.encode(websocket.BINARY, data))
+        await self._link.write(self._framing.message(data))
 
     async def ping(self) -> None:
-        await self._link.write(websocket.encode(websocket.PING, b""))
+        await self._link.write(self._framing.ping())
 
     async def leave(self, code: int = websocket.NORMAL, reason: str = "") -> None:
         """Say goodbye, once."""
         if not self._closed:
             self._closed = True
             with contextlib.suppress(ConnectionError):
-                await self._link.write(websocket.close_frame(code, reason))
+                await self._link.write(self._framing.close(code, reason))
 
     def close(self) -> None:
         self._link.close()
