@@ -11,7 +11,7 @@ from typing import Any, Final
 from engine.admission.admitted import AdmittedPods
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
-from engine.api.defaults import apply_defaults
+from engine.api.defaults import DEFAULT_GRACE_SECONDS, apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
@@ -26,6 +26,7 @@ MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_REASON: Final = "TerminationByKubelet"
 
 _KEPT_DECISIONS = 20
+_LEAST_KILL_SECONDS = 10.0
 
 log = logging.getLogger("kubengine.admission")
 
@@ -70,6 +71,7 @@ class Admission:
             ["preemption_signal"],
         )
         self._freed = asyncio.Event()
+        self._kills: set[asyncio.Future[None]] = set()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=_KEPT_DECISIONS)
 
     async def start(self) -> None:
@@ -107,6 +109,7 @@ class Admission:
     def _tell(self) -> None:
         self._freed.set()
         self._freed = asyncio.Event()
+        self._kills: set[asyncio.Future[None]] = set()
 
     def check(self, pod: Pod, *, policy: str = "") -> Verdict:
         """What `admit` would decide, without doing it."""
@@ -166,14 +169,25 @@ class Admission:
 
     async def _end(self, pod: Pod, signal: str) -> None:
         self._recorder.pod(pod, WARNING, PREEMPTING, MESSAGE)
+        end = PodEnd(PREEMPTING, MESSAGE, condition_reason=CONDITION_REASON)
+        kill = asyncio.ensure_future(self._kill_pod(pod, end))
+        self._kills.add(kill)
+        kill.add_done_callback(self._killed)
         try:
-            await self._kill_pod(pod, PodEnd(PREEMPTING, MESSAGE, condition_reason=CONDITION_REASON))
-        except KubengineError as error:
-            log.error("pod %s could not be preempted: %s", pod.full_name, error)
+            async with asyncio.timeout(_kill_seconds(pod)):
+                await asyncio.shield(kill)
+        except (KubengineError, TimeoutError) as error:
+            why = "it has not ended in time" if isinstance(error, TimeoutError) else error
+            log.error("pod %s could not be preempted: %s", pod.full_name, why)
             self.admitted.stay(pod.uid)
             return
         self._preemptions.inc(signal)
         self.remove(pod.uid)
+
+    def _killed(self, kill: asyncio.Future[None]) -> None:
+        self._kills.discard(kill)
+        if not kill.cancelled():
+            kill.exception()
 
     def describe(self, **_query: str) -> dict[str, Any]:
         """Sums, limits, policy and the latest decisions that were not a plain yes."""
@@ -203,3 +217,9 @@ class Admission:
 
     def _names(self) -> dict[str, str]:
         return {uid: pod.full_name for uid, pod in self.admitted.pods.items()}
+
+
+def _kill_seconds(pod: Pod) -> float:
+    """How long a victim may take to end: half as long again as its grace, as with evictions."""
+    grace = pod.spec.termination_grace_period_seconds
+    return max(1.5 * (DEFAULT_GRACE_SECONDS if grace is None else grace), _LEAST_KILL_SECONDS)

@@ -134,6 +134,10 @@ class ManifestDirectory:
         except InvalidInput as error:
             self._report(error)
             return False
+        except Exception as error:
+            log.exception("manifest %s", path)
+            self._report(InvalidInput(f"unexpected {type(error).__name__}: {error}", subject=str(path)))
+            return False
         for warning in warnings:
             log.warning("%s", warning)
         file.pods = pods

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from engine.admission import manager
 from engine.admission.manager import Admission
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
@@ -180,3 +181,23 @@ async def test_the_node_may_change():
     situation.admission.remove("a")
     situation.admission.remove("a")
     assert situation.admission.admitted.used["cpu"] == 2000
+
+
+async def test_a_victim_that_does_not_end_keeps_nobody_waiting_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(manager, "_LEAST_KILL_SECONDS", 0.01)
+    victim = make_pod("big", "1500m")
+    victim.spec.termination_grace_period_seconds = 0
+    situation = Situation([victim])
+    ends = asyncio.Event()
+
+    async def kill(pod: Pod, end: PodEnd) -> None:
+        await ends.wait()
+
+    monkeypatch.setattr(situation.admission, "_kill_pod", kill)
+    await situation.admission.admit(make_pod("critical", "1", static=True))
+    assert "big could not be preempted: it has not ended in time" in caplog.text
+    assert situation.admission.admitted.pods.keys() == {"big", "critical"}
+    assert situation.metric("kubelet_preemptions") == {}
+    ends.set()

@@ -1,0 +1,166 @@
+"""What comes from outside and cannot be read is said, and everything else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import InvalidInput
+from engine.cri.client import RuntimeClient, Undecodable
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+from tests.node.conftest import Bench, container, eventually
+
+NOT_A_MESSAGE = b"\x0a\xff\xff\xff\xff\x7f"
+
+
+def nested(text: str, levels: int) -> str:
+    opening, closing = {"json list": ("[", "]"), "json object": ('{"a":', "}"), "yaml": ("[", "]")}[text]
+    inner = opening * levels + ("1" if text == "json object" else "") + closing * levels
+    if text == "yaml":
+        return f"apiVersion: v1\nkind: Pod\nspec: {inner}\n"
+    return f'{{"apiVersion": "v1", "kind": "Pod", "spec": {inner}}}'
+
+
+@pytest.mark.parametrize("levels", [101, 600, 950, 100_000])
+@pytest.mark.parametrize("text", ["json list", "json object", "yaml"])
+async def test_a_deep_manifest_is_named_and_the_others_are_read(bench: Bench, text: str, levels: int) -> None:
+    deep = bench.manifests / "a-deep.yaml"
+    deep.write_text(nested(text, levels))
+    node = await bench.start()
+    bench.write("later", {"containers": [container()]})
+
+    def runs() -> bool:
+        return bench.phase("later") == "Running"
+
+    await eventually(runs)
+    [fault] = [event.message for event in node.recorder if event.reason == "FailedManifest"]
+    assert str(deep) in fault
+    assert not [error for _, error in node.healthz() if error]
+
+
+async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.node import sources
+
+    whole: Callable[[bytes, str], Any] = sources.parse_pods
+
+    def parse(data: bytes, subject: str) -> Any:
+        if b"trips" in data:
+            raise KeyError("mistake")
+        return whole(data, subject)
+
+    monkeypatch.setattr(sources, "parse_pods", parse)
+    bench.write("a-trips", {"containers": [container("trips")]})
+    bench.write("b", {"containers": [container()]})
+    node = await bench.start()
+
+    def runs() -> bool:
+        return bench.phase("b") == "Running"
+
+    await eventually(runs)
+    [fault] = [event.message for event in node.recorder if event.reason == "FailedManifest"]
+    assert "a-trips.yaml: unexpected KeyError" in fault
+
+
+async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.cri import client
+
+    garbled = True
+    real = client._decoder
+
+    def decoder(answer: Any) -> Any:
+        decode = real(answer)
+        if answer is not cri.ContainerEventResponse:
+            return decode
+        return lambda data: decode(NOT_A_MESSAGE if garbled else data)
+
+    monkeypatch.setattr(client, "_decoder", decoder)
+    node = await bench.start()
+    bench.write("a", {"containers": [container()]})
+
+    def runs() -> bool:
+        return bench.phase("a") == "Running"
+
+    def in_trouble() -> bool:
+        return "Undecodable" in (dict(node.healthz())["runtime-events"] or "")
+
+    await eventually(runs)
+    await eventually(in_trouble)
+    assert node.tasks.failures.values[("runtime-events",)] >= 1
+    garbled = False
+
+    def well() -> bool:
+        return not [error for _, error in node.healthz() if error]
+
+    await eventually(well)
+    bench.write("b", {"containers": [container()]})
+
+    def runs_too() -> bool:
+        return bench.phase("b") == "Running"
+
+    await eventually(runs_too)
+
+
+@pytest.mark.parametrize("answer", [cri.ListContainersResponse, cri.ListPodSandboxResponse])
+async def test_lists_that_are_none_leave_no_pod_behind(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    from engine.cri import client
+
+    garbled = False
+    real = client._decoder
+
+    def decoder(kind: Any) -> Any:
+        decode = real(kind)
+        return (lambda data: decode(NOT_A_MESSAGE if garbled else data)) if kind is answer else decode
+
+    monkeypatch.setattr(client, "_decoder", decoder)
+    node = await bench.start()
+    garbled = True
+    node._watch._wake.set()
+
+    def in_trouble() -> bool:
+        return "Undecodable" in (dict(node.healthz())["runtime-relist"] or "")
+
+    await eventually(in_trouble)
+    bench.write("a", {"containers": [container()]})
+    garbled = False
+    node._watch._wake.set()
+
+    def runs() -> bool:
+        return bench.phase("a") == "Running" and not [error for _, error in node.healthz() if error]
+
+    await eventually(runs)
+
+
+async def test_an_answer_that_is_none_names_the_call(
+    tmp_path: Path, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.cri import client
+
+    real = client._decoder
+    monkeypatch.setattr(client, "_decoder", lambda kind: lambda data: real(kind)(NOT_A_MESSAGE))
+    runtime = RuntimeClient(str(hollow.socket))
+    try:
+        with pytest.raises(Undecodable, match=r"CRI Version on .*: its answer cannot be decoded"):
+            await runtime.version()
+    finally:
+        await runtime.close()
+
+
+@pytest.mark.parametrize("levels", [101, 1_000, 100_000])
+@pytest.mark.parametrize("text", ["json list", "json object", "yaml"])
+def test_a_deep_configuration_is_named(tmp_path: Path, text: str, levels: int) -> None:
+    from engine.api.documents import load_config
+
+    path = tmp_path / "config.yaml"
+    path.write_text(nested(text, levels))
+    with pytest.raises(InvalidInput, match=str(path)):
+        load_config([path])
