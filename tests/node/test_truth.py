@@ -71,10 +71,10 @@ async def test_what_runs_keeps_its_place_from_a_pod_that_sorts_first(bench, spec
 
 
 async def test_devices_of_pods_that_run_are_never_given_out_again(bench):
-    bench.wants("x")
-    bench.wants("y")
-    await eventually(lambda: bench.running("x", "y"))
-    held = {name: bench.gpus(name) for name in ("x", "y")}
+    bench.wants("one")
+    bench.wants("two")
+    await eventually(lambda: bench.running("one", "two"))
+    held = {name: bench.gpus(name) for name in ("one", "two")}
     await bench.node.stop()
     bench.write("a", {"containers": [container()]})
     bench.wants("b")
@@ -82,7 +82,7 @@ async def test_devices_of_pods_that_run_are_never_given_out_again(bench):
     await eventually(lambda: bench.running("a") and bench.allocatable() == 2)
     await eventually(lambda: bench.phase("b") == "Failed")
     assert await bench.listed() == {"a-n1": [], **{f"{name}-n1": ids for name, ids in held.items()}}
-    assert {name: bench.gpus(name) for name in ("x", "y")} == held
+    assert {name: bench.gpus(name) for name in ("one", "two")} == held
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
