@@ -79,16 +79,25 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled, number)
-        self.options.root_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
-        if self._runtime is not None:
-            await self._runtime.start()
+        try:
+            self.node.claim()
+            self._server.bind()
+            await self._run_with_runtime(show)
+        finally:
+            await self._server.stop()
+            await self.node.stop()
+        if self._cleaning_up:
+            click.echo("every pod is removed", err=True)
+
+    async def _run_with_runtime(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
+        if self._runtime is None:
+            await self._run_node(show)
+            return
+        await self._runtime.start()
         try:
             await self._run_node(show)
         finally:
-            if self._runtime is not None:
-                await (self._runtime.purge() if self._cleaning_up else self._runtime.stop())
-        if self._cleaning_up:
-            click.echo("every pod is removed", err=True)
+            await (self._runtime.purge() if self._cleaning_up else self._runtime.stop())
 
     async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
         view: asyncio.Task[None] | None = None

@@ -42,7 +42,7 @@ from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod_stats import pod_stats
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
-from engine.node.rooms import Rooms
+from engine.node.rooms import Rooms, refuse_served_sockets
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import Services
@@ -106,8 +106,18 @@ class Node:
 
     # Life
 
+    def claim(self) -> None:
+        """Make sure that the node is nobody else's, before anything of it is touched.
+
+        Raises `Refused` where another agent holds the root directory or a kubelet serves its sockets.
+        `start` does it too, if it was not done before.
+        """
+        if self._lock is None:
+            self._take_root()
+            refuse_served_sockets(self.root)
+
     async def start(self) -> None:
-        self._take_root()
+        self.claim()
         sysctls = SysctlAllowlist(
             safe_sysctls(kernel_version(os.uname().release)), self.config.allowed_unsafe_sysctls or ()
         )

@@ -6,11 +6,13 @@ Each gets what it needs from the node and knows nothing of the others but what i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
 
 from engine.admission.manager import Admission
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import KillPod
@@ -21,14 +23,19 @@ from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager
+from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
+from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.host.inotify import Watch
+from engine.host.sockets import is_served
 from engine.host.tasks import Tasks
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.node.log_rotation import LogRotation
 from engine.probes.manager import ProbeManager, ProbeResult
+
+PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"
 
 
 class Managed(Protocol):
@@ -124,10 +131,10 @@ class Rooms:
             is_running=runs,
             changed=capacity_changed,
             clock=clock,
-            plugin_dir=root / "device-plugins",
+            plugin_dir=root / PLUGINS,
             registry_dir=root / "plugins_registry",
             make_watch=Watch,
-            pod_resources_dir=root / "pod-resources",
+            pod_resources_dir=root / POD_RESOURCES,
         )
         self.probes = ProbeManager(
             section=kubengine_config.probes,
@@ -188,3 +195,14 @@ async def _each(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
             failure = failure or error
     if failure is not None:
         raise failure
+
+
+def refuse_served_sockets(root: Path) -> None:
+    """Raises `Refused` if somebody, a kubelet perhaps, serves a socket that would be ours."""
+    for path in (root / PLUGINS / REGISTRATION_SOCKET, root / POD_RESOURCES / POD_RESOURCES_SOCKET):
+        try:
+            served = is_served(path)
+        except OSError as error:
+            raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None
+        if served:
+            raise Refused("another process serves this socket", subject=str(path), errno=EADDRINUSE)

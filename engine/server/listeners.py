@@ -54,22 +54,31 @@ class Server:
         self._view = view
         self._socket_path = socket_path
         self._claim: Claim | None = None
+        self._ports: list[tuple[socket.socket, Handler]] | None = None
         self._servers: list[asyncio.Server] = []
         self._doors: list[_Door] = []
 
+    def bind(self) -> None:
+        """Takes the ports; who connects waits for `start`. Raises `Refused` naming the one that is taken."""
+        config, section = self._view.config, self._view.kubengine_config.server
+        self._ports = []
+        if config.healthz_port:
+            bound = _bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
+            self._ports.append((bound, partial(answer_health, self._view)))
+        if config.enable_server and config.read_only_port:
+            bound = _bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
+            self._ports.append((bound, partial(answer, self._view)))
+
     async def start(self) -> None:
         """Opens the doors. Raises `Refused` naming the address that cannot be had."""
-        config, section = self._view.config, self._view.kubengine_config.server
-        everything, only_health = partial(answer, self._view), partial(answer_health, self._view)
         try:
+            if self._ports is None:
+                self.bind()
             if self._socket_path is not None:
-                await self._open(self._bind_unix(self._socket_path), everything, trusted=True)
-            if config.healthz_port:
-                bound = _bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
-                await self._open(bound, only_health, trusted=False)
-            if config.enable_server and config.read_only_port:
-                bound = _bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
-                await self._open(bound, everything, trusted=False)
+                bound = self._bind_unix(self._socket_path)
+                await self._open(bound, partial(answer, self._view), trusted=True)
+            while self._ports:
+                await self._open(*self._ports.pop(0), trusted=False)
         except BaseException:
             await self.stop()
             raise
@@ -88,6 +97,9 @@ class Server:
             await server.wait_closed()
         for door in self._doors:
             door.socket.close()
+        for bound, _ in self._ports or ():
+            bound.close()
+        self._ports = None
         self._servers.clear()
         self._doors.clear()
         if self._claim is not None:
