@@ -71,6 +71,6 @@ def _allowed(budget: Mapping[str, Any], total: int) -> int:
 
 
 def _count(text: str, total: int) -> int:
-    if text.endswith("%") and text[:-1].isdigit():
+    if text.endswith("%"):
         return -(-total * int(text[:-1]) // 100)
-    return int(text) if text.lstrip("-").isdigit() else 0
+    return int(text)

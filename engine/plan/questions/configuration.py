@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from engine.api.config import KubeletConfiguration
-from engine.api.documents import convert, load_config
-from engine.api.errors import InvalidInput
+from engine.api.documents import load_config
 from engine.plan.answers.answer import Rows
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.objects import configuration_object
 
 
 class NodeConfigurations:
@@ -25,7 +25,8 @@ class NodeConfigurations:
         self._texts: list[str] = snapshot.nodes["config"].to_pylist()
         self._changes = changes or {}
         self._decoded: dict[str, KubeletConfiguration] = {}
-        self._base = load_config([Path(file)])[0] if file else None
+        given = load_config([Path(file)])[0] if file else None
+        self._base = msgspec.json.encode(given, enc_hook=str).decode() if given is not None else ""
         self._known = 0 if file else sum(bool(text) for text in self._texts)
         self.of_text("")
 
@@ -33,7 +34,7 @@ class NodeConfigurations:
         """Say in an answer where the configurations come from."""
         if self._changes:
             rows.note(f"changed in every configuration: {', '.join(sorted(self._changes))}")
-        if self._base is not None:
+        if self._base:
             rows.note("every node has the given configuration")
         elif self._known < len(self._texts):
             rows.note("nodes taken to have the default configuration", len(self._texts) - self._known)
@@ -43,20 +44,11 @@ class NodeConfigurations:
 
     def key(self, node: int) -> str:
         """Equal for nodes with the same configuration."""
-        return "" if self._base is not None else self._texts[node]
+        return "" if self._base else self._texts[node]
 
     def of_text(self, text: str) -> KubeletConfiguration:
-        if self._base is not None:
-            text = ""
+        text = self._base or text
         found = self._decoded.get(text)
         if found is None:
-            plain = msgspec.json.decode(text) if text else {}
-            if self._base is not None:
-                plain = msgspec.to_builtins(self._base, enc_hook=str)
-            known = {field.encode_name for field in msgspec.structs.fields(KubeletConfiguration)}
-            for name in self._changes:
-                if name not in known:
-                    raise InvalidInput("no such field in KubeletConfiguration", subject=name)
-            merged = {name: value for name, value in plain.items() if name in known} | self._changes
-            found = self._decoded[text] = convert(merged, KubeletConfiguration, "configuration")
+            found = self._decoded[text] = configuration_object(text, self._changes)
         return found

@@ -85,10 +85,11 @@ def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters:
 
 def _times(policy: TopologyPolicy, counts: DeviceCounts) -> tuple[int, str]:
     """How often the request can be met in turn, and the NUMA nodes of the first time."""
+    if not any(counts.groups):
+        return sum(counts.available) // counts.request, "any NUMA node"
     times, first = 0, ""
     while sum(counts.available) >= counts.request:
-        hints = counts if any(counts.groups) else None
-        decision = policy.decide([{"device": hints}] if hints is not None else [None])
+        decision = policy.decide([{"device": counts}])
         if not decision.admit:
             break
         mask = decision.hint.mask

@@ -1,6 +1,6 @@
 """Admission of one pod on every node at once: amounts over columns, the other checks where they can fail.
 
-Amounts go through the agent's batch kernel, the other checks through `engine.admission.predicates`.
+Unusable go through the agent's batch kernel, the other checks through `engine.admission.predicates`.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ KINDS: dict[Resource, Kind] = {
     "processes": Kind({"shared": ((PID_AVAILABLE,),)}, "processes", "processes"),
 }
 
-Amounts = NDArray[np.int64]
-Grow = Callable[[Amounts, NDArray[np.uint8]], Amounts]
+Unusable = NDArray[np.int64]
+Grow = Callable[[Unusable, NDArray[np.uint8]], Unusable]
 """Use after the growth that is asked about, from use and whether it is known."""
 
 
@@ -84,7 +84,7 @@ class NodeStores:
         configurations: NodeConfigurations,
         usage: Usage,
         grow: Grow,
-        given: tuple[str, Callable[[Amounts], Amounts]] | None,
+        given: tuple[str, Callable[[Unusable], Unusable]] | None,
         rows: Rows,
     ) -> None:
         self._resource, self._configurations = resource, configurations
@@ -93,14 +93,14 @@ class NodeStores:
         self._memory = _capacity(snapshot, "memory")
         self.layouts = _layouts(snapshot) if resource in ("disk", "inodes") else _one_layout(snapshot)
         self._readings = _readings(snapshot, resource)
-        self._given: dict[str, Amounts] = {}
+        self._given: dict[str, Unusable] = {}
         if given is not None:
             signal, available = given
             for stores in KINDS[resource].stores.values():
                 first = next(store[0] for store in stores if signal in store)
                 self._given[first] = available(self._readings[first][0])
             self._given_signal = signal
-        self._use: dict[str, tuple[Usage, Amounts]] = {}
+        self._use: dict[str, tuple[Usage, Unusable]] = {}
         self._put_use("all", usage, grow(*usage))
         if any(layout != "shared" for layout in self.layouts):
             self._divide(snapshot, usage, grow, rows)
@@ -122,7 +122,7 @@ class NodeStores:
                 stores.append(Store(group, capacity, left, (use[mine], known[mine])))
         return stores
 
-    def _put_use(self, part: str, before: Usage, grown: Amounts) -> None:
+    def _put_use(self, part: str, before: Usage, grown: Unusable) -> None:
         self._use[part] = (grown, before[1]), grown - before[0]
 
     def _part(self, group: tuple[str, ...], layout: Layout) -> str:
@@ -181,7 +181,7 @@ def _same(snapshot: Snapshot, one: str, other: str) -> NDArray[np.bool_]:
     return known
 
 
-def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Amounts, Amounts]]:
+def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Unusable, Unusable]]:
     """Capacity and what is available by signal, -1 where not known."""
     if resource == "memory":
         free, used = snapshot.reading("pods_memory_available"), snapshot.reading("pods_memory_working_set")
@@ -206,5 +206,5 @@ def _readings(snapshot: Snapshot, resource: Resource) -> dict[str, tuple[Amounts
     }
 
 
-def _capacity(snapshot: Snapshot, resource: str) -> Amounts:
+def _capacity(snapshot: Snapshot, resource: str) -> Unusable:
     return snapshot.allocatable(resource, "capacity")

@@ -1,13 +1,15 @@
 """The few fields of nodes, pods and the rest that a plan needs, for `msgspec` to decode and skip all else.
 
-Amounts stay undecoded (`Raw`): a cluster has few distinct ones, so they are read once each (`templates`).
+Unusable stay undecoded (`Raw`): a cluster has few distinct ones, so they are read once each (`templates`).
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta as Constraint
 from msgspec import Raw
 
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
@@ -123,7 +125,7 @@ class NodeDocument(Struct):
 
 class SelectorRequirement(Struct):
     key: str
-    operator: str
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] | None = None
 
 
@@ -132,9 +134,13 @@ class LabelSelector(Struct):
     match_expressions: list[SelectorRequirement] | None = None
 
 
+Count = Annotated[int, Constraint(ge=0, le=2**31 - 1)]
+Share = Annotated[str, Constraint(pattern=r"^[0-9]{1,9}%?\Z")]
+
+
 class BudgetSpec(Struct):
-    min_available: int | str | None = None
-    max_unavailable: int | str | None = None
+    min_available: Count | Share | None = None
+    max_unavailable: Count | Share | None = None
     selector: LabelSelector | None = None
 
 

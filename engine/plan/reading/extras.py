@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
+from msgspec import Meta
 
+from engine.api.errors import InvalidInput
 from engine.plan.reading.documents import EMPTY, Head, Struct
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.snapshot.columns import DEVICE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
+from engine.plan.snapshot.objects import configuration_object
 
 _Int = int | None
+Digits = Annotated[str, Meta(pattern=r"^[0-9]{0,19}\Z")]
+"""How some tools write a number."""
+NUMANumber = Annotated[str, Meta(pattern=r"^(-1|[0-5]?[0-9]|6[0-3])\Z")]
+"""-1 where a device names no NUMA node; 64 is what an agent can align."""
 
 
 class MemoryStats(Struct):
@@ -90,7 +97,7 @@ class CrictlImage(Struct):
     id: str
     repo_tags: list[str] | None = None
     repo_digests: list[str] | None = None
-    size: int | str = 0
+    size: int | Digits = 0
     pinned: bool = False
 
 
@@ -116,12 +123,46 @@ class CheckpointEntry(Struct, rename="pascal"):
     container_name: str
     resource_name: str
     pod_uid: str = msgspec.field(name="PodUID")
-    device_ids: dict[str, list[str] | None] | None = msgspec.field(default=None, name="DeviceIDs")
+    device_ids: dict[NUMANumber, list[str] | None] | None = msgspec.field(default=None, name="DeviceIDs")
 
 
 class CheckpointData(Struct, rename="pascal"):
     pod_device_entries: list[CheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
+
+
+class NUMANode(Struct):
+    id: Annotated[int, Meta(ge=0, le=63)] | NUMANumber = msgspec.field(default=0, name="ID")
+
+
+class DeviceTopology(Struct):
+    nodes: list[NUMANode] | None = None
+
+
+class HeldDevices(Struct):
+    """Tools write the fields' names either way."""
+
+    resource: str = msgspec.field(default="", name="resourceName")
+    resource_snake: str = msgspec.field(default="", name="resource_name")
+    ids: list[str] | None = msgspec.field(default=None, name="deviceIds")
+    ids_snake: list[str] | None = msgspec.field(default=None, name="device_ids")
+    topology: DeviceTopology | None = None
+
+
+class ContainerDevices(Struct):
+    name: str = ""
+    devices: list[HeldDevices] | None = None
+
+
+class PodDevices(Struct):
+    name: str = ""
+    namespace: str = ""
+    containers: list[ContainerDevices] | None = None
+
+
+class PodResources(Struct):
+    pods: list[PodDevices] | None = msgspec.field(default=None, name="podResources")
+    pods_snake: list[PodDevices] | None = msgspec.field(default=None, name="pod_resources")
 
 
 Usage = dict[str, tuple[int | None, ...]]
@@ -173,7 +214,9 @@ class Extras:
     def _decoded(self, kind: str, data: bytes, origin: str, node: str) -> None:
         try:
             getattr(self, f"_{kind}")(data, node)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except InvalidInput as error:
+            self._faults.add(origin, kind, error.subject, error.message)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             text, _, path = str(error).partition(" - at `$.")
             self._faults.add(origin, kind, path.rstrip("`"), text)
 
@@ -224,14 +267,16 @@ class Extras:
     def _configz(self, data: bytes, node: str) -> None:
         config = msgspec.json.decode(data, type=Head).kubeletconfig
         text = msgspec.json.format(bytes(config), indent=-1).decode()
+        configuration_object(text)
         self._nodes.set_config(self._nodes.row(node), text)
 
     def _crictl_images(self, data: bytes, node: str) -> None:
+        images = msgspec.json.decode(data, type=CrictlImages).images
         number = self._nodes.row(node)
         self._nodes.replace_images(number)
-        for image in msgspec.json.decode(data, type=CrictlImages).images:
+        for image in images:
             names = [*(image.repo_tags or ()), *(image.repo_digests or ())]
-            size = image.size if isinstance(image.size, int) else int(image.size or 0)
+            size = int(image.size or 0)
             self._nodes.add_image(
                 number, image.id, " ".join(names), size, source="runtime", pinned=image.pinned, in_use=None
             )
@@ -258,17 +303,17 @@ class Extras:
                     self._device(node, resource, device, "", "", "")
 
     def _pod_resources(self, data: bytes, node: str) -> None:
-        head = msgspec.json.decode(data, type=Head)
-        pods = msgspec.json.decode(bytes(head.pod_resources) or bytes(head.pod_resources_snake))
-        for pod in pods:
-            for container in pod.get("containers") or ():
-                for entry in container.get("devices") or ():
-                    topology = (entry.get("topology") or {}).get("nodes") or ()
-                    numa = ",".join(str(n.get("ID", 0)) for n in topology)
-                    resource = entry.get("resourceName") or entry.get("resource_name") or ""
-                    for device in entry.get("deviceIds") or entry.get("device_ids") or ():
-                        owner = f"{pod.get('namespace', '')}/{pod.get('name', '')}"
-                        self._device(node, resource, device, numa, owner, container.get("name", ""))
+        answer = msgspec.json.decode(data, type=PodResources)
+        for pod in (*(answer.pods or ()), *(answer.pods_snake or ())):
+            for container in pod.containers or ():
+                for entry in container.devices or ():
+                    places = entry.topology.nodes if entry.topology else None
+                    numa = ",".join(str(place.id) for place in places or ())
+                    for device in (*(entry.ids or ()), *(entry.ids_snake or ())):
+                        resource = entry.resource or entry.resource_snake
+                        self._device(
+                            node, resource, device, numa, f"{pod.namespace}/{pod.name}", container.name
+                        )
 
     def _device(self, node: str, resource: str, device: str, numa: str, pod: str, container: str) -> None:
         values = (self._nodes.row(node), resource, device, numa, True, pod, container)

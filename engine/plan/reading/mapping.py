@@ -6,7 +6,7 @@ The file (see `docs/plan.md`) says which column holds what, and in which unit:
     pods:  {file: pods.csv, columns: {name: name, memory: {column: memory_mib, unit: Mi}, created: start}}
 
 `name`, `namespace`, `uid`, `node`, `phase`, `qos`, `priority`, `owner`, `created` and `deleted` are the pods'
-fields and `name` the nodes'; every other column is an amount of that resource. Amounts are exact.
+fields and `name` the nodes'; every other column is an amount of that resource. Unusable are exact.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.api.quantity import Quantity
 from engine.api.resources import scaled
 from engine.plan.reading.node_rows import READINGS
 from engine.plan.reading.table_file import read_table
-from engine.plan.reading.templates import Amounts, Templates, intern
+from engine.plan.reading.templates import Templates, Unusable, intern
 from engine.plan.reading.yaml_document import YAMLDocument
 from engine.plan.snapshot.columns import POD_FIELDS, Snapshot, arranged
 from engine.plan.version import engine_version
@@ -148,7 +148,7 @@ def load_mapped(path: Path, nodes: str = "", pods: str = "") -> tuple[Snapshot, 
     for name in (*node_table.resources(), *pod_table.resources()):
         try:
             intern(resources, name)
-        except Amounts as error:
+        except Unusable as error:
             raise InvalidInput(error.message, subject=str(path)) from None
     templates = Templates(resources)
     names = node_table.texts("name")
@@ -272,7 +272,7 @@ def _template(templates: Templates, amounts: dict[str, str], path: str) -> int:
     pod = msgspec.json.decode(b'{"spec":' + text + b"}", type=Pod, dec_hook=decode_hook)
     try:
         return templates.add_pod(pod, text.decode())
-    except Amounts as error:
+    except Unusable as error:
         raise InvalidInput(f"{error.subject}: {error.message}", subject=path) from None
 
 

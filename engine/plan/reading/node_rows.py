@@ -10,10 +10,12 @@ import pyarrow as pa
 from msgspec import Raw
 
 from engine.api._base import decode_hook
+from engine.api.errors import InvalidInput
+from engine.api.node import Node
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled
 from engine.plan.reading.documents import NodeDocument
-from engine.plan.reading.templates import Amounts, intern
+from engine.plan.reading.templates import Unusable, intern
 from engine.plan.snapshot.columns import IMAGE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
 from engine.tables import ABSENT, ResourceNames
@@ -31,6 +33,7 @@ READINGS = (
 )  # fmt: skip
 
 _quantities = msgspec.json.Decoder(dict[str, Quantity], dec_hook=decode_hook)
+_node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
 _encode = msgspec.json.encode
 
 
@@ -67,16 +70,16 @@ class NodeRows:
         return self.index.setdefault(name, len(self.index))
 
     def add(self, node: NodeDocument, origin: str) -> None:
-        """Append a node. Raises `Amounts` with the faulty field as subject."""
+        """Append a node. Raises `Unusable` with the faulty field as subject."""
         name = node.metadata.name
         if not name:
-            raise Amounts("expected a name", subject="metadata.name")
+            raise Unusable("expected a name", subject="metadata.name")
         row = _Row()
         row.allocatable = self._amounts(node.status.allocatable, "status.allocatable")
         row.capacity = self._amounts(node.status.capacity, "status.capacity")
         number = self.row(name)
         if number in self._rows and self._rows[number].document:
-            raise Amounts("is in the snapshot already; this one is left out", subject="metadata.name")
+            raise Unusable("is in the snapshot already; this one is left out", subject="metadata.name")
         info = node.status.node_info
         row.kubelet_version, row.os, row.arch = info.kubelet_version, info.operating_system, info.architecture
         for condition in node.status.conditions or ():
@@ -84,6 +87,7 @@ class NodeRows:
                 row.ready = condition.status == "True"
         row.unschedulable = node.spec.unschedulable
         row.document = _document(node)
+        _check_document(row.document)
         old = self._rows.get(number)
         if old is not None:
             row.readings, row.config = old.readings, old.config
@@ -128,9 +132,6 @@ class NodeRows:
     def set_config(self, node: int, config: str) -> None:
         self._known(node).config = config
 
-    def has_document(self, number: int) -> bool:
-        return number in self._rows and bool(self._rows[number].document)
-
     def _known(self, number: int) -> _Row:
         return self._rows.setdefault(number, _Row())
 
@@ -140,14 +141,14 @@ class NodeRows:
         try:
             quantities = _quantities.decode(raw)
         except msgspec.ValidationError as error:
-            raise Amounts(str(error), subject=field) from None
+            raise Unusable(str(error), subject=field) from None
         amounts = {}
         for name, quantity in quantities.items():
             if quantity.nano < 0:
-                raise Amounts(f"{quantity} is negative", subject=f"{field}.{name}")
+                raise Unusable(f"{quantity} is negative", subject=f"{field}.{name}")
             amount = scaled(name, quantity)
             if amount > MAX_NODE_AMOUNT:
-                raise Amounts(f"{str(quantity)[:64]} is more than a node has", subject=f"{field}.{name}")
+                raise Unusable(f"{str(quantity)[:64]} is more than a node has", subject=f"{field}.{name}")
             amounts[intern(self._resources, name)] = amount
         return amounts
 
@@ -187,6 +188,14 @@ class NodeRows:
             table = table.filter(pa.array(~asked | runtime))
         order = np.argsort(table["node"].to_numpy(), kind="stable")
         return table.take(pa.array(order)).combine_chunks()
+
+
+def _check_document(text: str) -> None:
+    try:
+        _node.decode(text)
+    except (msgspec.DecodeError, InvalidInput) as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        raise Unusable(problem, subject=path.rstrip("`")) from None
 
 
 def _document(node: NodeDocument) -> str:

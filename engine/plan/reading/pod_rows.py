@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import numpy as np
 import pyarrow as pa
-from msgspec import Raw
 from numpy.typing import NDArray
 
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
 from engine.plan.reading.documents import Annotations, Owner, PodDocument
-from engine.plan.reading.templates import Amounts, Templates
+from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
 from engine.plan.snapshot.columns import POD_FIELDS
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
 
+_labels = msgspec.json.Decoder(dict[str, str] | None)
 _CHUNK = 65_536
 _SPEC_QOS = 255
 _NO_ANNOTATIONS = Annotations()
@@ -31,6 +32,7 @@ class PodRows:
         self._nodes = nodes
         self._chunks: list[pa.RecordBatch] = []
         self._hashes: list[NDArray[np.int64]] = []
+        self._label_texts: dict[bytes, str] = {}
         self.count = 0
         self._start()
 
@@ -49,22 +51,22 @@ class PodRows:
         self._labels: list[str] = []
 
     def add(self, pod: PodDocument) -> None:
-        """Append a pod. Raises `Amounts` with the field as subject; nothing is appended then."""
+        """Append a pod. Raises `Unusable` with the field as subject; nothing is appended then."""
         meta, spec, status = pod.metadata, pod.spec, pod.status
         if not meta.name:
-            raise Amounts("expected a name", subject="metadata.name")
+            raise Unusable("expected a name", subject="metadata.name")
         if spec is None or not spec.containers:
-            raise Amounts("expected containers", subject="spec.containers")
+            raise Unusable("expected containers", subject="spec.containers")
         priority = spec.priority
         if priority is not None and not -(2**31) <= priority < 2**31:
-            raise Amounts(f"{priority} is not a 32-bit integer", subject="spec.priority")
+            raise Unusable(f"{priority} is not a 32-bit integer", subject="spec.priority")
         qos = _SPEC_QOS
         if status.qos_class:
             found = QOS_CODES.get(status.qos_class)
             if found is None:
-                raise Amounts(f"{status.qos_class[:40]!r} is not a QoS class", subject="status.qosClass")
+                raise Unusable(f"{status.qos_class[:40]!r} is not a QoS class", subject="status.qosClass")
             qos = found
-        created, labels = _created(meta.creation_timestamp), _text(meta.labels)
+        created, labels = _created(meta.creation_timestamp), self._label_text(bytes(meta.labels))
         owner = _controller(meta.owner_references) if meta.owner_references else ""
         template = self._templates.number(spec)
         node_name = spec.node_name
@@ -86,6 +88,20 @@ class PodRows:
         self._labels.append(labels)
         if len(self._name) >= _CHUNK:
             self._flush()
+
+    def _label_text(self, raw: bytes) -> str:
+        """Labels as they are written, looked at once. Raises `Unusable`."""
+        found = self._label_texts.get(raw)
+        if found is None:
+            try:
+                _labels.decode(raw or b"null")
+                found = raw.decode()
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Unusable(str(error).partition(" - at ")[0], subject="metadata.labels") from None
+            if len(self._label_texts) >= MAX_KNOWN:
+                self._label_texts.clear()
+            self._label_texts[raw] = found
+        return found
 
     def _flush(self) -> None:
         rows = len(self._name)
@@ -147,13 +163,6 @@ def _created(moment: datetime | None) -> float:
     if moment is None:
         return 0.0
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _text(raw: Raw) -> str:
-    try:
-        return bytes(raw).decode()
-    except UnicodeDecodeError:
-        raise Amounts("is not UTF-8", subject="metadata.labels") from None
 
 
 def _flags(priority: int | None, annotations: Annotations) -> int:

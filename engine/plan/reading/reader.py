@@ -22,7 +22,7 @@ from engine.plan.reading.json_stream import JSONStream
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.reading.pod_rows import LAYER_USAGE, USAGE, PodRows
 from engine.plan.reading.sources import Digest, Source, is_live
-from engine.plan.reading.templates import Amounts, Templates
+from engine.plan.reading.templates import Templates, Unusable
 from engine.plan.snapshot.columns import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.snapshot.faults import FaultLog
 from engine.plan.version import engine_version
@@ -66,7 +66,7 @@ class SnapshotReader:
                 if pod.kind == "Pod" or (not pod.kind and pod.spec is not None and pod.spec.containers):
                     add(pod)
                     continue
-            except Amounts as fault:
+            except Unusable as fault:
                 self.faults.add(self._origin, _named(piece, number), fault.subject, fault.message)
                 continue
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -87,7 +87,7 @@ class SnapshotReader:
                 self.faults.add(self._origin, _named(piece, number), "", "cannot be read")
             else:
                 self._ignored += 1
-        except Amounts as fault:
+        except Unusable as fault:
             self.faults.add(self._origin, _named(piece, number), fault.subject, fault.message)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             text, _, path = str(error).partition(" - at `$.")

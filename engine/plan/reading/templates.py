@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder()
 Key = tuple[object, ...]
 
 
-class Amounts(InvalidInput):
+class Unusable(InvalidInput):
     """A pod whose amounts cannot be used; the subject is the field's path."""
 
 
@@ -44,13 +44,13 @@ class Templates:
 
     def __init__(self, resources: ResourceNames) -> None:
         self.resources = resources
-        self._known: dict[Key, int | Amounts] = {}
+        self._known: dict[Key, int | Unusable] = {}
         self._count = 0
         self._pending: list[tuple[str, PodEntry]] = []
         self._chunks: list[pa.Table] = []
 
     def number(self, spec: PodSpecFields) -> int:
-        """The template of a pod. Raises `Amounts` with the faulty field as subject."""
+        """The template of a pod. Raises `Unusable` with the faulty field as subject."""
         key: Key = (
             tuple(
                 [
@@ -72,13 +72,13 @@ class Templates:
         if found is None:
             try:
                 found = self._add(spec)
-            except Amounts as fault:
+            except Unusable as fault:
                 found = fault
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[key] = found
-        if isinstance(found, Amounts):
-            raise Amounts(found.message, subject=found.subject)
+        if isinstance(found, Unusable):
+            raise Unusable(found.message, subject=found.subject)
         return found
 
     def _add(self, spec: PodSpecFields) -> int:
@@ -95,17 +95,17 @@ class Templates:
         except msgspec.ValidationError as error:
             raise _located(msgspec.json.decode(text), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise Amounts(str(error), subject="spec") from None
+            raise Unusable(str(error), subject="spec") from None
         return self.add_pod(pod, text.decode())
 
     def add_pod(self, pod: Pod, text: str) -> int:
-        """Append the template of a typed pod; `text` is its spec as JSON. Raises `Amounts`."""
+        """Append the template of a typed pod; `text` is its spec as JSON. Raises `Unusable`."""
         pod.metadata.uid = pod.metadata.uid or "template"
         _check(pod)
         try:
             entry = pod_entry(pod)
         except InvalidInput as error:
-            raise Amounts(error.message, subject="spec") from None
+            raise Unusable(error.message, subject="spec") from None
         self._intern(entry)
         self._pending.append((text, entry))
         self._count += 1
@@ -116,7 +116,7 @@ class Templates:
     def _intern(self, entry: PodEntry) -> None:
         for name, amount in (*entry.requests.items(), *entry.ranking.items()):
             if amount > MAX_AMOUNT:
-                raise Amounts(f"{amount} of {name} in all is more than a node has", subject="spec")
+                raise Unusable(f"{amount} of {name} in all is more than a node has", subject="spec")
             intern(self.resources, name)
 
     def _flush(self) -> None:
@@ -149,13 +149,13 @@ class Templates:
 
 
 def intern(resources: ResourceNames, name: str) -> int:
-    """The id of a resource. Raises `Amounts` beyond `MAX_RESOURCES` names."""
+    """The id of a resource. Raises `Unusable` beyond `MAX_RESOURCES` names."""
     if name not in resources.ids and len(resources) >= MAX_RESOURCES:
-        raise Amounts(f"{name[:80]!r} is one resource too many: a snapshot holds {MAX_RESOURCES}")
+        raise Unusable(f"{name[:80]!r} is one resource too many: a snapshot holds {MAX_RESOURCES}")
     try:
         return resources.intern(name)
     except InvalidInput as error:
-        raise Amounts(f"{error.subject!r} is {error.message}") from None
+        raise Unusable(f"{error.subject!r} is {error.message}") from None
 
 
 def _container(container: ContainerSpec) -> dict[str, Any]:
@@ -186,27 +186,27 @@ def _check(pod: Pod) -> None:
     for where, amounts in _amount_lists(pod):
         for name, quantity in amounts.items():
             if quantity.nano < 0:
-                raise Amounts(f"{quantity} is negative", subject=f"{where}.{name}")
+                raise Unusable(f"{quantity} is negative", subject=f"{where}.{name}")
             if quantity.value > (MAX_AMOUNT if where.endswith("requests") else 2**63 - 1):
-                raise Amounts(f"{str(quantity)[:64]} is more than a node has", subject=f"{where}.{name}")
+                raise Unusable(f"{str(quantity)[:64]} is more than a node has", subject=f"{where}.{name}")
 
 
-def _located(spec: Any, message: str) -> Amounts:
+def _located(spec: Any, message: str) -> Unusable:
     """The decoder's complaint with the name of the resource, which it leaves out for a mapping's value."""
     text, _, path = message.partition(" - at `$.")
     path = path.rstrip("`")
     if not path.endswith("[...]"):
-        return Amounts(text, subject=path or "spec")
+        return Unusable(text, subject=path or "spec")
     try:
         amounts = _walk({"spec": spec}, path.removesuffix("[...]"))
         for name, value in amounts.items():
             try:
                 decode_hook(Quantity, value)
             except (ValueError, TypeError):
-                return Amounts(text, subject=f"{path.removesuffix('[...]')}.{name}")
+                return Unusable(text, subject=f"{path.removesuffix('[...]')}.{name}")
     except (KeyError, IndexError, AttributeError, TypeError):
         pass
-    return Amounts(text, subject=path)
+    return Unusable(text, subject=path)
 
 
 def _walk(value: Any, path: str) -> Any:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
 from engine.api._base import decode_hook
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import convert
+from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -17,14 +23,22 @@ from engine.plan.snapshot.columns import Snapshot
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
 
 NODE_CRITICAL_PRIORITY = 2_000_001_000
+NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 _pod = msgspec.json.Decoder(Pod, dec_hook=decode_hook)
 _node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
 
 
+def _decoded_spec(spec: str) -> Pod:
+    try:
+        return _pod.decode(f'{{"spec":{spec}}}')
+    except (msgspec.DecodeError, InvalidInput, RecursionError) as error:
+        raise InvalidInput(str(error), subject="templates.spec") from None
+
+
 def template_pod(spec: str, qos: int) -> Pod:
     """A pod of this template and class; its name and uid are empty."""
-    pod = _pod.decode(f'{{"spec":{spec}}}')
+    pod = _decoded_spec(spec)
     pod.status.qos_class = QOS_NAMES[qos]
     return pod
 
@@ -32,7 +46,7 @@ def template_pod(spec: str, qos: int) -> Pod:
 def pod_object(snapshot: Snapshot, row: int) -> Pod:
     """What the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
     fields = {name: snapshot.pods[name][row].as_py() for name in _FIELDS}
-    pod = _pod.decode(f'{{"spec":{snapshot.templates["spec"][fields["template"]].as_py()}}}')
+    pod = _decoded_spec(snapshot.templates["spec"][fields["template"]].as_py())
     flags = fields["flags"]
     annotations = {SOURCE_ANNOTATION: "file"} if flags & STATIC else {}
     annotations |= {MIRROR_ANNOTATION: "mirror"} if flags & MIRROR else {}
@@ -55,9 +69,29 @@ def pod_object(snapshot: Snapshot, row: int) -> Pod:
 _FIELDS = ("template", "flags", "name", "namespace", "uid", "created", "priority", "qos", "phase")
 
 
+_CONFIG_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(KubeletConfiguration))
+
+
+def configuration_object(text: str, changes: Mapping[str, Any] = NO_CHANGES) -> KubeletConfiguration:
+    """A node's configuration from its JSON, of which fields of other versions are passed over, with `changes`
+    laid over it; the default for no text. Raises `InvalidInput` with the field."""
+    for name in changes:
+        if name not in _CONFIG_FIELDS:
+            raise InvalidInput("no such field in KubeletConfiguration", subject=name)
+    try:
+        plain = msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(str(error), subject="configuration") from None
+    known = {name: value for name, value in plain.items() if name in _CONFIG_FIELDS}
+    return convert(known | dict(changes), KubeletConfiguration, "configuration")
+
+
 @lru_cache(maxsize=4096)
 def _decoded_node(text: str) -> Node:
-    return _node.decode(text)
+    try:
+        return _node.decode(text)
+    except (msgspec.DecodeError, InvalidInput, RecursionError) as error:
+        raise InvalidInput(str(error), subject="nodes.document") from None
 
 
 def node_object(snapshot: Snapshot, node: int) -> Node:
