@@ -91,7 +91,7 @@ class Cluster:
     def meta(self) -> dict[str, object]:
         if self._snapshot is not None:
             return self._snapshot.meta
-        return dict(self._file.manifest.get("meta", {})) if self._file else {}
+        return dict(self._file.meta) if self._file else {}
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
         """Consecutive node ranges of about `max_pods` pods."""

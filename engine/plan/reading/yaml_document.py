@@ -40,8 +40,13 @@ class YAMLDocument:
             return
         self._lines.setdefault(at, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
+            names = set[str]()
             for key, value in node.value:
-                self._lines[(*at, str(key.value))] = key.start_mark.line + 1
+                name = str(key.value)
+                self._lines[(*at, name)] = key.start_mark.line + 1
+                if name in names:
+                    raise self.error((*at, name), "is given twice")
+                names.add(name)
                 self._mark(value, (*at, str(key.value)))
         elif isinstance(node, yaml.SequenceNode):
             for index, value in enumerate(node.value):

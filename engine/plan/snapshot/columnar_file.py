@@ -7,9 +7,11 @@ Parquet to any other tool. The format is described in `docs/snapshot-format.md`.
 from __future__ import annotations
 
 import io
+import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,13 @@ from numpy.typing import NDArray
 from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.schema import (
+    check_labels,
+    check_others,
+    check_pods,
+    checked_manifest,
+    checked_table,
+)
 
 FORMAT = "kubengine-snapshot"
 FORMAT_VERSION = 1
@@ -32,6 +41,11 @@ TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priorit
 ROW_GROUP = 131_072
 MAX_TABLE = 64 * 2**30
 _LOCAL_HEADER = 30
+_BROKEN = (
+    OSError, EOFError, ValueError, KeyError, IndexError, TypeError, OverflowError, NotImplementedError,
+    MemoryError, struct.error, zipfile.BadZipFile, pa.ArrowException,
+)  # fmt: skip
+"""What the zip and Parquet readers raise over bytes that are not theirs."""
 
 
 def write_snapshot(snapshot: Snapshot, path: Path) -> None:
@@ -79,30 +93,38 @@ class SnapshotFile:
     def __init__(self, path: Path) -> None:
         """Raises `InvalidInput` naming the path if it is not one, is cut, or of a later format."""
         self.path = path
-        try:
+        with self._faults_named():
             self._map = pa.memory_map(str(path))
             with zipfile.ZipFile(path) as archive:
                 self._members = {info.filename: self._extent(info) for info in archive.infolist()}
-            self.manifest: dict[str, Any] = msgspec.json.decode(self._buffer(MANIFEST).to_pybytes())
-            if self.manifest.get("format") != FORMAT:
-                raise InvalidInput("not a Kubengine snapshot", subject=str(path))
-            if self.manifest.get("formatVersion") != FORMAT_VERSION:
-                found = self.manifest.get("formatVersion")
-                raise InvalidInput(
-                    f"format {found!r}; this version reads {FORMAT_VERSION}", subject=str(path)
-                )
+            manifest = checked_manifest(self._buffer(MANIFEST).to_pybytes())
+            if manifest.format != FORMAT:
+                raise InvalidInput("not a Kubengine snapshot")
+            if manifest.format_version != FORMAT_VERSION:
+                raise InvalidInput(f"format {manifest.format_version}; this version reads {FORMAT_VERSION}")
+            self.meta = manifest.meta
             missing = [name for name in TABLES if f"{name}.parquet" not in self._members]
             if missing:
-                raise InvalidInput(f"has no table {missing[0]}", subject=str(path))
+                raise InvalidInput(f"has no table {missing[0]}")
             self._small = {name: self._read(name) for name in TABLES if name != "pods"}
-        except InvalidInput:
-            raise
-        except (OSError, zipfile.BadZipFile, pa.ArrowException, msgspec.DecodeError, KeyError) as error:
-            raise InvalidInput(f"not a readable snapshot: {error}", subject=str(path)) from None
+            self._counts: NDArray[np.int64] = self._small["nodes"]["pods"].to_numpy()
+            check_others(Snapshot(pods=self._parquet("pods").schema_arrow.empty_table(), **self._small))
+
+    @contextmanager
+    def _faults_named(self) -> Iterator[None]:
+        """Whatever a broken file makes of reading it is one error that names the file."""
+        try:
+            yield
+        except InvalidInput as error:
+            text = f"{error.subject}: {error.message}" if error.subject else error.message
+            raise InvalidInput(text, subject=str(self.path)) from None
+        except _BROKEN as error:
+            text = " ".join(str(error).split())[:200]
+            raise InvalidInput(f"not a readable snapshot: {text}", subject=str(self.path)) from None
 
     def _extent(self, info: zipfile.ZipInfo) -> tuple[int, int]:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_TABLE:
-            raise InvalidInput(f"{info.filename} is not stored plainly", subject=str(self.path))
+            raise InvalidInput(f"{info.filename} is not stored plainly")
         header = self._map.read_at(_LOCAL_HEADER, info.header_offset)
         names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
         return info.header_offset + _LOCAL_HEADER + names, info.file_size
@@ -116,7 +138,7 @@ class SnapshotFile:
         return pq.ParquetFile(pa.BufferReader(self._buffer(f"{name}.parquet")), pre_buffer=False)
 
     def _read(self, name: str) -> pa.Table:
-        return self._parquet(name).read(use_threads=True).combine_chunks()
+        return checked_table(name, self._parquet(name).read(use_threads=True).combine_chunks())
 
     @property
     def node_count(self) -> int:
@@ -124,41 +146,39 @@ class SnapshotFile:
 
     @property
     def pod_count(self) -> int:
-        return int(self._parquet("pods").metadata.num_rows)
+        with self._faults_named():
+            return int(self._parquet("pods").metadata.num_rows)
 
     def load(self) -> Snapshot:
-        """All of it in memory."""
-        try:
+        """All of it in memory. Raises `InvalidInput` with the file, table and column."""
+        with self._faults_named():
             pods = self._read("pods")
-            return self._with(pods)
-        except pa.ArrowException as error:
-            raise InvalidInput(f"not a readable snapshot: {error}", subject=str(self.path)) from None
-
-    def _with(self, pods: pa.Table) -> Snapshot:
-        snapshot = Snapshot(pods=pods, meta=self.manifest.get("meta", {}), **self._small)
-        if snapshot.placed > pods.num_rows:
-            raise InvalidInput("names more pods per node than it holds", subject=str(self.path))
-        return snapshot
+            check_pods(pods, self._counts, 0, self._small["templates"].num_rows)
+            check_labels(pods)
+            return Snapshot(pods=pods, meta=self.meta, **self._small)
 
     def bounds(self, max_pods: int) -> list[tuple[int, int]]:
         """Ranges of nodes with about `max_pods` pods each, at least one node."""
-        counts = self._small["nodes"]["pods"].to_numpy()
-        return node_ranges(counts, max_pods)
+        return node_ranges(self._counts, max_pods)
 
     def shard(self, first: int, last: int) -> Snapshot:
         """Nodes `first` to `last` (excluded), reading only the row groups that hold their pods."""
-        counts = self._small["nodes"]["pods"].to_numpy()
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts)])
         begin, end = int(offsets[first]), int(offsets[last])
-        file = self._parquet("pods")
-        starts = np.cumsum([0] + [file.metadata.row_group(g).num_rows for g in range(file.num_row_groups)])
-        groups = [g for g in range(file.num_row_groups) if starts[g] < end and starts[g + 1] > begin]
-        if groups:
-            pods = file.read_row_groups(groups).slice(begin - int(starts[groups[0]]), end - begin)
-        else:
-            pods = file.schema_arrow.empty_table()
-        whole = Snapshot(pods=pods, meta=self.manifest.get("meta", {}), **self._small)
-        return whole.shard_of(first, last, begin)
+        with self._faults_named():
+            file = self._parquet("pods")
+            count = file.num_row_groups
+            starts = np.cumsum([0] + [file.metadata.row_group(g).num_rows for g in range(count)])
+            groups = [g for g in range(count) if starts[g] < end and starts[g + 1] > begin]
+            if groups:
+                pods = file.read_row_groups(groups).slice(begin - int(starts[groups[0]]), end - begin)
+            else:
+                pods = file.schema_arrow.empty_table()
+            pods = checked_table("pods", pods)
+            check_pods(pods, self._counts[first:last], first, self._small["templates"].num_rows)
+            check_labels(pods)
+            whole = Snapshot(pods=pods, meta=self.meta, **self._small)
+            return whole.shard_of(first, last, begin)
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
         """The cluster node range by node range, in order."""

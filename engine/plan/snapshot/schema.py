@@ -1,0 +1,221 @@
+"""What the tables of a snapshot file must hold, checked before anything is computed from them.
+
+Types, nulls and ranges are looked at column by column; JSON texts that many rows share are decoded once. A
+node's `document` is decoded where it is used (`objects`): there are as many as nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from engine.api.errors import InvalidInput
+from engine.plan.snapshot.columns import (
+    BUDGET_FIELDS,
+    DEVICE_FIELDS,
+    IMAGE_FIELDS,
+    NO_NODE,
+    POD_FIELDS,
+    PRIORITY_CLASS_FIELDS,
+    Snapshot,
+)
+from engine.plan.snapshot.objects import template_pod
+from engine.tables import ResourceNames
+
+MAX_RESOURCES = 64
+MAX_AMOUNT = 2**62
+MAX_REQUEST = 2**51
+FIRST_MOMENT, LAST_MOMENT = -62_135_596_800, 253_402_300_799
+"""Unix seconds of the years 1 and 9999."""
+NUMA_NODES = r"^((?:[0-5]?[0-9]|6[0-3])(?:,(?:[0-5]?[0-9]|6[0-3]))*)?$"
+BUDGET_COUNT = r"^[0-9]{1,9}%?$"
+
+_NODE_FIELDS = {
+    "name": pa.string(), "document": pa.large_string(), "known": pa.bool_(), "ready": pa.bool_(),
+    "unschedulable": pa.bool_(), "images_truncated": pa.bool_(), "kubelet_version": pa.string(),
+    "os": pa.string(), "arch": pa.string(), "config": pa.large_string(), "pods": pa.int64(),
+}  # fmt: skip
+_TEMPLATE_FIELDS = {"spec": pa.large_string(), "qos": pa.uint8(), "flags": pa.uint8()} | {
+    name: pa.int64()
+    for name in (
+        "request/cpu", "request/memory", "request/ephemeral-storage",
+        "limit/cpu", "limit/memory", "limit/ephemeral-storage",
+        "fraction/memory", "fraction/ephemeral-storage",
+    )
+}  # fmt: skip
+_OPEN_FIELDS = {"allocatable": "nodes", "capacity": "nodes", "reading": "nodes", "usage": "pods"}
+_OPEN_FIELDS |= {"request": "templates", "ranking": "templates"}
+"""Groups of int64 columns whose names after the slash are not fixed, and their table."""
+_FIXED = {
+    "nodes": _NODE_FIELDS,
+    "pods": POD_FIELDS,
+    "templates": _TEMPLATE_FIELDS,
+    "images": IMAGE_FIELDS,
+    "devices": DEVICE_FIELDS,
+    "budgets": BUDGET_FIELDS,
+    "priority_classes": PRIORITY_CLASS_FIELDS,
+}
+_MAY_LACK = {
+    "nodes": {"ready"},
+    "pods": {"deleted"},
+    "images": {"last_used", "first_detected", "in_use"},
+    "budgets": {"min_available", "max_unavailable"},
+}
+_RANGES: dict[str, dict[str, tuple[float, float]]] = {
+    "nodes": {"allocatable/": (-1, MAX_AMOUNT), "capacity/": (-1, MAX_AMOUNT), "reading/": (-1, MAX_AMOUNT),
+              "pods": (0, 2**31)},
+    "pods": {"qos": (0, 2), "created": (FIRST_MOMENT, LAST_MOMENT), "usage/": (0, MAX_AMOUNT)},
+    "templates": {"qos": (0, 2), "request/": (0, MAX_REQUEST), "ranking/": (0, MAX_REQUEST),
+                  "limit/": (0, 2**63 - 1), "fraction/": (0, 999_999_999)},
+    "images": {"size": (0, MAX_AMOUNT), "last_used": (FIRST_MOMENT, LAST_MOMENT),
+               "first_detected": (FIRST_MOMENT, LAST_MOMENT)},
+    "priority_classes": {"value": (-(2**31), 2**31 - 1)},
+}  # fmt: skip
+_TEXTS = {
+    "devices": {"numa": NUMA_NODES},
+    "budgets": {"min_available": BUDGET_COUNT, "max_unavailable": BUDGET_COUNT},
+}
+_labels = msgspec.json.Decoder(dict[str, str] | None)
+
+
+class Provenance(msgspec.Struct):
+    """The parts of `meta` that are read again."""
+
+    input_hash: str = ""
+    version: str = ""
+    placed_by: str = ""
+    sources: list[str] = []
+    faults: dict[str, int] = {}
+    taken_at: float | None = None
+
+
+class Manifest(msgspec.Struct, rename="camel"):
+    format: str = ""
+    format_version: int = 0
+    meta: dict[str, Any] = {}
+
+
+def checked_manifest(data: bytes) -> Manifest:
+    """Raises `InvalidInput` with the field."""
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+        msgspec.convert(manifest.meta, Provenance)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidInput(f"manifest.json: {error}") from None
+    return manifest
+
+
+def checked_table(name: str, table: pa.Table) -> pa.Table:
+    """The table with the types that a snapshot has. Raises `InvalidInput` with table and column."""
+    fields = _fields(name, table)
+    for field, kind in fields.items():
+        if field not in table.column_names:
+            raise InvalidInput(f"{name}.{field}: the column is missing")
+        column = table[field]
+        if column.type != kind:
+            try:
+                column = column.cast(kind)
+            except pa.ArrowException:
+                raise InvalidInput(f"{name}.{field}: expected {kind}, got {column.type}") from None
+            table = table.set_column(table.column_names.index(field), field, column)
+        if column.null_count and not _may_lack(name, field):
+            raise InvalidInput(f"{name}.{field}: values are missing")
+        _check_values(name, field, column)
+    try:
+        table.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidInput(f"{name}: {' '.join(str(error).split())[:200]}") from None
+    return table
+
+
+def _fields(name: str, table: pa.Table) -> Mapping[str, pa.DataType]:
+    fields = dict(_FIXED[name])
+    for column in table.column_names:
+        group, slash, _ = column.partition("/")
+        if slash and _OPEN_FIELDS.get(group) == name:
+            fields.setdefault(column, pa.int64())
+    if name == "templates":
+        names = [column.removeprefix("request/") for column in fields if column.startswith("request/")]
+        fields |= {f"ranking/{resource}": pa.int64() for resource in names}
+        if len(ResourceNames(names)) > MAX_RESOURCES:
+            raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
+    if name == "pods":
+        there = table.column_names
+        fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
+        if "deleted" in table.column_names:
+            fields["deleted"] = pa.float64()
+    return fields
+
+
+def _may_lack(name: str, field: str) -> bool:
+    return field in _MAY_LACK.get(name, ()) or field.startswith(("reading/", "usage/"))
+
+
+def _check_values(name: str, field: str, column: pa.ChunkedArray) -> None:
+    group = field.partition("/")[0] + "/" if "/" in field else field
+    bounds = _RANGES.get(name, {}).get(group)
+    if bounds is not None:
+        _check_range(f"{name}.{field}", column, *bounds)
+    pattern = _TEXTS.get(name, {}).get(field)
+    if pattern is not None:
+        fine = pc.match_substring_regex(column, pattern.replace("$", r"\z"))
+        if not pc.all(fine.fill_null(True)).as_py() and len(column):
+            row = pc.index(fine, False).as_py()
+            raise InvalidInput(f"{name}.{field}[{row}]: {str(column[row])[:60]!r} cannot be read")
+
+
+def _check_range(where: str, column: pa.ChunkedArray, low: float, high: float) -> None:
+    values = column.drop_null().to_numpy()
+    wrong = ~((values >= low) & (values <= high))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise InvalidInput(f"{where}: expected {low:.0f} to {high:.0f}, got {values[row]}")
+
+
+def check_pods(pods: pa.Table, counts: NDArray[np.int64], first: int, templates: int) -> None:
+    """Pods of the nodes from `first` on, of which each has as many as `counts` says, and after them those
+    that count nowhere. Raises `InvalidInput` with the column."""
+    node = pods["node"].to_numpy()
+    expected = np.repeat(np.arange(first, first + len(counts)), counts)
+    if len(expected) > len(node):
+        raise InvalidInput("nodes.pods: names more pods than there are")
+    if not np.array_equal(node[: len(expected)], expected):
+        raise InvalidInput("pods.node: not in the order of nodes that nodes.pods gives")
+    _check_range("pods.node", pods["node"], NO_NODE, first + len(counts) - 1)
+    _check_range("pods.template", pods["template"], 0, templates - 1)
+
+
+def check_others(snapshot: Snapshot) -> None:
+    """What tables say of each other, and their JSON. Raises `InvalidInput` with table and column."""
+    names = snapshot.node_names
+    if len(set(names)) < len(names) or "" in names:
+        raise InvalidInput("nodes.name: empty or repeated")
+    for name, table in (("images", snapshot.images), ("devices", snapshot.devices)):
+        _check_range(f"{name}.node", table["node"], 0, snapshot.node_count - 1)
+        if np.any(np.diff(table["node"].to_numpy()) < 0):
+            raise InvalidInput(f"{name}.node: not in the order of nodes")
+    for row, (spec, qos) in enumerate(zip(*_columns(snapshot.templates, "spec", "qos"), strict=True)):
+        try:
+            template_pod(spec, qos)
+        except InvalidInput as error:
+            raise InvalidInput(f"templates.spec[{row}]: {error.message}") from None
+
+
+def check_labels(pods: pa.Table) -> None:
+    """Raises `InvalidInput` with the text that is not a set of labels."""
+    for chunk in pods["labels"].chunks:
+        for text in chunk.dictionary.to_pylist():
+            try:
+                _labels.decode(text or "null")
+            except msgspec.DecodeError:
+                raise InvalidInput(f"pods.labels: {text[:60]!r} are not labels") from None
+
+
+def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
+    return [table[name].to_pylist() for name in names]
