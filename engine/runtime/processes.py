@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.host.trees import remove_tree
 from engine.runtime import cdi, hierarchy, oci, requests, usage
@@ -55,7 +56,7 @@ class ProcessBackend:
         archives: Path | None = None,
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
-        cpu_weight: hierarchy.WeightFormula = "linear",
+        cpu_weight: WeightFormula = "linear",
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
