@@ -42,6 +42,14 @@ class Hierarchy:
         """The directory of cgroup `path` in each tree, without symbolic duplicates."""
         return [f"{tree}/{path.strip('/')}" for tree in dict.fromkeys(self.trees.values())]
 
+    def named(self, identifier: str) -> list[str]:
+        """Every cgroup in whose name `identifier` is, for what nothing else is known of."""
+        found = []
+        for tree in dict.fromkeys(self.trees.values()):
+            for above, names, _ in os.walk(tree):
+                found += [f"{above}/{name}" for name in names if identifier in name]
+        return found
+
     def make(self, path: str) -> list[str]:
         """Make cgroup `path` with its parents, able to hold processes; answers its directories."""
         if self.v2:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import time
@@ -38,6 +39,9 @@ from engine.wire import cri_v1_pb2 as cri
 
 STARTS_AT_ONCE = 16
 LOST = 255
+
+
+log = logging.getLogger("kubengine.runtime")
 
 
 class ProcessBackend:
@@ -97,6 +101,7 @@ class ProcessBackend:
         for container, extras in list(self.state.load_containers(records.sandboxes)):
             await self._adopt_container(container, extras)
         for directory in list(self.state.half_made()):
+            await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
         await self._files.keep(records.containers)
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
@@ -360,7 +365,10 @@ class ProcessBackend:
                 finished_at=ending.finished_at,
                 reason="OOMKilled" if ending.oom_kills else "",
             )
-        self.state.save_container(container, extras)
+        try:
+            self.state.save_container(container, extras)
+        except Refused as error:
+            log.error("%s; its end is found again at the next start", error)
 
     async def _adopt_container(self, container: Container, extras: Extras) -> None:
         self._extras[container.id] = extras
