@@ -33,11 +33,13 @@ def command(agent: Agent, as_json: bool, resource: str | None, explain: str | No
 
 def _tables(resources: list[dict[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console()
     summary = Table("Resource", "Capacity", "Allocatable", "Allocated", "Plugin", "Remarks", box=None)
-    devices = Table("Resource", "Device", "Health", "NUMA", "Pod", "Container", box=None)
+    devices = Table(
+        "Resource", Column("Device", overflow="fold"), "Health", "NUMA", "Pod", "Container", box=None
+    )
     for entry in resources:
         counts = [str(entry[key]) for key in ("capacity", "allocatable", "allocated")]
         remarks = f"lists {entry['complaint']}" if entry["complaint"] else ""

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.api.errors import InvalidInput
 from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
 
 TERMINAL = ("Succeeded", "Failed")
@@ -218,14 +217,6 @@ class Snapshot:
         return replace(
             self, nodes=self.nodes.filter(pa.array(keep)), pods=tables[0], images=tables[1], devices=tables[2]
         )
-
-    def node_index(self, names: list[str]) -> NDArray[np.int64]:
-        """Row numbers of nodes by name. Raises `InvalidInput` naming the unknown one."""
-        known = {name: index for index, name in enumerate(self.node_names)}
-        for name in names:
-            if name not in known:
-                raise InvalidInput("no such node in the snapshot", subject=name)
-        return np.array([known[name] for name in names], np.int64)
 
     def pod_label(self, row: int) -> str:
         """`namespace/name`."""
