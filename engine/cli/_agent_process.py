@@ -45,6 +45,7 @@ class AgentOptions:
     runtime: str | None
     root_dir: Path
     node_name: str | None
+    kubeconfig: Path | None
     clean_up: bool
 
 
@@ -68,6 +69,7 @@ class AgentProcess:
             runtime_endpoint=endpoint,
             root=options.root_dir,
             name=options.node_name,
+            kubeconfig=options.kubeconfig,
         )
         self._server = Server(self.node, socket_path=default_socket(options.root_dir))
         self._service_manager = ServiceManager()

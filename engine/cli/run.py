@@ -44,6 +44,12 @@ LEVELS = ["debug", "info", "warning", "error"]
 )
 @click.option("--pod-logs-dir", metavar="DIR", help="Containers' log files.  [default: podLogsDir]")
 @click.option("--cgroup-root", metavar="PATH", help="Parent of the pods' cgroups.  [default: cgroupRoot]")
+@click.option(
+    "--kubeconfig",
+    metavar="FILE",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Join this cluster: the Node object, its lease, status and events are kept at its API server.",
+)
 @click.option("--node-name", metavar="NAME", help="[default: the host name]")
 @click.option("--live", is_flag=True, help="On a terminal show the pods instead of a log.")
 @click.option("--clean-up", is_flag=True, help="On Ctrl-C end and remove every pod.  [default: leave them]")
@@ -55,6 +61,7 @@ def command(
     root_dir: Path,
     pod_logs_dir: str | None,
     cgroup_root: str | None,
+    kubeconfig: Path | None,
     node_name: str | None,
     live: bool,
     clean_up: bool,
@@ -88,6 +95,7 @@ def command(
             runtime=runtime or config.container_runtime_endpoint or None,
             root_dir=root_dir.absolute(),
             node_name=node_name,
+            kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
             clean_up=clean_up,
         )
     )

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+import msgspec
+
 from engine.api._base import to_builtins
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
@@ -65,14 +67,19 @@ class NodeDescription:
             ),
         )
 
-    async def describe(self) -> dict[str, Any]:
-        """A v1 Node as `kubectl get node -o json` prints it. A runtime that doesn't answer leaves out
-        `status.images`."""
+    async def complete(self) -> Node:
+        """As `current`, with images (without where the runtime doesn't answer), in whole seconds."""
         node = self.current()
         try:
             node.status.images = node_images(await self._images(), self._config.node_status_max_images)
         except KubengineError:
             node.status.images = None
+        node.status.conditions = [_in_whole_seconds(each) for each in node.status.conditions or ()]
+        return node
+
+    async def describe(self) -> dict[str, Any]:
+        """A v1 Node as `kubectl get node -o json` prints it."""
+        node = await self.complete()
         return {"apiVersion": node.api_version, "kind": node.kind, **to_builtins(node)}
 
     def _ready(self) -> NodeCondition:
@@ -89,6 +96,15 @@ class NodeDescription:
             message=_aggregate(wrong) if wrong else "kubelet is posting ready status",
         )
         return self._ready_before
+
+
+def _in_whole_seconds(condition: NodeCondition) -> NodeCondition:
+    heartbeat, transition = condition.last_heartbeat_time, condition.last_transition_time
+    return msgspec.structs.replace(
+        condition,
+        last_heartbeat_time=heartbeat.replace(microsecond=0) if heartbeat is not None else None,
+        last_transition_time=transition.replace(microsecond=0) if transition is not None else None,
+    )
 
 
 def _aggregate(errors: list[str]) -> str:

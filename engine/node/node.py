@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.config import KubeletConfiguration
@@ -52,6 +52,9 @@ from engine.node.summary import node_summary, pod_summary
 from engine.node.volumes import PodVolumes
 from engine.probes.manager import ProbeResult
 
+if TYPE_CHECKING:
+    from engine.node.membership import Membership
+
 log = logging.getLogger("kubengine.node")
 
 RUNTIME_WAIT_SECONDS = 30.0
@@ -63,7 +66,8 @@ class Node:
     """A node agent: pods from a manifest directory, run by a CRI runtime.
 
     `start` raises what stops a node from working: `Unavailable` without a runtime, `Refused` when the
-    cgroup tree can't be made or another agent holds the root directory. `stop` leaves pods running;
+    cgroup tree can't be made or another agent holds the root directory. With a `kubeconfig` the node is
+    registered at its API server and keeps its lease, status and events there. `stop` leaves pods running;
     `remove_all_pods` before it ends them.
     """
 
@@ -77,6 +81,7 @@ class Node:
         name: str | None = None,
         clock: Callable[[], float] = time.time,
         view: NodeView | None = None,
+        kubeconfig: Path | None = None,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -88,6 +93,8 @@ class Node:
         self.rooms: dict[str, object] = {}
         self._clock = clock
         self._view = view
+        self._kubeconfig = kubeconfig
+        self._membership: Membership | None = None
         self._began = clock()
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
@@ -158,6 +165,8 @@ class Node:
             problems=lambda: [*health.problems(), *filter(None, [watch.health()])],
             images=rooms.images.images,
         )
+        if self._kubeconfig is not None:
+            self._join(self._kubeconfig)
         volumes = PodVolumes(self.root)
         self._probing = probing = Probing(rooms.probes, volumes.pod_directory)
         self._uids = StaticUids(watch.pods.values, volumes.pod_directory)
@@ -242,8 +251,26 @@ class Node:
             view=self._view,
         )
 
+    def _join(self, kubeconfig: Path) -> None:
+        """Take part in a cluster. Loaded only for it: HTTP/2 and TLS cost a standalone node nothing."""
+        from engine.node.membership import Membership
+
+        assert self._description is not None
+        self._membership = Membership(
+            kubeconfig,
+            name=self.name,
+            config=self.config,
+            description=self._description,
+            tasks=self.tasks,
+            clock=self._clock,
+        )
+        self.recorder.listen(self._membership.tell)
+        self._membership.start()
+
     async def stop(self) -> None:
         """Leaves pods as they are."""
+        if self._membership is not None:
+            await self._membership.stop()
         if self._source is not None:
             await self._source.stop()
         await self._reconciler.stop()
@@ -366,6 +393,8 @@ class Node:
     def _conditions_changed(self) -> None:
         if self._description is not None:
             self._events.look(self._description.current().status.conditions or ())
+        if self._membership is not None:
+            self._membership.conditions_changed()
         self._something_changed()
 
     def _capacity_changed(self) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import fcntl
 import json
-import logging
 import os
 import signal
 import time
@@ -20,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.host.trees import remove_tree
 from engine.runtime import cdi, hierarchy, oci, requests, usage
@@ -41,9 +39,6 @@ STARTS_AT_ONCE = 16
 LOST = 255
 
 
-log = logging.getLogger("kubengine.runtime")
-
-
 class ProcessBackend:
     """`root` holds images and writable layers, `state` what is running; `hierarchy` is the cgroup side."""
 
@@ -60,7 +55,7 @@ class ProcessBackend:
         archives: Path | None = None,
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
-        cpu_weight: WeightFormula = "linear",
+        cpu_weight: hierarchy.WeightFormula = "linear",
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
@@ -101,7 +96,6 @@ class ProcessBackend:
         for container, extras in list(self.state.load_containers(records.sandboxes)):
             await self._adopt_container(container, extras)
         for directory in list(self.state.half_made()):
-            await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
         await self._files.keep(records.containers)
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
@@ -365,10 +359,7 @@ class ProcessBackend:
                 finished_at=ending.finished_at,
                 reason="OOMKilled" if ending.oom_kills else "",
             )
-        try:
-            self.state.save_container(container, extras)
-        except Refused as error:
-            log.error("%s; its end is found again at the next start", error)
+        self.state.save_container(container, extras)
 
     async def _adopt_container(self, container: Container, extras: Extras) -> None:
         self._extras[container.id] = extras

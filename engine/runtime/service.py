@@ -11,9 +11,9 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
-from importlib import metadata
 
 from engine.api.errors import InvalidInput
+from engine.api.version import engine_version
 from engine.runtime.backend import Backend
 from engine.runtime.events import Events
 from engine.runtime.failures import Missing, Unsupported, WrongState
@@ -51,7 +51,7 @@ class RuntimeService:
         self._streaming = streaming
         self._driver = cri.SYSTEMD if cgroup_driver == "systemd" else cri.CGROUPFS
         self._events = Events()
-        self._version = _version()
+        self._version = engine_version()
         self._pod_cidr = ""
 
     async def start(self) -> None:
@@ -445,10 +445,3 @@ def _command_ticket(
     """Raises InvalidInput for streams that make no sense together."""
     check_streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)
     return CommandTicket(container, command, request.stdin, request.stdout, request.stderr, request.tty)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("kubengine")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "eviction": BASE | {"host", "wire", "cri", "images", "containers"},
     "probes": BASE | {"host", "wire", "cri"},
     "runtime": {"api", "metrics", "host", "wire", "cri"},
-    "node": BASE | DECISION_ROOMS | {"host", "wire", "cri"},
+    "node": BASE | DECISION_ROOMS | {"host", "wire", "cri", "cluster"},
     "bench": {"api", "host", "wire"},
     "server": {"api", "metrics", "host", "node"},
     "plan": BASE | DECISION_ROOMS | {"host"},
@@ -76,13 +76,12 @@ def test_rooms_import_only_what_they_may() -> None:
 
 
 PLAN_STATIONS: dict[str, set[str]] = {
-    "version": set(),
     "progress": set(),
     "snapshot": set(),
-    "reading": {"snapshot", "progress", "version"},
-    "synth": {"reading", "snapshot", "version"},
+    "reading": {"snapshot", "progress"},
+    "synth": {"reading", "snapshot"},
     "placement": {"snapshot"},
-    "answers": {"version"},
+    "answers": set(),
     "questions": {"snapshot", "reading", "placement", "answers"},
     "report": {"answers"},
     "on_dask": {"questions", "answers", "snapshot"},

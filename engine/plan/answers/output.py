@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.api.errors import InvalidInput
+from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer
-from engine.plan.version import engine_version
 
 FORMATS = ("table", "json", "csv", "parquet", "html")
 _BY_SUFFIX = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".html": "html", ".htm": "html"}

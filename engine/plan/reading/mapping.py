@@ -25,12 +25,12 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled
+from engine.api.version import engine_version
 from engine.plan.reading.node_rows import READINGS
 from engine.plan.reading.table_file import read_table
 from engine.plan.reading.templates import Templates, Unusable, intern
 from engine.plan.reading.yaml_document import YAMLDocument
 from engine.plan.snapshot.columns import POD_FIELDS, Snapshot, arranged
-from engine.plan.version import engine_version
 from engine.tables import ABSENT, HAS_PRIORITY, LIVE, QOS_CODES, ResourceNames
 
 _POD_FIELDS = ("name", "namespace", "uid", "node", "phase", "qos", "priority", "owner", "created", "deleted")

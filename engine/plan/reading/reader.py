@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from engine.api.errors import InvalidInput
+from engine.api.version import engine_version
 from engine.plan.reading.documents import (
     BudgetDocument,
     Head,
@@ -25,7 +26,6 @@ from engine.plan.reading.sources import Digest, Source, is_live
 from engine.plan.reading.templates import Templates, Unusable
 from engine.plan.snapshot.columns import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.snapshot.faults import FaultLog
-from engine.plan.version import engine_version
 from engine.tables import ResourceNames
 
 _pod = msgspec.json.Decoder(PodDocument)

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
+from engine.api.version import engine_version
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import POD_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.synth.devices import gpu_devices
 from engine.plan.synth.images import image_sizes, node_images, with_disk_use
 from engine.plan.synth.nodes import GPU, MACHINES, TAKEN_AT, Gi, Mi, node_table
-from engine.plan.version import engine_version
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, ResourceNames
 
 MAX_NODES = 1_000_000

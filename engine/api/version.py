@@ -1,11 +1,11 @@
-"""The package's version, as answers and snapshots name it."""
+"""The package's version, as answers, snapshots and peers name it."""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 
 def engine_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("kubengine")
     except PackageNotFoundError:

@@ -1,0 +1,121 @@
+"""Writes the agent's events to the API server, behind everything else and never in anybody's way.
+
+Facts of client-go v1.36: a queue of 1,000 (more are dropped), 12 tries 10 s apart while the server is away;
+a refusal is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.errors import Unavailable
+from engine.api.events import Event
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.event_series import EventSeries, Said
+
+QUEUE: Final = 1000
+TRIES: Final = 12
+BETWEEN_TRIES: Final = 10.0
+COMPONENT: Final = "kubelet"
+
+log = logging.getLogger("kubengine.cluster")
+
+
+def event_object(said: Said, node: str) -> dict[str, Any]:
+    """The v1 Event. Events about the node name it without a uid of its own and stand in `default`."""
+    event = said.event
+    namespace, _, name = event.pod.partition("/")
+    about: dict[str, Any] = (
+        {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": event.pod_uid}
+        if event.pod
+        else {"kind": "Node", "name": node, "uid": node}
+    )
+    if event.container:
+        about["fieldPath"] = f"spec.containers{{{event.container}}}"
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": said.name,
+            "namespace": namespace or "default",
+            **({"annotations": dict(event.annotations)} if event.annotations else {}),
+        },
+        "involvedObject": about,
+        "type": event.type,
+        "reason": event.reason,
+        "message": event.message,
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+        "firstTimestamp": _time(said.first),
+        "lastTimestamp": _time(event.at),
+        "count": said.count,
+    }
+
+
+class EventWriter:
+    """`take` an event at any time; `run` writes them one after another."""
+
+    def __init__(
+        self, client: ApiClient, node: str, *, pause: Callable[[float], Any] = asyncio.sleep
+    ) -> None:
+        self.dropped = 0
+        self._client = client
+        self._node = node
+        self._pause = pause
+        self._series = EventSeries()
+        self._queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE)
+
+    def take(self, event: Event) -> None:
+        try:
+            self._queue.put_nowait(event)
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def run(self) -> None:
+        while True:
+            await self._write(await self._queue.get())
+
+    async def _write(self, event: Event) -> None:
+        said = self._series.next(event, self._name(event))
+        if said is None:
+            return
+        for _ in range(TRIES):
+            try:
+                await self._send(said)
+            except ApiError as error:
+                log.warning("event %s %s: %s", event.reason, event.pod or "node", error)
+                return
+            except Unavailable:
+                await self._pause(BETWEEN_TRIES)
+            else:
+                return
+
+    async def _send(self, said: Said) -> None:
+        value = event_object(said, self._node)
+        all_events = f"/api/v1/namespaces/{value['metadata']['namespace']}/events"
+        if said.count > 1:
+            patch = {field: value[field] for field in ("count", "lastTimestamp", "message")}
+            try:
+                await self._client.patch(f"{all_events}/{said.name}", patch, msgspec.Raw)
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+                value = event_object(self._series.anew(said, self._name(said.event)), self._node)
+            else:
+                return
+        await self._client.create(all_events, value, msgspec.Raw)
+
+    def _name(self, event: Event) -> str:
+        """As client-go names events: the object and the nanoseconds in hexadecimal."""
+        return f"{event.pod.partition('/')[2] or self._node}.{int(event.at * 1e9):x}"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,83 @@
+"""A node's place in a cluster: its Node object, its lease and its events, kept at an API server.
+
+Beside the node, never in its way: pods run on while the server is away.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.events import Event
+from engine.api.version import engine_version
+from engine.cluster.client import ApiClient
+from engine.cluster.credentials import Credentials
+from engine.cluster.event_writer import EventWriter
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.cluster.lease import LeaseKeeper
+from engine.cluster.node_keeper import NodeKeeper
+from engine.host.tasks import Tasks
+from engine.node.description import NodeDescription
+
+
+class Membership:
+    """One API server and user, from a kubeconfig. `start` returns at once; what fails is tried again."""
+
+    def __init__(
+        self,
+        kubeconfig: Path,
+        *,
+        name: str,
+        config: KubeletConfiguration,
+        description: NodeDescription,
+        tasks: Tasks,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
+        where = load_kubeconfig(kubeconfig)
+        self._client = ApiClient(
+            where, Credentials(where, clock=clock), user_agent=f"kubengine/{engine_version()}"
+        )
+        self._node = NodeKeeper(
+            self._client,
+            name,
+            describe=description.complete,
+            register=config.register_node,
+            update_seconds=config.node_status_update_frequency,
+            report_seconds=config.node_status_report_frequency,
+            clock=clock,
+            chance=random.Random(),
+        )
+        self._lease = LeaseKeeper(
+            self._client,
+            name,
+            node_uid=lambda: self._node.uid,
+            seconds=config.node_lease_duration_seconds,
+            clock=clock,
+        )
+        self._events = EventWriter(self._client, name)
+        self._tasks = [
+            (tasks.task("node-status"), self._node.run),
+            (tasks.task("node-lease"), self._lease.run),
+            (tasks.task("cluster-events"), self._events.run),
+        ]
+
+    def start(self) -> None:
+        for task, work in self._tasks:
+            task.start(work)
+
+    async def stop(self) -> None:
+        for task, _ in self._tasks:
+            await task.stop()
+        self._client.close()
+
+    def tell(self, event: Event) -> None:
+        """An event for the API server."""
+        self._events.take(event)
+
+    def conditions_changed(self) -> None:
+        """The node's status is looked at now, not in its time."""
+        self._node.soon()

@@ -1,0 +1,60 @@
+"""Which events are written, and how they look."""
+
+from __future__ import annotations
+
+from engine.api.events import Event
+from engine.cluster.event_series import BURST, SIMILAR, EventSeries
+from engine.cluster.event_writer import event_object
+
+
+def said(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
+    return Event("Normal", reason, message, at, pod, "uid", container)
+
+
+def test_the_same_words_are_counted_up():
+    series = EventSeries()
+    first = series.next(said(), "a")
+    second = series.next(said(at=1010.0), "b")
+    assert (first.name, first.count, first.first) == ("a", 1, 1000.0)
+    assert (second.name, second.count, second.first) == ("a", 2, 1000.0)
+    assert series.next(said(container="c"), "c").count == 1
+    assert series.next(said(pod="ns/q"), "d").name == "d"
+
+
+def test_many_messages_of_one_reason_are_combined():
+    series = EventSeries()
+    shown = [series.next(said(message=f"m{i}", at=1000.0 + i), f"n{i}") for i in range(SIMILAR + 3)]
+    assert [each.count for each in shown] == [1] * SIMILAR + [2, 3, 4]
+    assert shown[-1].name == f"n{SIMILAR - 1}"
+    assert shown[-1].event.message == f"(combined from similar events): m{SIMILAR + 2}"
+    later = series.next(said(message="new", at=5000.0), "x")
+    assert (later.count, later.event.message) == (1, "new")
+
+
+def test_one_object_may_say_so_much_and_others_are_not_held_up():
+    series = EventSeries()
+    shown = [series.next(said(reason=f"R{i}"), f"n{i}") for i in range(BURST + 5)]
+    assert sum(each is not None for each in shown) == BURST
+    assert series.next(said(pod="ns/other"), "o") is not None
+    assert series.next(said(reason="Late", at=1301.0), "l") is not None
+    assert series.next(said(reason="Later", at=1301.0), "m") is None
+
+
+def test_what_the_server_forgot_is_made_anew():
+    series = EventSeries()
+    series.next(said(), "a")
+    anew = series.anew(series.next(said(at=1001.0), "b"), "c")
+    assert (anew.name, anew.count, anew.first) == ("c", 1, 1001.0)
+    assert series.next(said(at=1002.0), "d").name == "c"
+
+
+def test_an_event_names_its_object():
+    series = EventSeries()
+    value = event_object(series.next(said(container="main"), "p.1"), "n")
+    assert value["involvedObject"]["fieldPath"] == "spec.containers{main}"
+    assert value["metadata"] == {"name": "p.1", "namespace": "ns"}
+    assert value["source"] == {"component": "kubelet", "host": "n"}
+    node = event_object(series.next(Event("Normal", "NodeReady", "m", 0.0), "n.1"), "n")
+    assert node["involvedObject"] == {"kind": "Node", "name": "n", "uid": "n"}
+    assert node["metadata"]["namespace"] == "default"
+    assert node["firstTimestamp"] == "1970-01-01T00:00:00Z"
