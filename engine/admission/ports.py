@@ -11,8 +11,8 @@ _ANY = "0.0.0.0"
 
 
 def host_ports(pod: Pod) -> Iterator[Port]:
-    """(address, protocol, port) of the pod's app containers, as the kubelet v1.32 counts them."""
-    for container in pod.spec.containers:
+    """(address, protocol, port) of sidecars and app containers, as the kubelet v1.36 counts them."""
+    for container in (*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers):
         for port in container.ports or ():
             if port.host_port > 0:
                 yield port.host_ip or _ANY, port.protocol or "TCP", port.host_port

@@ -137,7 +137,7 @@ def container_config(
         args=[expand(word, variables) for word in container.args or []],
         working_dir=container.working_dir,
         envs=[cri.KeyValue(key=name, value=value.encode()) for name, value in variables.items()],
-        mounts=inputs.mounts,
+        mounts=[_mapped(mount, inputs.users) for mount in inputs.mounts],
         devices=inputs.devices,
         CDI_devices=inputs.cdi_devices,
         labels={**pod_labels(pod), labels.CONTAINER_NAME: container.name},
@@ -164,6 +164,15 @@ def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]
     if container.ports:
         annotations[labels.PORTS] = to_json(container.ports).decode()
     return annotations
+
+
+def _mapped(mount: cri.Mount, users: cri.UserNamespace | None) -> cri.Mount:
+    """The mount as the pod's users see it."""
+    if users is None:
+        return mount
+    mapped = cri.Mount(uidMappings=users.uids, gidMappings=users.gids)
+    mapped.MergeFrom(mount)
+    return mapped
 
 
 def mount(

@@ -49,6 +49,7 @@ from engine.node.services import Services
 from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
 from engine.node.summary import node_summary, pod_summary
+from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes
 from engine.probes.manager import ProbeResult
 
@@ -195,6 +196,7 @@ class Node:
             tasks=self.tasks,
             backoff=self._restart_backoff(),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
+            users=UserNamespaces(self.root / "pods", self._ids_per_pod()),
             features=lambda: health.features,
             allocatable=resources.allocatable,
             used_beside=gatekeeper.used_beside,
@@ -337,6 +339,10 @@ class Node:
             return NoCgroups(config=self.config, capacity=capacity)
         amounts: dict[str, Quantity | int] = {**capacity, machine.PIDS: machine.max_pids()}
         return CgroupManager(config=self.config, section=section, capacity=amounts, registry=self.registry)
+
+    def _ids_per_pod(self) -> int:
+        settings = self.config.user_namespaces
+        return IDS_PER_POD if settings is None else settings.ids_per_pod or IDS_PER_POD
 
     def _restart_backoff(self) -> Backoff:
         settings = self.config.crash_loop_back_off

@@ -23,6 +23,7 @@ from engine.node.image_pull import ImagePuller
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.runtime_health import RuntimeFeatures
 from engine.node.runtime_watch import RuntimeWatch
+from engine.node.user_namespaces import UserNamespaces
 from engine.node.volumes import PodVolumes
 
 
@@ -45,6 +46,7 @@ class Services:
     tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore
+    users: UserNamespaces
     features: Callable[[], RuntimeFeatures]
     allocatable: Callable[[], Mapping[str, Quantity]]
     used_beside: Callable[[str], Mapping[str, Quantity]]

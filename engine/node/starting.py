@@ -52,6 +52,7 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
             cgroup_parent=cgroup_parent,
             dns=pod_dns(pod, services.config),
             hostname=sandbox_hostname(pod, services.config.cluster_domain),
+            users=services.users.of(pod, supported=services.features().user_namespaces),
             overhead=cri_resources(services.cgroups.overhead_resources(pod)),
             resources=cri_resources(services.cgroups.sandbox_resources(pod)),
         )
@@ -205,6 +206,7 @@ async def _config(
         environment=environment,
         mounts=[*mounts, *grant.mounts],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
+        users=services.users.of(pod, supported=services.features().user_namespaces),
         seccomp_root=services.root / "seccomp",
         devices=grant.devices,
         cdi_devices=grant.cdi_devices,

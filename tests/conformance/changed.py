@@ -49,3 +49,14 @@ def hints_of_device_nodes(case: dict[str, Any], hints: list[Any] | None) -> list
 
 INSUFFICIENT = "Insufficient free disk space on the node's image filesystem"
 """How v1.36 begins what v1.32 said of an image collection that freed too little."""
+
+
+def ports_changed(pods: Iterable[Pod]) -> bool:
+    """v1.36 counts the host ports of sidecars, v1.32 did not."""
+    return any(
+        port.host_port
+        for pod in pods
+        for container in pod.init_containers
+        if container.is_sidecar
+        for port in container.ports or ()
+    )

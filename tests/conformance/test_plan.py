@@ -23,7 +23,7 @@ from engine.plan.questions.fit import fit, node_use
 from engine.plan.reading.reader import SnapshotReader
 from engine.plan.reading.sources import Source
 from engine.tables.eviction import eviction_order
-from tests.conformance.changed import sums_changed
+from tests.conformance.changed import ports_changed, sums_changed
 
 
 class _NoDigest:
@@ -74,6 +74,8 @@ def test_admission(vectors):
             continue
         compared += 1
         pod = typed(case["pod"])
+        if ports_changed([pod, *map(typed, case["pods"])]):
+            continue
         found = fit(node_use(snapshot), pod)
         if not case["admit"] and not case["failures"]:
             assert found.other, case

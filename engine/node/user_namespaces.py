@@ -1,0 +1,92 @@
+"""Ranges of host ids for pods with user namespaces of their own (`hostUsers: false`).
+
+Each pod has one range, the same for users and groups, kept in `userns` of its directory as a kubelet keeps
+it, so that either finds the other's. Source: kubelet v1.36 `userns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Pod
+from engine.host.files import replace_file
+from engine.wire import cri_v1_pb2 as cri
+
+FILE: Final = "userns"
+IDS_PER_POD: Final = 65536
+_ALL_IDS: Final = 1 << 32
+UNSUPPORTED: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+
+
+class _Mapping(msgspec.Struct, rename="camel"):
+    host_id: int
+    container_id: int
+    length: int
+
+
+class _Mappings(msgspec.Struct, rename="camel"):
+    uid_mappings: list[_Mapping]
+    gid_mappings: list[_Mapping]
+
+
+class UserNamespaces:
+    """Of one node; `directories()` are those of pods that have something on disk."""
+
+    def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:
+        """Raises `InvalidInput` for a number of ids that is no multiple of 65,536."""
+        if ids_per_pod <= 0 or ids_per_pod % IDS_PER_POD:
+            text = f"expected a multiple of {IDS_PER_POD}, got {ids_per_pod}"
+            raise InvalidInput(text, subject="userNamespaces.idsPerPod")
+        self._pods = pods
+        self._length = ids_per_pod
+
+    def of(self, pod: Pod, *, supported: bool) -> cri.UserNamespace | None:
+        """The pod's range, taken now if it has none; None for one that uses the host's.
+
+        Raises `Refused` where the runtime can't, the file is not one, or no range is left.
+        """
+        if pod.spec.host_users is not False:
+            return None
+        if not supported:
+            raise Refused(UNSUPPORTED)
+        file = self._pods / pod.uid / FILE
+        first = self._read(file)
+        if first is None:
+            first = self._free()
+            mapping = _Mapping(host_id=first, container_id=0, length=self._length)
+            content = _Mappings(uid_mappings=[mapping], gid_mappings=[mapping])
+            replace_file(file, msgspec.json.encode(content), mode=0o600)
+        ids = [cri.IDMapping(host_id=first, container_id=0, length=self._length)]
+        return cri.UserNamespace(mode=cri.POD, uids=ids, gids=ids)
+
+    def _free(self) -> int:
+        used = {first for file in self._files() if (first := self._read(file)) is not None}
+        ranges = range(self._length, _ALL_IDS - self._length + 1, self._length)
+        found = next((first for first in ranges if first not in used), None)
+        if found is None:
+            raise Refused("could not find an empty slot to allocate a user namespace")
+        return found
+
+    def _files(self) -> Iterable[Path]:
+        return self._pods.glob(f"*/{FILE}")
+
+    def _read(self, file: Path) -> int | None:
+        """The first host id of a pod's range, None where it has none."""
+        try:
+            mappings = msgspec.json.decode(file.read_bytes(), type=_Mappings)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise Refused(f"cannot read the user namespace: {error}", subject=str(file)) from error
+        users = mappings.uid_mappings
+        if len(users) != 1 or users != mappings.gid_mappings or users[0].container_id != 0:
+            raise Refused("not one mapping of root, the same for users and groups", subject=str(file))
+        if users[0].length != self._length or users[0].host_id % self._length:
+            text = f"expected a range of {self._length} ids, got {users[0].length} from {users[0].host_id}"
+            raise Refused(text, subject=str(file))
+        return users[0].host_id

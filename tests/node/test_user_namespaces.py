@@ -1,0 +1,104 @@
+"""Pods with users of their own: each a range, kept; refused where the runtime can't."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Pod, PodSpec
+from engine.node.runtime_health import RuntimeFeatures
+from engine.node.user_namespaces import UserNamespaces
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+
+from .conftest import Bench, container, eventually
+
+
+def pod(uid: str, host_users: bool | None = False) -> Pod:
+    made = Pod(spec=PodSpec(host_users=host_users))
+    made.metadata.uid = uid
+    return made
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Path:
+    for uid in ("a", "b", "c"):
+        (tmp_path / uid).mkdir()
+    return tmp_path
+
+
+def first(users: UserNamespaces, uid: str) -> int:
+    found = users.of(pod(uid), supported=True)
+    assert found is not None
+    assert found.mode == cri.POD
+    assert found.uids == found.gids
+    assert [(m.container_id, m.length) for m in found.uids] == [(0, 65536)]
+    return found.uids[0].host_id
+
+
+def test_each_pod_has_a_range_of_its_own_and_keeps_it(pods: Path):
+    users = UserNamespaces(pods)
+    assert [first(users, uid) for uid in ("a", "b", "a")] == [65536, 131072, 65536]
+    assert first(UserNamespaces(pods), "b") == 131072
+    (pods / "a" / "userns").unlink()
+    assert first(users, "c") == 65536
+    kept = json.loads((pods / "c" / "userns").read_text())
+    mapping = {"hostId": 65536, "containerId": 0, "length": 65536}
+    assert kept == {"uidMappings": [mapping], "gidMappings": [mapping]}
+
+
+@pytest.mark.parametrize("host_users", [None, True])
+def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
+    assert UserNamespaces(pods).of(pod("a", host_users), supported=False) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        '{"uidMappings":[],"gidMappings":[]}',
+        '{"uidMappings":[{"hostId":1,"containerId":0,"length":65536}],'
+        '"gidMappings":[{"hostId":1,"containerId":0,"length":65536}]}',
+    ],
+)
+def test_a_file_that_is_none_is_named(pods: Path, text: str):
+    (pods / "a" / "userns").write_text(text)
+    with pytest.raises(Refused, match="a/userns"):
+        UserNamespaces(pods).of(pod("a"), supported=True)
+
+
+def test_ids_come_in_whole_ranges(pods: Path):
+    with pytest.raises(InvalidInput, match="idsPerPod"):
+        UserNamespaces(pods, 1000)
+
+
+async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(RuntimeFeatures, "of", lambda _: RuntimeFeatures())
+    await bench.start()
+    bench.write("own", {"containers": [container()], "hostUsers": False})
+    await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
+    said = [e.message for e in bench.node.recorder if e.reason == "FailedCreatePodSandBox"]
+    assert "runtime does not support user namespaces" in said[0]
+    assert bench.phase("own") == "Pending"
+
+
+async def test_the_runtime_is_told_the_range_and_maps_the_mounts(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(RuntimeFeatures, "of", lambda _: RuntimeFeatures(user_namespaces=True))
+    await bench.start()
+    volume = {"volumes": [{"name": "e", "emptyDir": {}}]}
+    mounts = [{"name": "e", "mountPath": "/e"}]
+    bench.write("own", {"containers": [container(volumeMounts=mounts)], "hostUsers": False, **volume})
+    await eventually(lambda: bench.phase("own") == "Running")
+    sandbox = next(iter(hollow.service.records.sandboxes.values())).config
+    options = sandbox.linux.security_context.namespace_options.userns_options
+    assert (options.mode, options.uids[0].host_id) == (cri.POD, 65536)
+    made = next(iter(hollow.service.records.containers.values())).config
+    assert made.linux.security_context.namespace_options.userns_options == options
+    assert all(mount.uidMappings == options.uids for mount in made.mounts)
