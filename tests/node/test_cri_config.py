@@ -73,7 +73,8 @@ def test_a_privileged_container_is_described_like_any_other():
     assert set(MASKED_PATHS) <= set(message.masked_paths)
     assert tuple(message.readonly_paths) == READONLY_PATHS
     assert message.seccomp.profile_type == KINDS.RuntimeDefault
-    unmasked = pod_of({"containers": [container(securityContext={"procMount": "Unmasked"})]})
+    own = [container(securityContext={"procMount": "Unmasked"})]
+    unmasked = pod_of({"containers": own, "hostUsers": False})
     assert not security(unmasked).masked_paths
     assert not security(unmasked).readonly_paths
 

@@ -47,6 +47,7 @@ def _container(
         yield f"{where}.image: expected no blanks at its ends, got {container.image[:64]!r}"
     yield from one_of(container.image_pull_policy, PULL_POLICIES, f"{where}.imagePullPolicy")
     yield from one_of(container.restart_policy, ("Always", "OnFailure", "Never"), f"{where}.restartPolicy")
+    yield from _restart_rules(container, where)
     policies = ("File", "FallbackToLogsOnError", "")
     yield from one_of(container.termination_message_policy, policies, f"{where}.terminationMessagePolicy")
     yield from _ports(container.ports or [], f"{where}.ports")
@@ -110,3 +111,20 @@ def _mount(mount: VolumeMount, field: str, *, privileged: bool) -> Iterator[str]
 
 def _privileged(container: Container) -> bool:
     return bool(container.security_context and container.security_context.privileged)
+
+
+def _restart_rules(container: Container, where: str) -> Iterator[str]:
+    rules = container.restart_policy_rules or []
+    if container.restart_policy is None and rules:
+        yield f"{where}.restartPolicy: must specify restartPolicy when restart rules are used"
+    if len(rules) > 20:
+        yield f"{where}.restartPolicyRules: expected at most 20, got {len(rules)}"
+    for index, rule in enumerate(rules):
+        field = f"{where}.restartPolicyRules[{index}]"
+        yield from one_of(rule.action, ("Restart", "RestartAllContainers"), f"{field}.action")
+        if rule.exit_codes is None:
+            yield f"{field}.exitCodes: must be specified"
+            continue
+        yield from one_of(rule.exit_codes.operator, ("In", "NotIn"), f"{field}.exitCodes.operator")
+        if len(rule.exit_codes.values or []) > 255:
+            yield f"{field}.exitCodes.values: expected at most 255"
