@@ -65,25 +65,25 @@ class CheckpointFile:
         """What the file says; empty if there is none or if it had to be set aside."""
         try:
             text = self.path.read_bytes()
+            checkpoint = decode(text)
         except FileNotFoundError:
             return Checkpoint()
-        except OSError as error:
-            raise Refused(f"cannot read: {error.strerror}", subject=str(self.path)) from error
-        try:
-            checkpoint = decode(text)
-        except CheckpointError as error:
-            aside = self.path.parent / SET_ASIDE / f"{FILE_NAME}.{int(now)}"
-            aside.parent.mkdir(mode=0o750, exist_ok=True)
-            self.path.rename(aside)
-            log.error(
-                "%s: %s; set aside as %s. Devices of running pods are not known to be in use.",
-                self.path,
-                error,
-                aside,
-            )
+        except (OSError, CheckpointError) as error:
+            where = self._set_aside(now)
+            said = "%s: %s; %s. Devices of running pods are not known to be in use."
+            log.error(said, self.path, error, where)
             return Checkpoint()
         self._last = text
         return checkpoint
+
+    def _set_aside(self, now: float) -> str:
+        aside = self.path.parent / SET_ASIDE / f"{FILE_NAME}.{int(now)}"
+        try:
+            aside.parent.mkdir(mode=0o750, exist_ok=True)
+            self.path.rename(aside)
+        except OSError as error:
+            return f"it cannot be set aside ({error.strerror or error})"
+        return f"set aside as {aside}"
 
     async def start(self) -> None:
         self._writer.start(self._write_when_wanted)

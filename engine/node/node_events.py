@@ -5,6 +5,7 @@ Reasons and texts: kubelet v1.36 (`nodestatus` setters, `kubelet_node_status`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,9 @@ from typing import Final
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.node import NodeCondition
-from engine.host.files import replace_file
+from engine.host.kept import keep, kept
+
+log = logging.getLogger("kubengine.node")
 
 _REASONS: Final = {
     "MemoryPressure": {"True": "NodeHasInsufficientMemory", "False": "NodeHasSufficientMemory"},
@@ -33,20 +36,18 @@ class NodeEvents:
         self._seen: dict[str, str] = {}
 
     def started(self, boot_id: str) -> None:
-        """Raises `Refused` where the boot id cannot be kept."""
+        """A boot id that cannot be read or kept is said in the log, and the agent starts."""
         self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
-        try:
-            known = self._record.read_bytes().decode(errors="replace").strip()
-        except FileNotFoundError:
-            known = ""
-        except OSError as error:
-            raise Refused(error.strerror or str(error), subject=str(self._record)) from error
+        known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
         if known == boot_id:
             return
         if known:
             text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
             self._recorder.node(WARNING, "Rebooted", text)
-        replace_file(self._record, f"{boot_id}\n", mode=0o600)
+        try:
+            keep(self._record, boot_id.encode())
+        except Refused as error:
+            log.warning("%s", error)
 
     def look(self, conditions: Iterable[NodeCondition]) -> None:
         for condition in conditions:

@@ -164,3 +164,20 @@ def test_the_json_is_what_go_writes():
         b'{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{"a":null,"b":["\\u003c\\u0026\\u003e\\u2028"]}},'
     )
     assert msgspec.json.decode(written)["Data"]["RegisteredDevices"]["b"] == ["<&>\u2028"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "link to itself", "deep"])
+def test_what_is_no_checkpoint_is_set_aside_and_the_agent_starts(tmp_path, caplog, kind):
+    path = tmp_path / FILE_NAME
+    match kind:
+        case "directory":
+            path.mkdir()
+        case "link to itself":
+            path.symlink_to(path.name)
+        case "deep":
+            path.write_bytes(b"[" * 100_000)
+    assert CheckpointFile(tmp_path, Checkpoint).load(17.0) == Checkpoint()
+    assert str(path) in caplog.text
+    assert not path.is_symlink()
+    assert not path.exists()
+    assert [each.name for each in (tmp_path / "set-aside").iterdir()] == [f"{FILE_NAME}.17"]
