@@ -109,7 +109,6 @@ class Admission:
     def _tell(self) -> None:
         self._freed.set()
         self._freed = asyncio.Event()
-        self._kills: set[asyncio.Future[None]] = set()
 
     def check(self, pod: Pod, *, policy: str = "") -> Verdict:
         """What `admit` would decide, without doing it."""
