@@ -13,10 +13,10 @@ import uuid
 import msgspec
 import pytest
 
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
+from engine.api.struct import decode_hook
 from engine.cgroups.bulk import BulkCgroups, ContainerColumns
 from engine.cgroups.containers import ContainerRules
 from engine.cgroups.levels import Contribution, LevelRules, LevelSums

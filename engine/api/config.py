@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import Struct
 from engine.api.duration import Duration
 from engine.api.node import Taint
 from engine.api.quantity import Quantity
+from engine.api.struct import Struct
 
 GROUP_VERSION = "kubelet.config.k8s.io/v1beta1"
 ROOT_DIR = "/var/lib/kubelet"

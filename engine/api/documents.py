@@ -15,12 +15,12 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.fitting import fitted
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
+from engine.api.struct import decode_hook
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_DEPTH = 100

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.api._base import Struct
 from engine.api.duration import Duration
+from engine.api.struct import Struct
 
 GROUP_VERSION = "kubengine.dev/v1alpha1"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.api._base import Struct
 from engine.api.meta import ObjectMeta
+from engine.api.struct import Struct
 
 
 class LeaseSpec(Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from engine.api._base import Struct
+from engine.api.struct import Struct
 
 
 class OwnerReference(Struct):

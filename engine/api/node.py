@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import Struct
 from engine.api.meta import ObjectMeta
 from engine.api.quantity import Quantity
+from engine.api.struct import Struct
 
 
 class Taint(Struct):

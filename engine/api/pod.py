@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import Struct, written
 from engine.api.meta import ObjectMeta
 from engine.api.quantity import Quantity
 from engine.api.status import PodStatus
+from engine.api.struct import Struct, written
 
 ResourceList = dict[str, Quantity]
 IntOrString = int | str

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import Struct
 from engine.api.quantity import Quantity
+from engine.api.struct import Struct
 
 
 class ContainerStateWaiting(Struct):

@@ -13,8 +13,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from engine.api._base import to_builtins
 from engine.api.events import Event
+from engine.api.struct import to_builtins
 from engine.cli._pod_table import pod_rows, pod_table
 from engine.node import Node
 

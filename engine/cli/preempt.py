@@ -48,7 +48,7 @@ def command(
         raise click.UsageError("--pods needs --node")
     pod = _one_pod(file, static)
     if node is None:
-        from engine.api._base import to_json
+        from engine.api.struct import to_json
 
         answer = agent.act("admission", "dry-run", pod=to_json(pod).decode(), policy=policy)
     else:

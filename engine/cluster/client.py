@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from engine.api._base import decode_hook, to_json
 from engine.api.errors import Refused, Unavailable
+from engine.api.struct import decode_hook, to_json
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import Kubeconfig
 from engine.transport.http2 import Exchange

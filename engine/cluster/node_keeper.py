@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import to_builtins
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
+from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.node_object import full_patch, reconciliation, registration, report_after, status_patch
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from engine.api._base import to_builtins
 from engine.api.node import Node
+from engine.api.struct import to_builtins
 from engine.cluster.merge import strategic_patch
 
 DEFAULT_LABELS = (

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.api._base import to_json
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext
+from engine.api.struct import to_json
 from engine.cri import labels
 from engine.node.container_hash import container_hash
 from engine.node.environment import expand

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.api._base import to_builtins
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.node import ContainerImage, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus
+from engine.api.struct import to_builtins
 from engine.node import machine
 from engine.node.node_resources import NodeResources
 from engine.wire import cri_v1_pb2 as cri

@@ -15,7 +15,6 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine.api._base import to_builtins
 from engine.api.defaults import apply_defaults, default_selectors
 from engine.api.pod import Pod, Toleration
 from engine.api.qos import (
@@ -27,6 +26,7 @@ from engine.api.qos import (
     compute_qos_class,
 )
 from engine.api.resources import CPU, MEMORY
+from engine.api.struct import to_builtins
 from engine.api.validation import check_pod
 from engine.node.kubelet_uid import Unprintable, kubelet_uid
 

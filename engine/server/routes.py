@@ -11,9 +11,9 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from engine.api._base import to_builtins, to_json
 from engine.api.errors import Bug, InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.pod import Pod
+from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
 from engine.server.view import NodeView
 

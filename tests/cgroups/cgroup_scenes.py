@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
+from engine.api.struct import decode_hook
 from engine.cgroups import ContainerResources
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.manager import CgroupManager

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import decode_hook
 from engine.api.pod import Pod
 from engine.api.qos import (
     compute_qos_class,
@@ -18,6 +17,7 @@ from engine.api.qos import (
 )
 from engine.api.quantity import Quantity, QuantityError
 from engine.api.resources import pod_limits, pod_requests, ranking_list, scaled_list
+from engine.api.struct import decode_hook
 from tests.conformance.changed import sums_changed
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from engine._fast import _cgroup_values_c, _cgroup_values_py, cgroup_values
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled_list
+from engine.api.struct import decode_hook
 from engine.cgroups import bulk, conversion, names
 from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, reserved_values
 from engine.cgroups.containers import ContainerRules, container_resources

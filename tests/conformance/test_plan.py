@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from engine._fast.preemption import victims_by_node
-from engine.api._base import decode_hook
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
+from engine.api.struct import decode_hook
 from engine.plan import FaultLog, Snapshot
 from engine.plan.questions.fit import fit, node_use
 from engine.plan.reading.reader import SnapshotReader

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.api._base import to_builtins, to_json
 from engine.api.errors import Refused
 from engine.api.pod import Pod
+from engine.api.struct import to_builtins, to_json
 from engine.cri.client import RuntimeClient
 from engine.cri.records import CREATED, EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.status import StatusInputs, pod_status

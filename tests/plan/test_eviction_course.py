@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
+from engine.api.struct import decode_hook
 from engine.cgroups.settings import CgroupSettings
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
 from engine.eviction.manager import EvictionManager

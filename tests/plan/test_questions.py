@@ -15,11 +15,11 @@ import pytest
 from engine.admission import AdmittedPods, NotEnoughToPreempt, decide
 from engine.admission import preempt as preempt_pods
 from engine.admission.failures import InsufficientResource
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
+from engine.api.struct import decode_hook
 from engine.cgroups.containers import container_resources
 from engine.cgroups.conversion import shares_to_weight
 from engine.cgroups.files import FileRules

@@ -19,11 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class
 from engine.api.resources import pod_requests, ranking_list, scaled_list
+from engine.api.struct import decode_hook
 from engine.plan import FaultLog, load_snapshot
 from engine.plan.reading.json_stream import MAX_DEPTH, MAX_OBJECT, JSONStream
 from engine.plan.snapshot.json_writer import documents, write_list

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from engine.api._base import json_name
 from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Probe
+from engine.api.struct import json_name
 from engine.api.validation.names import LARGEST_INT32, in_range, is_port, is_port_name, one_of
 
 _HEADER = re.compile(r"[-A-Za-z0-9]+")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api._base import decode_hook, encode_hook
 from engine.api.lifecycle import PodEnd
 from engine.api.status import PodStatus
+from engine.api.struct import decode_hook, encode_hook
 from engine.host.files import replace_file
 from engine.node.pod.life import PodLife, State
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled
+from engine.api.struct import decode_hook
 from engine.api.version import engine_version
 from engine.plan.reading.node_rows import READINGS
 from engine.plan.reading.table_file import read_table

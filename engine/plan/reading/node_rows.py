@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Raw
 
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled
+from engine.api.struct import decode_hook
 from engine.plan.reading.documents import NodeDocument
 from engine.plan.reading.templates import Unusable, intern
 from engine.plan.snapshot.columns import IMAGE_FIELDS

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Raw
 
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
+from engine.api.struct import decode_hook
 from engine.plan.reading.documents import ContainerSpec, PodSpecFields
 from engine.tables import CPU_LIMITED, MEMORY_LIMITED, PodEntry, ResourceNames, pod_entry
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from engine.api._base import decode_hook
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
@@ -19,6 +18,7 @@ from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL
 from engine.api.status import PodStatus
+from engine.api.struct import decode_hook
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
 

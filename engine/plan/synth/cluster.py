@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from engine.api._base import decode_hook
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
+from engine.api.struct import decode_hook
 from engine.api.version import engine_version
 from engine.plan.reading.templates import Templates
 from engine.plan.snapshot.columns import POD_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
