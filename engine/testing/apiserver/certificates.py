@@ -1,0 +1,98 @@
+"""A throw-away certificate authority, by the `openssl` command."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_CONFIG = """
+[req]
+distinguished_name = name
+[name]
+[authority]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, keyCertSign, cRLSign
+subjectKeyIdentifier = hash
+[leaf]
+basicConstraints = critical, CA:FALSE
+keyUsage = critical, digitalSignature
+extendedKeyUsage = serverAuth, clientAuth
+subjectKeyIdentifier = hash
+authorityKeyIdentifier = keyid
+{alternatives}
+[ca]
+default_ca = this
+[this]
+database = {directory}/index.txt
+rand_serial = yes
+new_certs_dir = {directory}
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+organizationName = optional
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificatePair:
+    """Files in PEM."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """Makes its key in `directory` and issues certificates there. Raises CalledProcessError or
+    FileNotFoundError where there is no working `openssl`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self.certificate = directory / "ca.crt"
+        self._key = directory / "ca.key"
+        self._issued = 0
+        new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+        files = ["-keyout", str(self._key), "-out", str(self.certificate)]
+        self._openssl("", "req", "-x509", *new, *files, "-subj", "/CN=throw-away", "-extensions", "authority")
+
+    def issue(
+        self, common_name: str, *, organization: str = "", alternatives: str = "", expired: bool = False
+    ) -> CertificatePair:
+        """A certificate for client and server use, valid for two days (`expired`: until the year 2001).
+
+        `alternatives` are subject alternative names in OpenSSL's words: `DNS:localhost,IP:127.0.0.1`.
+        """
+        self._issued += 1
+        place = self.directory / f"{self._issued}"
+        pair = CertificatePair(place.with_suffix(".crt"), place.with_suffix(".key"))
+        subject = (f"/O={organization}" if organization else "") + f"/CN={common_name}"
+        request = place.with_suffix(".csr")
+        names = f"subjectAltName = {alternatives}" if alternatives else ""
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        self._openssl("", "req", *key, "-keyout", str(pair.key), "-out", str(request), "-subj", subject)
+        (self.directory / "index.txt").write_text("")
+        when = ["-startdate", "20000101000000Z", "-enddate", "20010101000000Z"] if expired else ["-days", "2"]
+        signer = [
+            "-cert",
+            str(self.certificate),
+            "-keyfile",
+            str(self._key),
+            "-extensions",
+            "leaf",
+            "-notext",
+        ]
+        files = ["-in", str(request), "-out", str(pair.certificate)]
+        self._openssl(names, "ca", "-batch", *signer, *files, *when)
+        return pair
+
+    def _openssl(self, alternatives: str, command: str, *arguments: str) -> None:
+        config = self.directory / "openssl.cnf"
+        config.write_text(_CONFIG.format(alternatives=alternatives, directory=self.directory))
+        subprocess.run(
+            ["openssl", command, "-config", str(config), *arguments],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )

@@ -1,0 +1,60 @@
+"""What may go wrong with a request on demand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Fault(StrEnum):
+    """Ways to fail. A status code with its reason is a fault too: `server.fail(500)`."""
+
+    DROP = "drop"
+    """The connection breaks off instead of an answer."""
+    RESET = "reset"
+    """The request's stream is reset."""
+    HANG = "hang"
+    """No answer, ever; the connection lives."""
+    FREEZE = "freeze"
+    """From this request on the server neither reads nor writes on the connection."""
+    MALFORMED = "malformed"
+    """Status 200 and half an object."""
+    GO_AWAY = "go-away"
+    """The answer is given, the connection takes no more requests."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """A fault for the next `times` requests that match, None for all. `delay` (seconds) comes first."""
+
+    kind: Fault | int | None
+    method: str
+    path: re.Pattern[str]
+    times: int | None
+    delay: float
+    retry_after: int | None
+    reason: str
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults planned, in order; the first that matches a request is taken."""
+
+    planned: list[Planned] = field(default_factory=list)
+
+    def plan(self, planned: Planned) -> None:
+        self.planned.append(planned)
+
+    def clear(self) -> None:
+        self.planned.clear()
+
+    def take(self, method: str, path: str) -> Planned | None:
+        for each in self.planned:
+            if each.method in ("", method) and each.path.search(path):
+                if each.times is not None:
+                    each.times -= 1
+                    if each.times == 0:
+                        self.planned.remove(each)
+                return each
+        return None
