@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from typing import Any
 from engine.api.errors import Refused, Unavailable
 
 KERNEL = "linux.uml"
+WIDE_REGISTERS = Path(__file__).parent / "uml_registers.c"
 SCRATCH = "/mnt"
 CGROUPS = "/sys/fs/cgroup"
 _MARK = "UML-REPORT "
@@ -156,6 +158,8 @@ def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float)
         *("con=null", "con0=null,fd:1", "ssl=null", "quiet", f"uml_dir={directory}/"),
     ]
     environment = dict(os.environ, TMPDIR=str(directory), HOME=str(directory))
+    if re.search(r"^flags\b.*\bamx_tile\b", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+        environment["LD_PRELOAD"] = str(_wide_registers(directory))
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -175,6 +179,16 @@ def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float)
     finally:
         _end(process)
     return _answer(output)
+
+
+def _wide_registers(directory: Path) -> Path:
+    """A library without which the kernel, on a processor with AMX, dies before its first program."""
+    library = directory / "registers.so"
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise Unavailable("not installed (Debian: gcc)", subject="cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", library, WIDE_REGISTERS], check=True)
+    return library
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
