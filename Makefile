@@ -5,6 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := .run
 PYTEST := $(BIN)/pytest
+
+# Files of tests run side by side, those that take long first; `make TEST_WORKERS=0 test` runs them one by one.
+TEST_WORKERS ?= auto
+PYTEST_ALL := $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 KERNELS := $(foreach d,engine/_fast engine/_fast/probing,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
 
 C_FILES := $(wildcard engine/_fast/*.h engine/_fast/probing/*.h engine/testing/*.c fuzz/*.c bench/*.c)
@@ -40,10 +44,10 @@ run: build
 	  --cgroup-root /kubengine-example --live --clean-up
 
 test: system-packages build lint
-	$(PYTEST)
+	$(PYTEST_ALL)
 
 test-fast: build
-	$(PYTEST) -m "not slow"
+	$(PYTEST_ALL) -m "not slow"
 
 lint: build
 	$(BIN)/ruff check .

@@ -1,9 +1,11 @@
-"""What every test shares: options, and skips that say in words what is missing."""
+"""What every test shares: options, skips that say in words what is missing, room to run side by side."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -15,6 +17,25 @@ hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 pytest_plugins = ["engine.testing.pytest_plugin"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Directories as short as without workers: unix sockets take 107 characters."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        config.option.basetemp = str(Path(config.option.basetemp).with_name(worker))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def leaks_are_ones_own() -> Iterator[None]:
+    """What a test leaves unclosed is found now, and not while a neighbour runs."""
+    yield
+    gc.collect()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,3 +64,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, (available, reason) in needs.items():
             if item.get_closest_marker(marker) is not None and not available:
                 item.add_marker(pytest.mark.skip(reason=reason))
+    long = {item.path for item in items if any(map(item.get_closest_marker, ("slow", "uml", "containerd")))}
+    items.sort(key=lambda item: item.path not in long)
