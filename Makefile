@@ -26,7 +26,7 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench fuzz protos system-packages build clean
+.PHONY: help run test test-fast lint bench fuzz chaos protos system-packages build clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -35,6 +35,7 @@ help:
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
+	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points under device pods that come and go'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -67,6 +68,10 @@ fuzz: build
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(FUZZ_PACKAGES)); fi
 	@$(BIN)/pip install -q 'atheris>=3' || echo 'no atheris for this Python: readers are fuzzed without coverage' >&2
 	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS)
+
+CHAOS_POINTS ?= 1000
+chaos: build
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) $(PYTEST) tests/devices/test_crash_campaign.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

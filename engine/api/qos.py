@@ -1,4 +1,4 @@
-"""QoS class, and which pods are critical, static, mirror or preemptable.
+"""QoS class, and which pods are critical, static or mirror.
 
 Source: kubelet v1.36 `qos` and `types` packages; KEP-2837 for pod-level resources.
 """
@@ -78,12 +78,3 @@ def is_critical(pod: Pod) -> bool:
 
 def is_node_critical(pod: Pod) -> bool:
     return is_critical(pod) and pod.spec.priority_class_name == SYSTEM_NODE_CRITICAL
-
-
-def is_preemptable(preemptor: Pod, preemptee: Pod) -> bool:
-    """Whether `preemptor` may evict `preemptee`: critical over non-critical whatever the
-    priorities, otherwise strictly higher priority, if both have one."""
-    if is_critical(preemptor) and not is_critical(preemptee):
-        return True
-    ours, theirs = preemptor.spec.priority, preemptee.spec.priority
-    return ours is not None and theirs is not None and ours > theirs

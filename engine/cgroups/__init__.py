@@ -10,9 +10,9 @@ import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs, /proc and systemd'
 package loads what decides.
 """
 
+from engine.api.cpu_weight import WeightFormula
 from engine.cgroups.allocatable import NodeAllocatable
 from engine.cgroups.containers import ContainerResources, ContainerRules, container_resources
-from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.values import GroupValues, PodRules, pod_values
 

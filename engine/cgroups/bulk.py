@@ -21,13 +21,14 @@ from engine._fast.cgroup_values import (
     SIDECAR,
     Rules,
 )
+from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_node_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU, MEMORY
 from engine.cgroups.containers import ContainerRules, effective_limit, unassigned_memory
-from engine.cgroups.conversion import DEFAULT_PERIOD_US, WeightFormula, shares_to_weight
+from engine.cgroups.conversion import DEFAULT_PERIOD_US, shares_to_weight
 from engine.cgroups.levels import LevelRules
 from engine.cgroups.values import PodRules, limits_declared
 from engine.tables.columns import CPU_LIMITED, LIVE, MEMORY_LIMITED, PodColumns

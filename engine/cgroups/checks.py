@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.cgroups.conversion import WeightFormula, shares_to_weight
+from engine.api.cpu_weight import WeightFormula
+from engine.cgroups.conversion import shares_to_weight
 
 KERNEL_THREAD_WEIGHT = {1: 1024, 2: 100}
 SMALL_SHARE = 0.05

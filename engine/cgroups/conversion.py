@@ -7,24 +7,18 @@ kubelet v1.32 `cm` package; runc 1.3.2 and crun 1.23 for the second weight formu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Final
 
+from engine.api.cpu_weight import MAX_SHARES, MIN_SHARES, WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
 from engine.api.resources import HUGEPAGES_PREFIX
 
-MIN_SHARES: Final = 2
-MAX_SHARES: Final = 262_144
 SHARES_PER_CPU: Final = 1024
-MIN_WEIGHT: Final = 1
-MAX_WEIGHT: Final = 10_000
 DEFAULT_PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1000
 UNLIMITED_QUOTA: Final = -1
-
-WeightFormula = Literal["linear", "logarithmic"]
 
 
 def milli_cpu_to_shares(milli: int) -> int:
@@ -44,26 +38,8 @@ def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom
 
 
 def shares_to_weight(shares: int, formula: WeightFormula = "linear") -> int:
-    """`cpu.weight` for `cpu.shares`, by the formula of the kubelet up to 1.34 and of older OCI
-    runtimes (`linear`), or of runc ≥ 1.3.2, crun ≥ 1.23 and newer kubelets (`logarithmic`).
-
-    0 shares ("not set") give 0; anything from 262144 up gives 10000.
-    """
-    if shares <= 0:
-        return 0
-    if shares >= MAX_SHARES:
-        return MAX_WEIGHT
-    if formula == "linear":
-        return 1 + (max(shares, MIN_SHARES) - MIN_SHARES) * (MAX_WEIGHT - 1) // (MAX_SHARES - MIN_SHARES)
-    if shares <= MIN_SHARES:
-        return MIN_WEIGHT
-    log = math.log2(shares)
-    return math.ceil(10 ** ((log * log + 125 * log) / 612 - 7 / 34))
-
-
-def weight_to_shares(weight: int) -> int:
-    """The way back of the linear formula."""
-    return (weight - 1) * (MAX_SHARES - MIN_SHARES) // (MAX_WEIGHT - 1) + MIN_SHARES
+    """`cpu.weight` for `cpu.shares`; 0 shares ("not set") give 0."""
+    return cpu_weight(shares, formula) if shares > 0 else 0
 
 
 def shares_to_milli_cpu(shares: int) -> int:

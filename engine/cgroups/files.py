@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from engine.cgroups.conversion import WeightFormula, huge_page_name, shares_to_weight
+from engine.api.cpu_weight import WeightFormula
+from engine.cgroups.conversion import huge_page_name, shares_to_weight
 from engine.cgroups.mounts import Mounts
 from engine.cgroups.values import GroupValues
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED
@@ -14,7 +15,6 @@ from engine.api.resources import CPU
 from engine.cgroups import checks
 from engine.cgroups.checks import Finding, PodObservation, RootObservation
 from engine.cgroups.containers import ContainerResources
-from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.files import CPU_SHARE
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.mounts import Mounts

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from engine.api.cpu_weight import MIN_SHARES
 from engine.api.pod import Pod
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU, MEMORY, pod_requests
-from engine.cgroups.conversion import MIN_SHARES, milli_cpu_to_shares
+from engine.cgroups.conversion import milli_cpu_to_shares
 from engine.cgroups.values import MEMORY_LOW, MEMORY_MIN, GroupValues
 
 LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)

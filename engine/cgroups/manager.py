@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
@@ -21,7 +22,6 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
 from engine.cgroups.checks import Finding
-from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.files import FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import Contribution

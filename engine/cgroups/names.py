@@ -73,10 +73,6 @@ def parse_path(path: str, driver: Driver) -> CgroupName:
     return parse_systemd(path) if driver == "systemd" else parse_cgroupfs(path)
 
 
-def is_systemd_style(path: str) -> bool:
-    return path.endswith(SLICE)
-
-
 def node_allocatable_root(cgroup_root: str, cgroups_per_qos: bool) -> CgroupName:
     """The group that holds all pods: `<cgroup root>/kubepods`."""
     root = parse_cgroupfs(cgroup_root)

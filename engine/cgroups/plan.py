@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.api.config import KubeletConfiguration
+from engine.api.cpu_weight import WeightFormula
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.qos import GUARANTEED, qos_class
 from engine.api.quantity import Quantity
 from engine.cgroups.containers import ContainerResources, container_resources
-from engine.cgroups.conversion import WeightFormula, huge_page_size
+from engine.cgroups.conversion import huge_page_size
 from engine.cgroups.files import FileRules
 from engine.cgroups.levels import LEVELS, Contribution, LevelSums
 from engine.cgroups.names import level_name, pod_name, to_path

@@ -11,8 +11,8 @@ import shutil
 import subprocess
 from typing import Literal
 
+from engine.api.cpu_weight import WeightFormula
 from engine.api.kubengine_config import CgroupsSection
-from engine.cgroups.conversion import WeightFormula
 
 _SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
 _VERSION = re.compile(r"\b(runc|crun) version v?(\d+)\.(\d+)(?:\.(\d+))?")

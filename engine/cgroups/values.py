@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from engine.api.cpu_weight import MIN_SHARES
 from engine.api.pod import Pod, ResourceList
 from engine.api.qos import BEST_EFFORT, GUARANTEED, qos_class
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU, MEMORY, pod_limits, pod_requests
 from engine.cgroups.conversion import (
     DEFAULT_PERIOD_US,
-    MIN_SHARES,
     UNLIMITED_QUOTA,
     huge_page_limits,
     milli_cpu_to_quota,

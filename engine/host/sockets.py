@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import secrets
 import socket
 import stat
 import time
@@ -45,7 +44,7 @@ def claim(path: Path, bind: Callable[[str], object], *, mode: int = 0o600) -> Cl
         raise InvalidInput(f"longer than the {LONGEST} bytes of a unix socket's path", subject=str(path))
     try:
         with _private_directory(path.parent) as directory:
-            name = secrets.token_hex(4)
+            name = os.urandom(4).hex()
             bind(f"/proc/self/fd/{directory}/{name}")
             os.chmod(name, mode, dir_fd=directory)
             identity = _identity(os.lstat(name, dir_fd=directory))
@@ -104,7 +103,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _private_directory(parent: Path) -> Iterator[int]:
-    path = parent / f".{secrets.token_hex(4)}"
+    path = parent / f".{os.urandom(4).hex()}"
     path.mkdir(mode=0o700)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from engine.api.cpu_weight import WeightFormula
 from engine.runtime import cdi
-from engine.runtime.hierarchy import WeightFormula
 from engine.runtime.hollow import HollowBackend
 from engine.runtime.image_service import ImageService
 from engine.runtime.processes import ProcessBackend

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
+from engine.api.cpu_weight import WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput, Refused
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
-
-WeightFormula = Literal["linear", "logarithmic"]
 
 V1_ORDER = ("memory", "cpu", "cpuacct", "cpuset", "pids", "devices", "freezer", "blkio", "hugetlb", "net_cls",
             "net_prio", "perf_event", "rdma", "misc", "name=systemd")  # fmt: skip
@@ -44,6 +41,14 @@ class Hierarchy:
     def directories(self, path: str) -> list[str]:
         """The directory of cgroup `path` in each tree, without symbolic duplicates."""
         return [f"{tree}/{path.strip('/')}" for tree in dict.fromkeys(self.trees.values())]
+
+    def named(self, identifier: str) -> list[str]:
+        """Every cgroup in whose name `identifier` is, for what nothing else is known of."""
+        found = []
+        for tree in dict.fromkeys(self.trees.values()):
+            for above, names, _ in os.walk(tree):
+                found += [f"{above}/{name}" for name in names if identifier in name]
+        return found
 
     def make(self, path: str) -> list[str]:
         """Make cgroup `path` with its parents, able to hold processes; answers its directories."""
@@ -180,18 +185,6 @@ def container_path(parent: str, identifier: str, driver: str) -> str:
     words = name.removesuffix(".slice").split("-")
     slices = ["-".join(words[: count + 1]) + ".slice" for count in range(len(words))]
     return "/" + "/".join([*slices, f"kubengine-{identifier}.scope"])
-
-
-def cpu_weight(shares: int, formula: WeightFormula = "linear") -> int:
-    """cpu.shares [2, 262144] as cpu.weight [1, 10000].
-
-    `linear` is the rule of runc before 1.3.2 and of kubelets up to 1.34, `logarithmic` of later ones.
-    """
-    shares = min(max(shares, 2), 262_144)
-    if formula == "linear":
-        return 1 + (shares - 2) * 9_999 // 262_142
-    exponent = math.log2(shares)
-    return math.ceil(10 ** ((exponent * exponent + 125 * exponent) / 612 - 7 / 34))
 
 
 def _or_max(value: int) -> str:

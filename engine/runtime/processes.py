@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.host.trees import remove_tree
 from engine.runtime import cdi, hierarchy, oci, requests, usage
@@ -39,6 +41,9 @@ STARTS_AT_ONCE = 16
 LOST = 255
 
 
+log = logging.getLogger("kubengine.runtime")
+
+
 class ProcessBackend:
     """`root` holds images and writable layers, `state` what is running; `hierarchy` is the cgroup side."""
 
@@ -55,7 +60,7 @@ class ProcessBackend:
         archives: Path | None = None,
         overlay: bool = True,
         cdi_directories: Sequence[Path] = cdi.DIRECTORIES,
-        cpu_weight: hierarchy.WeightFormula = "linear",
+        cpu_weight: WeightFormula = "linear",
     ) -> None:
         if os.geteuid() != 0:
             raise Refused(
@@ -96,6 +101,7 @@ class ProcessBackend:
         for container, extras in list(self.state.load_containers(records.sandboxes)):
             await self._adopt_container(container, extras)
         for directory in list(self.state.half_made()):
+            await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
         await self._files.keep(records.containers)
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
@@ -359,7 +365,10 @@ class ProcessBackend:
                 finished_at=ending.finished_at,
                 reason="OOMKilled" if ending.oom_kills else "",
             )
-        self.state.save_container(container, extras)
+        try:
+            self.state.save_container(container, extras)
+        except Refused as error:
+            log.error("%s; its end is found again at the next start", error)
 
     async def _adopt_container(self, container: Container, extras: Extras) -> None:
         self._extras[container.id] = extras

@@ -13,15 +13,22 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from engine.api.errors import Refused
 from engine.host.files import replace_file
+from engine.host.kept import keep, kept, set_aside
 from engine.host.trees import remove_tree
 from engine.runtime.records import Container, Sandbox
 from engine.wire import cri_v1_pb2 as cri
+
+RECORD = "record.json"
+WITHOUT = "what runs of it is ended"
+log = logging.getLogger("kubengine.runtime")
 
 PLAIN = (
     "id", "created_at", "image_id", "image_ref", "image_name", "state", "started_at", "finished_at",
@@ -85,30 +92,25 @@ class StateDirectory:
         self._save(container, document)
 
     def load_sandboxes(self) -> Iterator[tuple[Sandbox, Extras]]:
-        for document in self._load(self.sandboxes):
-            config = cri.PodSandboxConfig.FromString(base64.b64decode(document.pop("config")))
-            extras = Extras(**document.pop("extras"))
-            yield Sandbox(config=config, **document), extras
+        for directory in sorted(self.sandboxes.iterdir()):
+            found = kept(directory / RECORD, _sandbox, without=WITHOUT)
+            if found is not None:
+                yield found
 
-    def load_containers(self, sandboxes: dict[str, Sandbox]) -> Iterator[tuple[Container, Extras]]:
-        for document in self._load(self.containers):
-            sandbox = sandboxes.get(document.pop("sandbox"))
-            config = cri.ContainerConfig.FromString(base64.b64decode(document.pop("config")))
-            user = document.pop("user")
-            extras = Extras(**document.pop("extras"))
-            if sandbox is None:
-                self.forget_directory(self.containers / document["id"])
-                continue
-            container = Container(sandbox=sandbox, config=config, **document)
-            if user:
-                container.user = cri.ContainerUser.FromString(base64.b64decode(user))
-            yield container, extras
+    def load_containers(self, sandboxes: Mapping[str, Sandbox]) -> Iterator[tuple[Container, Extras]]:
+        """Those of `sandboxes`; the others are as good as half made."""
+        for directory in sorted(self.containers.iterdir()):
+            found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
+            if found is not None and found[0] is not None:
+                yield found[0], found[1]
+            elif found is not None:
+                (directory / RECORD).unlink(missing_ok=True)
 
     def half_made(self) -> Iterator[Path]:
-        """Directories without a record."""
+        """Directories without a record that can be trusted."""
         for kind in (self.sandboxes, self.containers):
             for directory in kind.iterdir():
-                if not (directory / "record.json").exists():
+                if not (directory / RECORD).exists():
                     yield directory
 
     def up(self, sandbox: Sandbox) -> bool:
@@ -117,35 +119,70 @@ class StateDirectory:
 
     def started(self, container: Container) -> int:
         """When its shim saw its program start (Unix nanoseconds), 0 where it didn't."""
+        path = self.directory(container) / "started"
         try:
-            return int((self.directory(container) / "started").read_text())
+            return int(_said_twice(path))
         except FileNotFoundError:
             return 0
+        except (OSError, ValueError) as error:
+            written = path.lstat().st_mtime_ns
+            log.error("%s: %s; %s; the time when it was written counts", path, error, set_aside(path))
+            with contextlib.suppress(Refused):
+                replace_file(path, f"{written}\n{written}\n")
+            return written
 
     def ending(self, container: Container) -> Ending | None:
+        path = self.directory(container) / "exit"
         try:
-            words = (self.directory(container) / "exit").read_text().split()
+            exit_code, signal, oom_kills, finished_at = map(int, _said_twice(path).split())
         except FileNotFoundError:
             return None
-        return Ending(*(int(word) for word in words))
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; %s; how it ended is not known", path, error, set_aside(path))
+            return None
+        return Ending(exit_code, signal, oom_kills, finished_at)
 
     def forget(self, record: Sandbox | Container) -> None:
         self.forget_directory(self.directory(record))
 
     def forget_directory(self, directory: Path) -> None:
-        (directory / "record.json").unlink(missing_ok=True)
+        (directory / RECORD).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             remove_tree(directory)
 
     def _save(self, record: Sandbox | Container, document: dict[str, Any]) -> None:
         directory = self.directory(record)
         directory.mkdir(mode=0o750, exist_ok=True)
-        replace_file(directory / "record.json", json.dumps(document))
+        keep(directory / RECORD, json.dumps(document).encode())
 
-    def _load(self, kind: Path) -> Iterator[dict[str, Any]]:
-        for directory in sorted(kind.iterdir()):
-            with contextlib.suppress(FileNotFoundError):
-                yield json.loads((directory / "record.json").read_text())
+
+def _said_twice(path: Path) -> str:
+    """What a shim wrote: one line, twice, so that damage shows."""
+    lines = path.read_text(encoding="ascii").split("\n")
+    if len(lines) != 3 or lines[0] != lines[1] or lines[2].strip(" "):
+        raise ValueError("damaged: it does not say the same twice")
+    return lines[0]
+
+
+def _sandbox(content: bytes) -> tuple[Sandbox, Extras]:
+    document = json.loads(content)
+    config = cri.PodSandboxConfig.FromString(base64.b64decode(document.pop("config")))
+    extras = Extras(**document.pop("extras"))
+    return Sandbox(config=config, **document), extras
+
+
+def _container(content: bytes, sandboxes: Mapping[str, Sandbox]) -> tuple[Container | None, Extras]:
+    document = json.loads(content)
+    sandbox = sandboxes.get(document.pop("sandbox"))
+    config = cri.ContainerConfig.FromString(base64.b64decode(document.pop("config")))
+    user = document.pop("user")
+    extras = Extras(**document.pop("extras"))
+    if sandbox is None:
+        return None, extras
+    container = Container(sandbox=sandbox, config=config, **document)
+    if user:
+        container.user = cri.ContainerUser.FromString(base64.b64decode(user))
+    return container, extras
 
 
 def _plain(extras: Extras) -> dict[str, Any]:

@@ -149,14 +149,6 @@ class PodTable:
     def uid(self, row: int) -> str:
         return self._uids[row]
 
-    def handle(self, row: int) -> int:
-        """A number for this row that stops being valid when the row is freed."""
-        return self._rows.handle(row)
-
-    def row_of_handle(self, handle: int) -> int:
-        """Raises `InvalidInput` if the row was freed since."""
-        return self._rows.row(handle)
-
     @property
     def end(self) -> int:
         """One past the last row ever used; live rows are below it."""
@@ -167,11 +159,6 @@ class PodTable:
         if self._live is None:
             self._live = np.flatnonzero(self.columns.flags[: self.end] & LIVE).astype(ROW)
         return self._live
-
-    @property
-    def bytes_per_pod(self) -> float:
-        """Column bytes per live pod, spare capacity included; names come on top."""
-        return self.columns.nbytes / max(len(self), 1)
 
     def validate(self) -> None:
         """Check every invariant; for tests. Raises `Bug`."""

@@ -1,22 +1,19 @@
-"""Rows that stay where they are: allocation, reuse and stale handles, for every table."""
+"""Rows that stay where they are: allocation and reuse, for every table."""
 
 from __future__ import annotations
 
-from engine.api.errors import Bug, InvalidInput
-
-_GENERATION_SHIFT = 32
+from engine.api.errors import Bug
 
 
 class RowSpace:
     """Hands out row numbers. A row keeps its number until it is released; released rows are reused,
-    latest first. A handle is a row with its generation, so that one kept too long is noticed."""
+    latest first."""
 
-    __slots__ = ("_free", "_generations", "end")
+    __slots__ = ("_free", "end")
 
     def __init__(self) -> None:
         self.end = 0
         self._free: list[int] = []
-        self._generations: dict[int, int] = {}
 
     def __len__(self) -> int:
         return self.end - len(self._free)
@@ -40,18 +37,7 @@ class RowSpace:
         return first
 
     def release(self, row: int) -> None:
-        self._generations[row] = self._generations.get(row, 0) + 1
         self._free.append(row)
-
-    def handle(self, row: int) -> int:
-        return self._generations.get(row, 0) << _GENERATION_SHIFT | row
-
-    def row(self, handle: int) -> int:
-        """The row of a handle. Raises `InvalidInput` if the row was released since."""
-        row = handle & ((1 << _GENERATION_SHIFT) - 1)
-        if row >= self.end or handle >> _GENERATION_SHIFT != self._generations.get(row, 0):
-            raise InvalidInput("its row was released or never given out", subject=f"handle {handle:#x}")
-        return row
 
     def validate(self) -> None:
         if len(set(self._free)) != len(self._free) or any(not 0 <= row < self.end for row in self._free):

@@ -1,8 +1,42 @@
 """Tools for tests of this package and of those who embed it.
 
-`images` writes container image archives from the host's static busybox, `containerd` runs a private
-containerd and leaves nothing behind, `apiserver` is a small API server with faults on demand,
-`pytest_plugin` offers the first two as fixtures. May import anything in
-`engine`; nothing outside tests, benches and commands imports it. Modules are imported by name, so that
-a test that needs one does not pay for all.
+A sample device plugin, a hollow runtime that pretends to run pods, a private containerd that leaves nothing
+behind, image archives written from the host's static busybox, a small API server with faults on demand
+(`apiserver`); `pytest_plugin` offers fixtures. May import anything in `engine`; nothing outside tests,
+benches and commands imports it. Names are loaded when they are first used, so that a test that needs one
+does not pay for all.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.runtime.hollow import HollowRuntime
+    from engine.testing.containerd import Containerd
+    from engine.testing.device_plugin import SampleDevicePlugin
+    from engine.testing.images import write_busybox, write_image, write_pause
+
+__all__ = [
+    "Containerd",
+    "HollowRuntime",
+    "SampleDevicePlugin",
+    "write_busybox",
+    "write_image",
+    "write_pause",
+]
+
+_MODULE_OF = {
+    "Containerd": "engine.testing.containerd",
+    "HollowRuntime": "engine.runtime.hollow",
+    "SampleDevicePlugin": "engine.testing.device_plugin",
+    "write_busybox": "engine.testing.images",
+    "write_image": "engine.testing.images",
+    "write_pause": "engine.testing.images",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'engine.testing' has no attribute {name!r}")
+    return getattr(import_module(module), name)

@@ -12,7 +12,6 @@ from engine.api.qos import (
     is_critical,
     is_mirror,
     is_node_critical,
-    is_preemptable,
     is_static,
 )
 from engine.api.quantity import Quantity, QuantityError
@@ -77,6 +76,3 @@ def test_critical(vectors):
             assert is_static(pod) is case["static"], case
             assert is_mirror(pod) is case["mirror"], case
             assert is_node_critical(pod) is case["node_critical"], case
-        else:
-            got = is_preemptable(as_pod(case["preemptor"]), as_pod(case["preemptee"]))
-            assert got is case["preemptable"], case

@@ -81,8 +81,12 @@ def test_preemption(answers):
         assert got == {"victims": wanted["victims"] or [], "error": wanted["error"]}, case
 
 
-def extended_and_huge(message: str) -> str:
-    """A message that names one of several short extended resources or huge pages, without it."""
+def in_any_order(message: str) -> str:
+    """A message without what follows the kubelet's map order where several extended resources or huge pages
+    are short: which is named first, and in which order a failed preemption lists them."""
+    before, res, listed = message.partition("[(res: ")
+    if res:
+        return before + ", ".join(sorted(listed.rstrip(" ,]").split("), ")))
     name = message.partition("resource: ")[2].partition(",")[0]
     return "" if is_extended(name) or is_hugepage(name) else message
 
@@ -100,8 +104,9 @@ def test_admission(answers):
         if not wanted["admit"]:
             failures = admitted.check(convert(given["pod"], Pod, "pod"))
             short = [f.describe().get("resource", "") for f in failures]
-            unordered = sum(1 for name in short if name and (is_extended(name) or is_hugepage(name))) > 1
-            if not unordered or extended_and_huge(wanted["message"]):
+            if sum(1 for name in short if name and (is_extended(name) or is_hugepage(name))) > 1:
+                assert in_any_order(verdict.message) == in_any_order(wanted["message"]), case
+            else:
                 assert (verdict.reason, verdict.message) == (wanted["reason"], wanted["message"]), case
 
 

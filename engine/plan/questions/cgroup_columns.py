@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine._fast.cgroup_values import MAX_BYTES, MAX_MILLI, NODE_CRITICAL
+from engine.api.cpu_weight import WeightFormula
 from engine.api.quantity import ZERO
 from engine.api.resources import MEMORY
 from engine.cgroups.bulk import BulkCgroups, BulkValues, ContainerColumns
 from engine.cgroups.containers import ContainerRules
-from engine.cgroups.conversion import WeightFormula
 from engine.cgroups.levels import LevelRules
 from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.values import PodRules

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from engine._fast.cgroup_values import NONE
 from engine._fast.cgroup_values import UNLIMITED as UNLIMITED_QUOTA
+from engine.api.cpu_weight import MIN_SHARES, WeightFormula
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from engine.cgroups.bulk import weight_table
-from engine.cgroups.conversion import MIN_SHARES, WeightFormula
 from engine.cgroups.files import FileRules
 from engine.cgroups.levels import LEVELS
 from engine.cgroups.values import MEMORY_HIGH, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues

@@ -24,6 +24,7 @@ NAMESPACES = {"net": linux.CLONE_NEWNET, "ipc": linux.CLONE_NEWIPC, "uts": linux
 LOG_STREAMS = {STDOUT: b"stdout", STDERR: b"stderr"}
 ATTACH = "attach.sock"
 MAX_ATTACHED = 16
+RESERVED = 256
 PATIENCE = 30.0
 PREPARE_TIME = 50.0
 DRAIN = 2.0
@@ -212,6 +213,13 @@ def _supervise(
         _give_up(request, child)
         report.send(answer)
         return 1
+    try:
+        for name in ("started", "exit"):
+            _reserve(f"{request['directory']}/{name}")
+    except OSError as error:
+        _give_up(request, child)
+        report.send({"error": f"{request['directory']}: {error.strerror}"})
+        return 1
     stdio.receive_terminal()
     start_time, own = linux.start_time(child), os.getpid()
     report.send({"pid": child, "start_time": start_time, "shim": own,
@@ -316,7 +324,14 @@ def _record_end(request: dict[str, Any], code: int, number: int) -> None:
     _write(f"{request['directory']}/exit", text)
 
 
-def _write(path: str, text: str) -> None:
+def _reserve(path: str) -> None:
+    """Take the space for `_write`, which may come when the file system is full."""
     with open(f"{path}.partial", "w", encoding="ascii") as file:
-        file.write(text)
+        file.write(" " * RESERVED)
+
+
+def _write(path: str, text: str) -> None:
+    """One line, twice: who reads it sees damage."""
+    with open(f"{path}.partial", "r+", encoding="ascii") as file:
+        file.write((text + text).ljust(RESERVED))
     os.rename(f"{path}.partial", path)
