@@ -19,6 +19,7 @@ from engine.api.kubengine_config import PreemptionSection
 from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.api.query import expect_known
 from engine.metrics import Registry
 
 PREEMPTING: Final = "Preempting"
@@ -188,7 +189,7 @@ class Admission:
         if not kill.cancelled():
             kill.exception()
 
-    def describe(self, **_query: str) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Sums, limits, policy and the latest decisions that were not a plain yes."""
         admitted = self.admitted
         return {
@@ -204,6 +205,7 @@ class Admission:
         """`dry-run` with `pod` (YAML or JSON text of one Pod) and perhaps `policy`: what `admit` would do."""
         if action != "dry-run":
             raise InvalidInput(f"unknown action {action!r}; expected dry-run", subject="admission")
+        expect_known(query, ("pod", "policy"), "admission dry-run")
         if "pod" not in query:
             raise InvalidInput("expected the pod as YAML or JSON in `pod`", subject="admission dry-run")
         pods, _ = parse_pods(query["pod"].encode(), "pod")

@@ -11,7 +11,7 @@ from typing import Any
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer
+from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_keeper import PodGroup
 from engine.cgroups.resize import ContainerStep, resize_steps
 from engine.cgroups.settings import CgroupSettings
@@ -74,8 +74,9 @@ class NoCgroups(NodeCgroups):
     def root_path(self) -> str:
         return self._parent
 
-    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
+    def describe(self, *, pod: str = "") -> dict[str, Any]:
         return {"enabled": False, "reason": self.reason, "groups": []}
 
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        check_asked(action, query)
         return []

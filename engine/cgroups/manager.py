@@ -28,7 +28,7 @@ from engine.cgroups.levels import Contribution
 from engine.cgroups.machine import huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import to_path
-from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer
+from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_keeper import PodGroup, PodKeeper
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
 from engine.cgroups.runtime_formula import choose_formula
@@ -191,7 +191,7 @@ class CgroupManager(NodeCgroups):
 
     # Looking, and putting right
 
-    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
+    def describe(self, *, pod: str = "") -> dict[str, Any]:
         return inspection.describe(self, pod)
 
     def check(self, pods: Sequence[Pod] | None = None, *, fix: bool = False) -> list[Finding]:
@@ -203,9 +203,8 @@ class CgroupManager(NodeCgroups):
         return inspection.check(self, known, fix=fix)
 
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        if action != "check":
-            raise InvalidInput("expected check", subject=action)
-        return [finding.as_dict() for finding in self.check(fix=query.get("fix") == "1")]
+        fix = check_asked(action, query)
+        return [finding.as_dict() for finding in self.check(fix=fix)]
 
     def adopt(self, pods: Iterable[Pod]) -> None:
         """Know these pods as if they had been created here, writing nothing: for looking at a node

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod, ResourceList
+from engine.api.query import expect_known, is_set
 from engine.cgroups.allocatable import PID
 from engine.cgroups.containers import (
     ContainerResources,
@@ -21,6 +23,15 @@ from engine.cgroups.settings import CgroupSettings
 UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
 """Gives a running container, by its name, new values: CRI UpdateContainerResources."""
 NO_USAGE: Mapping[str, int] = MappingProxyType({})
+
+
+def check_asked(action: str, query: Mapping[str, str]) -> bool:
+    """Whether `check`, the one thing that cgroups can be told to do, should put right what it finds.
+    Raises `InvalidInput` for anything else."""
+    if action != "check":
+        raise InvalidInput("expected check", subject=action)
+    expect_known(query, ("fix",), "cgroups")
+    return is_set(query, "fix", "cgroups")
 
 
 class NodeCgroups(ABC):
@@ -123,10 +134,10 @@ class NodeCgroups(ABC):
         """The root of all pods' cgroups, from the root of the hierarchy."""
 
     @abstractmethod
-    def describe(self, *, pod: str = "", **_: str) -> dict[str, Any]:
+    def describe(self, *, pod: str = "") -> dict[str, Any]:
         """For `kubengine cgroups` and the status page: the node's settings and every group, or
         those of one pod (namespace/name, name or uid)."""
 
     @abstractmethod
     async def act(self, action: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
-        """`check`, with `fix=1` to put right what it finds. Raises `InvalidInput` for anything else."""
+        """`check`, with `fix=true` to put right what it finds. Raises `InvalidInput` for anything else."""

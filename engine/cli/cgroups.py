@@ -66,7 +66,7 @@ def check(
     Asks the running agent; with --pods it looks at a node that another agent runs.
     """
     if pod_file is None:
-        findings = agent.act("cgroups", "check", **({"fix": "1"} if fix else {}))
+        findings = agent.act("cgroups", "check", **({"fix": "true"} if fix else {}))
     else:
         manager, pods = _observed_node(configs, pod_file, root)
         findings = [finding.as_dict() for finding in manager.check(pods, fix=fix)]

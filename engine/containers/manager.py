@@ -15,6 +15,7 @@ from typing import Any, Final
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
+from engine.api.query import expect_known
 from engine.containers.selection import (
     ContainerGCPolicy,
     DeadContainer,
@@ -108,15 +109,16 @@ class ContainerGC:
         """The same under disk pressure: also what terminated pods that still exist have left."""
         return await self._run(evict_non_deleted=True)
 
-    async def act(self, action: str, _query: dict[str, str]) -> dict[str, Any]:
+    async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
         """`gc` and `delete-unused`."""
+        expect_known(query, (), "containers")
         if action == "gc":
             return (await self.garbage_collect()).to_json()
         if action == "delete-unused":
             return (await self.delete_all_unused()).to_json()
         raise InvalidInput("is none of gc, delete-unused", subject=action)
 
-    def describe(self, **_query: str) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {
             "minAge": self.policy.min_age,
             "maxPerPodContainer": self.policy.max_per_pod_container,

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
-from engine.api.errors import InvalidInput, KubengineError
+from engine.api.errors import KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import KillPod, PodEnd
 from engine.api.node import NodeCondition
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
+from engine.api.query import is_set
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
@@ -155,12 +156,11 @@ class EvictionManager:
     async def describe(self, disk: str = "false") -> dict[str, Any]:
         """Signals, thresholds with the distance to each, and who would go first and why; `disk=true` also
         measures what pods keep on disk, which takes a walk through their files."""
-        if disk not in ("true", "false"):
-            raise InvalidInput("expected true or false", subject="disk")
+        whole = is_set({"disk": disk}, "disk", "eviction")
         pods = list(self._active_pods())
-        usage = await self.meter.whole(pods) if disk == "true" else self.meter.quick(pods)
+        usage = await self.meter.whole(pods) if whole else self.meter.quick(pods)
         observations = self.reader.read(self._monotonic())
-        return explain(self.tracker, self.reader.layout, observations, pods, usage, disk=disk == "true")
+        return explain(self.tracker, self.reader.layout, observations, pods, usage, disk=whole)
 
     async def synchronize(self) -> list[Pod]:
         """One look. Returns the pods that were ended: at most one for a threshold, all that are over

@@ -17,6 +17,7 @@ from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
+from engine.api.query import expect_known, is_set
 from engine.cri.client import RuntimeClient
 from engine.cri.labels import POD_NAME, POD_NAMESPACE, POD_UID
 from engine.host.tasks import Tasks
@@ -126,16 +127,15 @@ class ImageManager:
 
     async def act(self, action: str, query: dict[str, str]) -> dict[str, Any]:
         """`gc` and `delete-unused`, each with `dry-run=true|false`."""
-        dry_run = query.get("dry-run", "false")
-        if dry_run not in ("true", "false"):
-            raise InvalidInput("expected true or false", subject="dry-run")
+        expect_known(query, ("dry-run",), "images")
+        dry_run = is_set(query, "dry-run", "images")
         if action == "gc":
-            return (await self.garbage_collect(dry_run=dry_run == "true")).to_json()
+            return (await self.garbage_collect(dry_run=dry_run)).to_json()
         if action == "delete-unused":
-            return (await self.delete_unused(dry_run=dry_run == "true")).to_json()
+            return (await self.delete_unused(dry_run=dry_run)).to_json()
         raise InvalidInput("is none of gc, delete-unused", subject=action)
 
-    async def describe(self, **_query: str) -> dict[str, Any]:
+    async def describe(self) -> dict[str, Any]:
         """The policy, and per image its times (Unix seconds, null = never used), users and protection:
         those of this moment, or while images are collected or the runtime fails of the last detection."""
         if not self._running.locked():

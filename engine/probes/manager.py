@@ -254,7 +254,7 @@ class ProbeManager:
                 return worker.spec.type
         return ""
 
-    def describe(self, pod: str = "", **_: str) -> dict[str, Any]:
+    def describe(self, pod: str = "") -> dict[str, Any]:
         """Every probe, of one pod (`namespace/name` or UID) if given, and the loop as a whole."""
         probes = []
         for worker in self._registered():

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.api.errors import Bug, InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.pod import Pod
+from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
 from engine.server.view import NodeView
@@ -199,10 +200,7 @@ async def _describe(name: str, room: object, request: Request) -> Response:
     describe = getattr(room, "describe", None)
     if describe is None:
         return failure(404, f"{name} has nothing to show")
-    try:
-        inspect.signature(describe).bind(**request.query)
-    except TypeError as error:
-        raise InvalidInput(f"query: {error}", subject=name) from None
+    expect_known(request.query, inspect.signature(describe).parameters, name)
     result = describe(**request.query)
     if inspect.isawaitable(result):
         result = await result

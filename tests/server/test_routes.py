@@ -170,7 +170,10 @@ async def test_rooms_describe_themselves(serve: Any) -> None:
     assert b"devices, mute, probes" in unknown.body
     wrong = await served.get("/kubengine/devices?colour=red")
     assert wrong.status == 400
-    assert b"colour" in wrong.body
+    assert b"devices: unknown query parameter colour; expected resource" in wrong.body
+    wrong = await served.get("/kubengine/probes?a=1&self=2")
+    assert wrong.status == 400
+    assert b"probes: unknown query parameters a, self; none is expected" in wrong.body
 
 
 async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:

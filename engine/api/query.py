@@ -1,0 +1,25 @@
+"""What a caller asks a room for: parameters by name, as they stand behind the `?` of a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from engine.api.errors import InvalidInput
+
+
+def expect_known(query: Iterable[str], known: Iterable[str], subject: str) -> None:
+    """Raises `InvalidInput` that names what is in `query` and not `known`, and what is known."""
+    names = sorted(known)
+    unknown = sorted(set(query).difference(names))
+    if unknown:
+        word = "parameter" if len(unknown) == 1 else "parameters"
+        expected = f"expected {', '.join(names)}" if names else "none is expected"
+        raise InvalidInput(f"unknown query {word} {', '.join(unknown)}; {expected}", subject=subject)
+
+
+def is_set(query: Mapping[str, str], name: str, subject: str) -> bool:
+    """A parameter that is on or off, off without one. Raises `InvalidInput` for any other word."""
+    value = query.get(name, "false")
+    if value not in ("true", "false", "1", "0"):
+        raise InvalidInput(f"expected true or false, got {value!r}", subject=f"{subject}: {name}")
+    return value in ("true", "1")
