@@ -45,8 +45,8 @@ class AgentOptions:
     runtime: str | None
     root_dir: Path
     node_name: str | None
-    kubeconfig: Path | None
     clean_up: bool
+    kubeconfig: Path | None = None
 
 
 class AgentProcess:

@@ -1,12 +1,11 @@
 """Small files that a later process reads back: what is damaged is noticed, named and set aside.
 
-The first line is the SHA-256 of everything after it. A file that says something else, cannot be read or
+The first line is the BLAKE2b of everything after it. A file that says something else, cannot be read or
 decoded, or is no regular file, is renamed to `NAME.bad-…`, of which the newest few stay.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import stat
@@ -17,6 +16,11 @@ from typing import TypeVar
 
 from engine.api.errors import KubengineError
 from engine.host.files import replace_file
+
+try:
+    from _blake2 import blake2b  # hashlib would load OpenSSL for it
+except ImportError:
+    from hashlib import blake2b
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_SET_ASIDE = 3
@@ -47,7 +51,7 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
 
 def sealed(content: bytes) -> bytes:
     """The content under its checksum."""
-    return hashlib.sha256(content).hexdigest().encode() + b"\n" + content
+    return blake2b(content, digest_size=32).hexdigest().encode() + b"\n" + content
 
 
 def unsealed(data: bytes) -> bytes:
