@@ -18,15 +18,17 @@ from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, MEMORY
+from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
 from engine.node.host_support import HostSupport
+from engine.node.node_resources import NodeResources
 
 log = logging.getLogger("kubengine.pods")
 
 
 class Gatekeeper:
-    """`node()` is the node as it is now."""
+    """`node()` is the node as it is now. Keeps what pods hold of it: `engine.node.services.Accounts`."""
 
     def __init__(
         self,
@@ -36,12 +38,14 @@ class Gatekeeper:
         admission: Admission,
         support: HostSupport,
         node: Callable[[], Node],
+        resources: NodeResources,
     ) -> None:
         self._eviction = eviction
         self._devices = devices
         self._admission = admission
         self._support = support
         self._node = node
+        self._resources = resources
 
     async def ready_to_judge(self, pod: Pod) -> None:
         """Returns when the pod may be judged: waits, if configured, for device plugins that come back."""
@@ -73,6 +77,10 @@ class Gatekeeper:
         await self._admission.make_room(verdict)
         await self._admission.wait_for_room(pod)
 
+    def allocatable(self) -> dict[str, Quantity]:
+        """What the node can give, its devices included."""
+        return self._resources.allocatable()
+
     def used_beside(self, uid: str) -> dict[str, Quantity]:
         """Summed requests of cpu and memory of all pods on the node but one."""
         used = self._admission.admitted.used_beside(uid)
@@ -87,8 +95,10 @@ class Gatekeeper:
             with contextlib.suppress(InvalidInput):
                 self._admission.add(pod)
 
-    def apps_run(self, pod: Pod) -> None:
-        """Every app container runs: what only init containers held may go back to the node."""
+    def observed(self, pod: Pod, record: PodRecord) -> None:
+        """Once every app container runs, what only init containers held may go back to the node."""
+        if not all(_runs(record.container(container.name)) for container in pod.spec.containers):
+            return
         slimmed = self._devices.app_containers_started(pod)
         if slimmed is not None:
             self._admission.add(slimmed)
@@ -101,3 +111,7 @@ class Gatekeeper:
         """The pod holds nothing any more."""
         self._admission.remove(pod.uid)
         self._devices.pod_removed(pod.uid)
+
+
+def _runs(container: ContainerRecord | None) -> bool:
+    return container is not None and container.running

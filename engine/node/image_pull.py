@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from engine.api.config import KubeletConfiguration
@@ -18,6 +19,8 @@ from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10
 PULL_DEADLINE_SECONDS = 600.0
+
+Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
 
 class StartRefused(KubengineError):
@@ -79,7 +82,11 @@ def pulls_at_once(config: KubeletConfiguration) -> int:
 
 
 class ImagePuller:
-    """One per node; pulls one image at a time unless the configuration allows more."""
+    """One per node; pulls one image at a time unless the configuration allows more.
+
+    `lease(image)` is held around making an image present and creating the container that uses it: image GC
+    takes it away at no time in between.
+    """
 
     def __init__(
         self,
@@ -87,7 +94,9 @@ class ImagePuller:
         config: KubeletConfiguration,
         recorder: EventRecorder,
         clock: Callable[[], float],
+        lease: Lease,
     ) -> None:
+        self.lease = lease
         self._runtime = runtime
         self._recorder = recorder
         self._clock = clock

@@ -6,11 +6,8 @@ Beside the node, never in its way: pods run on while the server is away.
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from engine.api.config import KubeletConfiguration
 from engine.api.events import Event
 from engine.api.version import engine_version
 from engine.cluster.client import ApiClient
@@ -19,8 +16,8 @@ from engine.cluster.event_writer import EventWriter
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_keeper import NodeKeeper
-from engine.host.tasks import Tasks
 from engine.node.description import NodeDescription
+from engine.node.setting import Setting
 
 
 class Membership:
@@ -29,15 +26,12 @@ class Membership:
     def __init__(
         self,
         kubeconfig: Path,
-        *,
-        name: str,
-        config: KubeletConfiguration,
+        setting: Setting,
         description: NodeDescription,
-        tasks: Tasks,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
         where = load_kubeconfig(kubeconfig)
+        name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
         self._client = ApiClient(
             where, Credentials(where, clock=clock), user_agent=f"kubengine/{engine_version()}"
         )

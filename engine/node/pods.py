@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from engine.admission.verdict import Verdict
@@ -25,6 +25,7 @@ from engine.node.actions import pod_is_finished
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.pod.life import PodLife, State
 from engine.node.services import Services
+from engine.node.static_uids import StaticUids
 from engine.node.worker import PodWorker
 
 log = logging.getLogger("kubengine.pods")
@@ -35,16 +36,14 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class NodePods:
-    """`accepted(pod)` is told before a pod is started."""
+    """`uids` keeps what manifest a pod came from, once it is taken."""
 
-    def __init__(
-        self, services: Services, gatekeeper: Gatekeeper, *, accepted: Callable[[Pod], None]
-    ) -> None:
+    def __init__(self, services: Services, gatekeeper: Gatekeeper, uids: StaticUids) -> None:
         self.known = False
         """Whether every source has been read once."""
         self._services = services
         self._gatekeeper = gatekeeper
-        self._accepted = accepted
+        self._uids = uids
         self._workers: dict[str, PodWorker] = {}
         self._namesakes: dict[str, list[PodWorker]] = {}
         self._returning: dict[str, Pod] = {}
@@ -186,6 +185,10 @@ class NodePods:
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._gatekeeper.judge(pod)
+
+    def _accepted(self, pod: Pod) -> None:
+        self._uids.remember(pod)
+        self._services.probes.accepted(pod)
 
     def _employ(self, pod: Pod, life: PodLife) -> PodWorker:
         worker = PodWorker(pod, self._services, life=life, enter=self._enter, moved_on=self._moved_on)

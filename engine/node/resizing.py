@@ -48,9 +48,9 @@ async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
     decision = decide_resize(
         pod,
         resize.wanted,
-        allocatable=services.allocatable(),
-        others=services.used_beside(pod.uid),
-        config=services.config,
+        allocatable=services.accounts.allocatable(),
+        others=services.accounts.used_beside(pod.uid),
+        config=services.node.config,
     )
     condition = decision.condition()
     if condition is not None:
@@ -59,7 +59,7 @@ async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
         resize.condition = condition
         return None
     resize.condition = in_progress()
-    services.pod_resized(resize.wanted)
+    services.accounts.resized(resize.wanted)
     try:
         await _apply(pod, resize.wanted, services)
     except Refused as error:

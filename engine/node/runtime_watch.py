@@ -109,6 +109,11 @@ class RuntimeWatch:
             limit += RELIST_WITH_EVENTS_SECONDS
         return f"the runtime was last read {age:.0f} s ago: {self.last_error}" if age > limit else ""
 
+    def runs(self, uid: str, container: str) -> bool:
+        """Whether the newest container of that name runs."""
+        newest = self.pod(uid).container(container)
+        return newest is not None and newest.running
+
     @property
     def streaming(self) -> bool:
         """Whether the runtime's event stream stands."""

@@ -1,12 +1,12 @@
-"""What pod workers share: the node's configuration, its rooms and its picture of the runtime."""
+"""What carries out pods' lives works with: the node, its runtime, and who keeps what pods have of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
@@ -21,43 +21,91 @@ from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.image_pull import ImagePuller
 from engine.node.pod.kept_end import KeptEnds
-from engine.node.runtime_health import RuntimeFeatures
+from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.user_namespaces import UserNamespaces
 from engine.node.volumes import PodVolumes
 
 
-@dataclass(slots=True)
-class Services:
-    """One per node. Callables stand for rooms that a worker asks one question of."""
+class Accounts(Protocol):
+    """What pods hold of the node; `engine.node.gatekeeper.Gatekeeper` keeps them."""
+
+    def allocatable(self) -> Mapping[str, Quantity]:
+        """What the node can give, its devices included."""
+
+    def used_beside(self, uid: str) -> Mapping[str, Quantity]:
+        """Summed requests of cpu and memory of all pods on the node but one."""
+
+    def resized(self, pod: Pod) -> None:
+        """The pod holds other amounts from now on."""
+
+    def observed(self, pod: Pod, record: PodRecord) -> None:
+        """What the runtime holds of the pod now."""
+
+    def leaves(self, uid: str) -> None:
+        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+
+    def released(self, pod: Pod) -> None:
+        """The pod holds nothing any more."""
+
+
+class Probes(Protocol):
+    """Who is probed, and what follows from it; `engine.node.probing.Probing` is it."""
+
+    def accepted(self, pod: Pod) -> None:
+        """Begin to probe the pod."""
+
+    def observed(self, pod: Pod, record: PodRecord) -> None:
+        """What the runtime holds of the pod now."""
+
+    def ending(self, uid: str) -> None:
+        """The pod is to end: only readiness goes on."""
+
+    def released(self, uid: str) -> None:
+        """Nothing of the pod runs any more."""
+
+    def health(self, uid: str, container: ContainerRecord) -> Health: ...
+
+    def ready(self, uid: str, container: ContainerRecord) -> bool: ...
+
+    def remember(self, pod: Pod) -> None:
+        """The pod's status has changed: keep what it says of readiness."""
+
+
+class Devices(Protocol):
+    """`engine.devices.manager.DeviceManager`, for containers of pods that have their devices."""
+
+    def container_config(self, pod: Pod, container_name: str) -> Awaitable[DeviceRunOptions]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is fixed while a node runs. `root` is its own directory, `clock` gives Unix seconds."""
 
     config: KubeletConfiguration
-    node_name: str
-    host_ip: str
     root: Path
-    clock: Callable[[], float]
-    runtime: RuntimeClient
+    host_ip: str
     runtime_name: str
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One per node. `starting` limits how many pods are started at once."""
+
+    node: NodeFacts
+    runtime: RuntimeClient
     watch: RuntimeWatch
-    volumes: PodVolumes
-    cgroups: NodeCgroups
+    runtime_health: RuntimeHealth
     images: ImagePuller
+    cgroups: NodeCgroups
+    volumes: PodVolumes
+    users: UserNamespaces
+    ends: KeptEnds
+    accounts: Accounts
+    probes: Probes
+    devices: Devices
     recorder: EventRecorder
     tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore
-    users: UserNamespaces
-    features: Callable[[], RuntimeFeatures]
-    allocatable: Callable[[], Mapping[str, Quantity]]
-    used_beside: Callable[[str], Mapping[str, Quantity]]
-    health: Callable[[str, ContainerRecord], Health]
-    ready: Callable[[str, ContainerRecord], bool]
-    devices: Callable[[Pod, str], Awaitable[DeviceRunOptions]]
-    lease: Callable[[str], AbstractAsyncContextManager[None]]
-    observed: Callable[[Pod, PodRecord], None]
-    ends: KeptEnds
-    ending: Callable[[str], None]
-    leaves: Callable[[str], None]
-    released: Callable[[Pod], None]
-    pod_changed: Callable[[Pod], None]
-    pod_resized: Callable[[Pod], None]

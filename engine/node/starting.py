@@ -48,11 +48,11 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
         return cri_config.sandbox_config(
             pod,
             attempt=attempt,
-            config=services.config,
+            config=services.node.config,
             cgroup_parent=cgroup_parent,
-            dns=pod_dns(pod, services.config),
-            hostname=sandbox_hostname(pod, services.config.cluster_domain),
-            users=services.users.of(pod, supported=services.features().user_namespaces),
+            dns=pod_dns(pod, services.node.config),
+            hostname=sandbox_hostname(pod, services.node.config.cluster_domain),
+            users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
             overhead=cri_resources(services.cgroups.overhead_resources(pod)),
             resources=cri_resources(services.cgroups.sandbox_resources(pod)),
         )
@@ -95,7 +95,7 @@ async def start_container(
         }
         await slot.take()
         try:
-            grant = await services.devices(pod, container.name)
+            grant = await services.devices.container_config(pod, container.name)
             config = await _config(pod, container, services, volumes, record, attempt, images, grant)
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
@@ -104,7 +104,7 @@ async def start_container(
         except Refused as error:
             text = error.message
             if len(images) > 1:
-                text += f" (it mounts image volumes, which {services.runtime_name} may be too old for)"
+                text += f" (it mounts image volumes, which {services.node.runtime_name} may be too old for)"
             raise _refused("CreateContainerError", text) from error
     services.recorder.pod(
         pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
@@ -132,7 +132,7 @@ async def _present(
     leases: contextlib.AsyncExitStack,
 ) -> PresentImage:
     """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
-    await leases.enter_async_context(services.lease(wanted.image))
+    await leases.enter_async_context(services.images.lease(wanted.image))
     image = await services.images.find(pod, wanted)
     if image is None:
         slot.give_back()
@@ -149,7 +149,7 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     newest = record.container(container.name)
     if newest is None:
         return await asyncio.to_thread(
-            _attempts_logged, pod_log_directory(services.config, pod) / container.name
+            _attempts_logged, pod_log_directory(services.node.config, pod) / container.name
         )
     if newest.state != CREATED:
         return newest.attempt + 1
@@ -190,9 +190,13 @@ async def _config(
     image = images[""]
     _check_non_root(pod, container, image)
     assert record.sandbox is not None
-    ips = record.sandbox.ips or ((services.host_ip,) if pod.spec.host_network else ())
+    ips = record.sandbox.ips or ((services.node.host_ip,) if pod.spec.host_network else ())
     environment = container_environment(
-        pod, container, pod_ips=ips, host_ip=services.host_ip, allocatable=services.allocatable()
+        pod,
+        container,
+        pod_ips=ips,
+        host_ip=services.node.host_ip,
+        allocatable=services.accounts.allocatable(),
     )
     environment = {**environment, **grant.envs}
     mounts = await asyncio.to_thread(
@@ -206,13 +210,13 @@ async def _config(
         environment=environment,
         mounts=[*mounts, *grant.mounts],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
-        users=services.users.of(pod, supported=services.features().user_namespaces),
-        seccomp_root=services.root / "seccomp",
+        users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
+        seccomp_root=services.node.root / "seccomp",
         devices=grant.devices,
         cdi_devices=grant.cdi_devices,
         annotations=grant.annotations,
     )
-    return cri_config.container_config(pod, container, inputs, services.config)
+    return cri_config.container_config(pod, container, inputs, services.node.config)
 
 
 def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
@@ -257,7 +261,7 @@ def _mounts(
             volumes,
             images,
             environment,
-            services.features().recursive_read_only_mounts,
+            services.runtime_health.features.recursive_read_only_mounts,
         ),
         *_own_mounts(pod, container, services, ips, attempt),
     ]
@@ -313,7 +317,7 @@ def _own_mounts(
     paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
     directory = services.volumes.pod_directory(pod.uid)
     if "/etc/hosts" not in paths:
-        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.config.cluster_domain))
+        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.node.config.cluster_domain))
         mounts.append(cri_config.mount("/etc/hosts", file))
     if container.termination_message_path:
         file = termination_message_file(directory, container, attempt)
@@ -348,7 +352,7 @@ async def _post_start(
     handler = container.lifecycle.post_start if container.lifecycle is not None else None
     if handler is None:
         return
-    ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.host_ip
+    ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.node.host_ip
     try:
         await run_hook(
             services.runtime,
@@ -357,7 +361,7 @@ async def _post_start(
             container_id,
             handler,
             pod_ip=ip,
-            timeout=services.config.runtime_request_timeout,
+            timeout=services.node.config.runtime_request_timeout,
         )
     except (Refused, TimeoutError) as error:
         grace = pod.spec.termination_grace_period_seconds or 0

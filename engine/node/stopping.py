@@ -62,7 +62,7 @@ async def _pre_stop(
         return grace
     began = time.monotonic()
     sandbox = services.watch.pod(pod.uid).sandbox
-    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.host_ip
+    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.node.host_ip
     try:
         await run_hook(services.runtime, pod, container, record.id, handler, pod_ip=ip, timeout=float(grace))
     except (Refused, TimeoutError) as error:
@@ -124,7 +124,7 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
     services.cgroups.remove_pod(record.uid)
     await asyncio.to_thread(services.volumes.tear_down, record.uid)
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(remove_tree, pod_log_directory(services.config, pod))
+        await asyncio.to_thread(remove_tree, pod_log_directory(services.node.config, pod))
 
 
 async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:

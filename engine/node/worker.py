@@ -86,11 +86,11 @@ class PodWorker:
         self._waiting: dict[str, Waiting] = {}
         self._refused: dict[str, tuple[int, float]] = {}
         self._resize: Resize | None = None
-        self._last_words = LastWords(root=services.root, logs=Path(services.config.pod_logs_dir))
+        self._last_words = LastWords(root=services.node.root, logs=Path(services.node.config.pod_logs_dir))
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
-        self._start_time = self._known_start() or services.clock()
+        self._start_time = self._known_start() or services.node.clock()
         self._final = self._kept = life.final
         self._said_rejected = ""
         self._failures = 0
@@ -113,14 +113,14 @@ class PodWorker:
         self._resize = Resize(pod) if can_resize(self.pod, pod) else None
         if self._resize is None:
             self.pod = pod
-            self._services.pod_resized(pod)
+            self._services.accounts.resized(pod)
         self._wake.ring()
 
     def retry(self) -> None:
         """The pod may fit now, if it did not."""
         if self.life.state is State.ENTERING:
             self._interrupt()
-            self._services.released(self.pod)
+            self._release()
         self._tell(Event.RETRY)
 
     @property
@@ -163,13 +163,18 @@ class PodWorker:
     def _tell(self, event: Event, end: PodEnd | None = None) -> None:
         for action in self.life.tell(event, end):
             if action is Action.INTERRUPT:
-                self._services.ending(self.pod.uid)
+                self._services.probes.ending(self.pod.uid)
                 self._interrupt()
             elif action is Action.LEAVE:
-                self._services.leaves(self.pod.uid)
+                self._services.accounts.leaves(self.pod.uid)
             else:
-                self._services.released(self.pod)
+                self._release()
         self._wake.ring()
+
+    def _release(self) -> None:
+        """The pod holds nothing of the node any more."""
+        self._services.accounts.released(self.pod)
+        self._services.probes.released(self.pod.uid)
 
     def _interrupt(self) -> None:
         if self._busy and asyncio.current_task() is not self._task:
@@ -313,7 +318,7 @@ class PodWorker:
         actions = next_actions(
             self.pod,
             record,
-            health=lambda c: services.health(self.pod.uid, c),
+            health=lambda c: services.probes.health(self.pod.uid, c),
             spec_hash=container_hash,
         )
         if actions.finished:
@@ -337,7 +342,7 @@ class PodWorker:
 
     def _deadline(self) -> float | None:
         seconds = self.pod.spec.active_deadline_seconds
-        return None if seconds is None else self._start_time + seconds - self._services.clock()
+        return None if seconds is None else self._start_time + seconds - self._services.node.clock()
 
     async def _prepare(self) -> None:
         """Cgroup and volumes, once (and again by a new agent, which finds them made)."""
@@ -346,7 +351,10 @@ class PodWorker:
         services = self._services
         self._cgroup_parent = services.cgroups.create_pod(self.pod)
         self._volumes = await asyncio.to_thread(
-            services.volumes.set_up, self.pod, host_ip=services.host_ip, allocatable=services.allocatable()
+            services.volumes.set_up,
+            self.pod,
+            host_ip=services.node.host_ip,
+            allocatable=services.accounts.allocatable(),
         )
 
     async def _act(self, actions: PodActions) -> float | None:
@@ -389,7 +397,7 @@ class PodWorker:
         services, name = self._services, container.name
         key = f"{self.pod.uid}/{name}"
         newest = services.watch.pod(self.pod.uid).container(name)
-        now = services.clock()
+        now = services.node.clock()
         not_before = self._refused.get(name, (0, 0.0))[1]
         if not_before > now:
             return not_before - now
@@ -419,7 +427,7 @@ class PodWorker:
             wait = _retry_seconds(times)
             if refused.waiting.reason != "ErrImagePull":
                 wait = max(wait, services.images.retry_in(self.pod, container))
-            self._refused[name] = times, services.clock() + wait
+            self._refused[name] = times, services.node.clock() + wait
             return wait
         self._waiting.pop(name, None)
         self._refused.pop(name, None)
@@ -495,16 +503,17 @@ class PodWorker:
         record = services.watch.pod(self.pod.uid)
         await self._last_words.read(self.pod, record)
         self._final = self.life.final
-        services.observed(self.pod, record)
+        services.probes.observed(self.pod, record)
+        services.accounts.observed(self.pod, record)
         current = pod_status(
             self.pod,
             record,
             StatusInputs(
-                now=services.clock(),
-                runtime_name=services.runtime_name,
-                host_ip=services.host_ip,
-                ready=lambda c: services.ready(self.pod.uid, c),
-                started=lambda c: services.health(self.pod.uid, c).started,
+                now=services.node.clock(),
+                runtime_name=services.node.runtime_name,
+                host_ip=services.node.host_ip,
+                ready=lambda c: services.probes.ready(self.pod.uid, c),
+                started=lambda c: services.probes.health(self.pod.uid, c).started,
                 waiting=self._waiting,
                 ended=(end.reason, end.message) if end is not None else None,
                 rejected=end is not None and end.rejected,
@@ -518,13 +527,13 @@ class PodWorker:
                 if self._resize is not None and self._resize.condition is not None
                 else (),
                 message=self._last_words.of,
-                recursive_read_only=services.features().recursive_read_only_mounts,
+                recursive_read_only=services.runtime_health.features.recursive_read_only_mounts,
                 reset=self._restarts,
             ),
         )
         if current != status:
             self.pod.status = current
-            services.pod_changed(self.pod)
+            services.probes.remember(self.pod)
 
     def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
         """What the runtime says that a container has, in the words of its manifest where they agree."""

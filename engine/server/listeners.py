@@ -23,7 +23,7 @@ from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
 from engine.server.connection import Connection, Handler
 from engine.server.routes import Request, Response, answer, answer_health, failure
-from engine.server.view import NodeView
+from engine.server.view import ServedNode
 
 MAX_CONNECTIONS = 128
 MAX_AT_WORK = 64
@@ -50,7 +50,7 @@ class Server:
     `enableServer: false`, stay closed, as with the kubelet.
     """
 
-    def __init__(self, view: NodeView, *, socket_path: Path | None) -> None:
+    def __init__(self, view: ServedNode, *, socket_path: Path | None) -> None:
         self._view = view
         self._socket_path = socket_path
         self._claim: Claim | None = None

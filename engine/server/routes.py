@@ -16,7 +16,7 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
-from engine.server.view import NodeView
+from engine.server.view import ServedNode
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +71,13 @@ def failure(status: int, message: str) -> Response:
     return Response(status, JSON, to_json({"error": message}))
 
 
-async def _health_only(view: NodeView, request: Request) -> Response:
+async def _health_only(view: ServedNode, request: Request) -> Response:
     if request.asks_health:
         return await _health(view, request)
     return failure(404, f"no such page: {request.path}")
 
 
-async def _health(view: NodeView, request: Request) -> Response:
+async def _health(view: ServedNode, request: Request) -> Response:
     """`ok`, or 500 and the checks that fail; each check with `?verbose`."""
     if request.method not in {"GET", "HEAD"}:
         return failure(405, f"{request.method} is not allowed here")
@@ -95,20 +95,20 @@ async def _health(view: NodeView, request: Request) -> Response:
     return Response(500 if failed else 200, TEXT, "".join(lines).encode())
 
 
-async def answer(view: NodeView, request: Request) -> Response:
+async def answer(view: ServedNode, request: Request) -> Response:
     """The answer to any request. Never raises."""
     return await _guarded(_route, view, request)
 
 
-async def answer_health(view: NodeView, request: Request) -> Response:
+async def answer_health(view: ServedNode, request: Request) -> Response:
     """Like `answer`, where there is `/healthz` and nothing else."""
     return await _guarded(_health_only, view, request)
 
 
-_Route = Callable[[NodeView, Request], Awaitable[Response]]
+_Route = Callable[[ServedNode, Request], Awaitable[Response]]
 
 
-async def _guarded(route: _Route, view: NodeView, request: Request) -> Response:
+async def _guarded(route: _Route, view: ServedNode, request: Request) -> Response:
     try:
         return await route(view, request)
     except KubengineError as error:
@@ -119,7 +119,7 @@ async def _guarded(route: _Route, view: NodeView, request: Request) -> Response:
         return failure(500, f"{type(error).__name__}: {error}")
 
 
-async def _route(view: NodeView, request: Request) -> Response:
+async def _route(view: ServedNode, request: Request) -> Response:
     path = request.path.rstrip("/") or "/"
     if path.startswith("/kubengine/") or path == "/kubengine":
         return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
@@ -158,14 +158,14 @@ def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:
     yield b"]}\n"
 
 
-def _metrics(view: NodeView, *, prefix: str = "", without: str = "\0", process: bool = False) -> Response:
+def _metrics(view: ServedNode, *, prefix: str = "", without: str = "\0", process: bool = False) -> Response:
     text = "".join(metrics_text.exposition(view.registry, prefix=prefix, without=without))
     if process:
         text += "".join(metrics_text.process_metrics())
     return Response(200, metrics_text.CONTENT_TYPE, text.encode())
 
 
-def _configz(view: NodeView) -> dict[str, Any]:
+def _configz(view: ServedNode) -> dict[str, Any]:
     return {"kubeletconfig": _all_fields(view.config), "kubengineconfig": _all_fields(view.kubengine_config)}
 
 
@@ -177,7 +177,7 @@ def _all_fields(value: Any) -> Any:
     return {name: _all_fields(item) for name, item in fields if item is not None}
 
 
-async def _room(view: NodeView, request: Request, path: list[str]) -> Response:
+async def _room(view: ServedNode, request: Request, path: list[str]) -> Response:
     rooms = view.rooms
     if path == [""]:
         return Response(

@@ -11,7 +11,7 @@ from engine.api.pod import Pod
 from engine.metrics import Registry
 
 
-class NodeView(Protocol):
+class ServedNode(Protocol):
     """A node as its HTTP API sees it. Every method is called on the node's event loop."""
 
     @property

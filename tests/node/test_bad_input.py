@@ -124,7 +124,7 @@ async def test_lists_that_are_none_leave_no_pod_behind(
     monkeypatch.setattr(client, "_decoder", decoder)
     node = await bench.start()
     garbled = True
-    node._watch._wake.set()
+    node.running.watch._wake.set()
 
     def in_trouble() -> bool:
         return "Undecodable" in (dict(node.healthz())["runtime-relist"] or "")
@@ -132,7 +132,7 @@ async def test_lists_that_are_none_leave_no_pod_behind(
     await eventually(in_trouble)
     bench.write("a", {"containers": [container()]})
     garbled = False
-    node._watch._wake.set()
+    node.running.watch._wake.set()
 
     def runs() -> bool:
         return bench.phase("a") == "Running" and not [error for _, error in node.healthz() if error]

@@ -143,8 +143,8 @@ async def test_the_node_is_ready_or_says_why_not_and_each_change_is_an_event(
     assert (ready(bench).status, ready(bench).reason) == ("True", "KubeletReady")
     since = ready(bench).last_transition_time
     problems: list[str] = ["a", "b", "a"]
-    monkeypatch.setattr(node._health, "problems", lambda: problems)
-    node._health.doubt()
+    monkeypatch.setattr(node.running.runtime_health, "problems", lambda: problems)
+    node.running.runtime_health.doubt()
     await eventually(lambda: "NodeNotReady" in bench.reasons())
     assert (ready(bench).reason, ready(bench).message) == ("KubeletNotReady", "[a, b]")
     assert ready(bench).last_transition_time > since

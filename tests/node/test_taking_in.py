@@ -106,6 +106,7 @@ class TakingIn(RuleBasedStateMachine):
             devices=self.manager,
             admission=self.admission,
             node=self.node,
+            resources=nothing,  # type: ignore[arg-type]
         )
         for uid, (pod, _) in self.runs.items():
             self.gatekeeper.adopt(pod)

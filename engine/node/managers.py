@@ -1,27 +1,21 @@
-"""The rooms of a running node beside its pods: made together, started and stopped in order.
+"""The managers of a running node beside its pods: made together, started and stopped in order.
 
 Each gets what it needs from the node and knows nothing of the others but what is passed to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
 
 from engine.admission.manager import Admission
-from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
-from engine.api.events import EventRecorder
-from engine.api.kubengine_config import KubengineConfiguration
-from engine.api.lifecycle import KillPod
 from engine.api.node import Node
-from engine.api.pod import Pod
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
-from engine.cri.records import ContainerRecord
 from engine.devices.manager import DeviceManager
 from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
 from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
@@ -29,11 +23,12 @@ from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.host.inotify import Watch
 from engine.host.sockets import is_served
-from engine.host.tasks import Tasks
 from engine.images.manager import ImageManager
-from engine.metrics import Registry
 from engine.node.log_rotation import LogRotation
-from engine.probes.manager import ProbeManager, ProbeResult
+from engine.node.pods import NodePods
+from engine.node.runtime_watch import RuntimeWatch
+from engine.node.setting import Setting
+from engine.probes.manager import ProbeManager
 
 PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"
 
@@ -44,60 +39,45 @@ class Managed(Protocol):
     async def stop(self) -> None: ...
 
 
-class Rooms:
+class Managers:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
-    `gone(uid)`: nothing of the pod is wanted any more; `over(uid)`: it has ended; `may_run(uid)`: something
-    of it runs or will; `leaves(uid)`: it is being stopped and nobody wants it; `runs(uid, container)`: the
-    runtime runs it; `running()`: all containers that it runs. `view` says what counts as the node for
-    eviction, the whole machine by default.
+    `pods()` gives the node's pods, which are made after the managers: nobody asks before `start_before_pods`.
     """
 
     def __init__(
         self,
         *,
-        config: KubeletConfiguration,
-        kubengine_config: KubengineConfiguration,
+        setting: Setting,
         runtime: RuntimeClient,
         cgroups: NodeCgroups,
-        recorder: EventRecorder,
-        registry: Registry,
-        tasks: Tasks,
-        root: Path,
-        clock: Callable[[], float],
-        active_pods: Callable[[], Sequence[Pod]],
-        kill_pod: KillPod,
-        gone: Callable[[str], bool],
-        over: Callable[[str], bool],
-        may_run: Callable[[str], bool],
-        leaves: Callable[[str], bool],
-        runs: Callable[[str, str], bool],
-        running: Callable[[], Iterable[ContainerRecord]],
-        sources_ready: Callable[[], bool],
+        watch: RuntimeWatch,
+        pods: Callable[[], NodePods],
         capacity_changed: Callable[[], None],
         conditions_changed: Callable[[], None],
-        probed: Callable[[ProbeResult], None],
-        view: NodeView | None = None,
     ) -> None:
+        config, section = setting.config, setting.kubengine_config
+        recorder, registry, tasks = setting.recorder, setting.registry, setting.tasks
+        root, clock = setting.root, setting.clock
         self.images = ImageManager(
             runtime=runtime,
             config=config,
             recorder=recorder,
-            section=kubengine_config.images,
+            section=section.images,
             registry=registry,
             tasks=tasks,
-            active_pods=active_pods,
+            active_pods=lambda: pods().active(),
             state_dir=root,
             clock=clock,
         )
         self.containers = ContainerGC(
             runtime=runtime,
             recorder=recorder,
-            section=kubengine_config.container_gc,
+            section=section.container_gc,
             tasks=tasks,
-            content_removed=gone,
-            runtime_removed=over,
-            sources_ready=sources_ready,
+            content_removed=lambda uid: pods().is_gone(uid),
+            runtime_removed=lambda uid: pods().is_over(uid),
+            sources_ready=lambda: pods().known,
             pod_logs_dir=Path(config.pod_logs_dir),
             clock=clock,
         )
@@ -105,10 +85,10 @@ class Rooms:
         self.eviction = EvictionManager(
             config=config,
             recorder=recorder,
-            active_pods=active_pods,
-            kill_pod=kill_pod,
+            active_pods=lambda: pods().active(),
+            kill_pod=lambda pod, end: pods().kill(pod, end),
             pod_cgroup=cgroups.pod_path,
-            section=kubengine_config.eviction,
+            section=section.eviction,
             registry=registry,
             tasks=tasks,
             runtime=runtime,
@@ -116,19 +96,19 @@ class Rooms:
             containers=self.containers,
             conditions_changed=conditions_changed,
             root_dir=root,
-            view=view or NodeView(pods_cgroup=pods_cgroup),
+            view=setting.view or NodeView(pods_cgroup=pods_cgroup),
             clock=clock,
         )
         self.devices = DeviceManager(
             config=config,
-            section=kubengine_config.devices,
-            active_pods=active_pods,
+            section=section.devices,
+            active_pods=lambda: pods().active(),
             registry=registry,
             tasks=tasks,
-            sources_ready=sources_ready,
-            may_run=may_run,
-            leaves=leaves,
-            is_running=runs,
+            sources_ready=lambda: pods().known,
+            may_run=lambda uid: pods().may_run(uid),
+            leaves=lambda uid: pods().leaves(uid),
+            is_running=watch.runs,
             changed=capacity_changed,
             clock=clock,
             plugin_dir=root / PLUGINS,
@@ -137,21 +117,27 @@ class Rooms:
             pod_resources_dir=root / POD_RESOURCES,
         )
         self.probes = ProbeManager(
-            section=kubengine_config.probes,
+            section=section.probes,
             recorder=recorder,
             registry=registry,
             clock=clock,
-            on_result=probed,
+            on_result=lambda result: pods().notify(result.pod_uid),
             runtime_socket=runtime.socket,
         )
         self.admission = Admission(
             node=Node(),
-            kill_pod=kill_pod,
+            kill_pod=lambda pod, end: pods().kill(pod, end),
             recorder=recorder,
             registry=registry,
-            section=kubengine_config.preemption,
+            section=section.preemption,
         )
-        self._logs = LogRotation(config=config, runtime=runtime, running=running, clock=clock, tasks=tasks)
+        self._logs = LogRotation(
+            config=config,
+            runtime=runtime,
+            running=lambda: [c for record in watch.pods.values() for c in record.running],
+            clock=clock,
+            tasks=tasks,
+        )
         self._before_pods: tuple[Managed, ...] = (self.devices, self.probes)
         self._beside_pods: tuple[Managed, ...] = (
             self.images,
@@ -160,7 +146,7 @@ class Rooms:
             self._logs,
         )
 
-    def by_name(self) -> dict[str, object]:
+    def by_room(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
         return {
             "images": self.images,

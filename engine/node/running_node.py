@@ -1,0 +1,308 @@
+"""A node that runs: every part of it, made before any of them starts, and what they tell each other.
+
+The pods ask the managers and the managers ask about pods. So all of it is made first, by `__init__`; only
+what `start` begins calls back, and then everybody is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.events import WARNING
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec
+from engine.api.quantity import Quantity
+from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cri.client import RuntimeClient
+from engine.node import machine
+from engine.node.backoff import Backoff
+from engine.node.description import NodeDescription
+from engine.node.gatekeeper import Gatekeeper
+from engine.node.host_support import HostSupport, app_armor_enabled
+from engine.node.image_pull import ImagePuller
+from engine.node.managers import Managers
+from engine.node.node_events import NodeEvents
+from engine.node.node_resources import NodeResources
+from engine.node.pod.kept_end import KeptEnds
+from engine.node.pod_stats import pod_stats
+from engine.node.pods import NodePods
+from engine.node.probing import Probing
+from engine.node.runtime_health import RuntimeHealth
+from engine.node.runtime_watch import RuntimeWatch
+from engine.node.services import NodeFacts, Services
+from engine.node.setting import Setting
+from engine.node.sources import ManifestDirectory
+from engine.node.static_uids import StaticUids
+from engine.node.summary import node_summary, pod_summary
+from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
+from engine.node.volumes import PodVolumes
+
+STARTS_AT_ONCE = 8
+RECONCILE_SECONDS = 60.0
+
+
+class Belonging(Protocol):
+    """Where the node belongs: `engine.node.membership.Membership` of a cluster, or nowhere."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def conditions_changed(self) -> None: ...
+
+
+class Standalone:
+    """A node of no cluster."""
+
+    def start(self) -> None:
+        """Nobody is told."""
+
+    async def stop(self) -> None:
+        """Nobody was told."""
+
+    def conditions_changed(self) -> None:
+        """Nobody is told."""
+
+
+class RunningNode:
+    """Uses a runtime that has answered and a cgroup tree that is made; `stop` ends the use of both."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        capacity: Mapping[str, Quantity],
+        runtime: RuntimeClient,
+        runtime_name: str,
+        cgroups: NodeCgroups,
+    ) -> None:
+        config = setting.config
+        clock, tasks, recorder = setting.clock, setting.tasks, setting.recorder
+        self._setting = setting
+        self._began = clock()
+        self._runtime = runtime
+        self._cgroups = cgroups
+        self._events = NodeEvents(recorder, setting.name, setting.root / "boot_id")
+        self._reconciler = tasks.task("cgroup-reconcile")
+        self.watch = watch = RuntimeWatch(
+            runtime,
+            on_change=self._runtime_changed,
+            on_trouble=self._runtime_doubted,
+            clock=clock,
+            registry=setting.registry,
+            tasks=tasks,
+        )
+        self.runtime_health = runtime_health = RuntimeHealth(
+            runtime,
+            last_contact=watch.last_contact,
+            on_change=self._conditions_changed,
+            clock=clock,
+            tasks=tasks,
+        )
+        self.managers = managers = Managers(
+            setting=setting,
+            runtime=runtime,
+            cgroups=cgroups,
+            watch=watch,
+            pods=lambda: self.pods,
+            capacity_changed=self._capacity_changed,
+            conditions_changed=self._conditions_changed,
+        )
+        resources = NodeResources(capacity, cgroups, managers.devices)
+        facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
+        self.description = NodeDescription(
+            name=setting.name,
+            config=config,
+            labels=setting.kubengine_config.node_labels or {},
+            resources=resources,
+            host_ip=facts.host_ip,
+            runtime_name=runtime_name,
+            clock=clock,
+            pressures=managers.eviction.conditions,
+            problems=lambda: [*runtime_health.problems(), *filter(None, [watch.health()])],
+            images=managers.images.images,
+        )
+        volumes = PodVolumes(setting.root)
+        gatekeeper = Gatekeeper(
+            eviction=managers.eviction,
+            devices=managers.devices,
+            admission=managers.admission,
+            support=_host_support(config, runtime_health),
+            node=self.description.current,
+            resources=resources,
+        )
+        services = Services(
+            node=facts,
+            runtime=runtime,
+            watch=watch,
+            runtime_health=runtime_health,
+            images=ImagePuller(runtime, config, recorder, clock, managers.images.lease),
+            cgroups=cgroups,
+            volumes=volumes,
+            users=UserNamespaces(setting.root / "pods", _ids_per_pod(config)),
+            ends=KeptEnds(volumes.pod_directory),
+            accounts=gatekeeper,
+            probes=Probing(managers.probes, volumes.pod_directory),
+            devices=managers.devices,
+            recorder=recorder,
+            tasks=tasks,
+            backoff=_restart_backoff(config),
+            starting=asyncio.Semaphore(STARTS_AT_ONCE),
+        )
+        uids = StaticUids(watch.pods.values, volumes.pod_directory)
+        self.pods = NodePods(services, gatekeeper, uids)
+        self._sources = self._make_sources(uids)
+        self._belonging = self._belong()
+
+    def _make_sources(self, uids: StaticUids) -> list[ManifestDirectory]:
+        setting, config = self._setting, self._setting.config
+        if not config.static_pod_path:
+            return []
+        manifests = ManifestDirectory(
+            Path(config.static_pod_path),
+            node_name=setting.name,
+            period=config.file_check_frequency,
+            clock=setting.clock,
+            uids=uids,
+            on_change=self.pods.set_desired,
+            on_fault=self._manifest_fault,
+            tasks=setting.tasks,
+        )
+        return [manifests]
+
+    def _belong(self) -> Belonging:
+        """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
+        setting = self._setting
+        if setting.kubeconfig is None:
+            return Standalone()
+        from engine.node.membership import Membership
+
+        membership = Membership(setting.kubeconfig, setting, self.description)
+        setting.recorder.listen(membership.tell)
+        return membership
+
+    # Life
+
+    async def start(self) -> None:
+        """Raises what stops a node from working; `stop` then ends what has begun."""
+        self._belonging.start()
+        await self.managers.start_before_pods()
+        await self.watch.start()
+        await self.runtime_health.start()
+        self._events.started(machine.boot_id())
+        self._conditions_changed()
+        for source in self._sources:
+            await source.start()
+            await source.ready.wait()
+        if not self._sources:
+            self.pods.set_desired([])
+        await self.managers.start_beside_pods()
+        self._reconciler.start(self._reconcile_cgroups)
+
+    async def stop(self) -> None:
+        """Leaves pods as they are."""
+        await self._belonging.stop()
+        await self._stop_sources()
+        await self._reconciler.stop()
+        await self.pods.stop()
+        await self.runtime_health.stop()
+        await self.watch.stop()
+        await self.managers.stop()
+        self._cgroups.stop()
+        await self._runtime.close()
+
+    async def remove_all_pods(self) -> None:
+        """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
+        await self._stop_sources()
+        await self.pods.remove_all()
+        self._cgroups.remove_all(kill=True, wait=2.0)
+
+    async def _stop_sources(self) -> None:
+        for source in self._sources:
+            await source.stop()
+
+    async def _reconcile_cgroups(self) -> None:
+        while True:
+            await asyncio.sleep(RECONCILE_SECONDS)
+            with self._reconciler.step(RECONCILE_SECONDS):
+                self._cgroups.reconcile()
+
+    # What its parts tell each other
+
+    def _runtime_changed(self, uid: str) -> None:
+        self.pods.runtime_changed(uid)
+
+    def _runtime_doubted(self) -> None:
+        self.runtime_health.doubt()
+
+    def _conditions_changed(self) -> None:
+        self._events.look(self.description.current().status.conditions or ())
+        self._belonging.conditions_changed()
+        self.pods.something_changed()
+
+    def _capacity_changed(self) -> None:
+        self.managers.admission.set_node(self.description.current())
+        self.pods.something_changed()
+
+    def _manifest_fault(self, error: InvalidInput) -> None:
+        self._setting.recorder.node(WARNING, "FailedManifest", str(error))
+
+    # What it shows
+
+    def rooms(self) -> dict[str, object]:
+        """What can be described and told something, by the name of its room."""
+        return {**self.managers.by_room(), "cgroups": self._cgroups, "node": self.description}
+
+    def running_pods(self) -> list[Pod]:
+        """What the runtime runs, known or not."""
+        return [
+            Pod(
+                metadata=ObjectMeta(name=record.name, namespace=record.namespace, uid=record.uid),
+                spec=PodSpec(
+                    containers=[Container(name=c.name, image=c.image) for c in record.containers if c.running]
+                ),
+            )
+            for record in self.watch.pods.values()
+            if record.running
+        ]
+
+    def healthz(self) -> list[tuple[str, str | None]]:
+        """Each part that can be unwell, with what is wrong with it, None if nothing is."""
+        return [("ping", None), ("runtime", self.watch.health() or None), *self._setting.tasks.health()]
+
+    async def stats_summary(self) -> dict[str, Any]:
+        """What the node and its pods use, as the kubelet's Summary."""
+        stats = await pod_stats(self._runtime, list(self.watch.pods.values()))
+        setting = self._setting
+        return {
+            "node": node_summary(setting.name, setting.root, self._began, setting.clock()),
+            "pods": [pod_summary(pod) for pod in stats],
+        }
+
+
+def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:
+    safe = safe_sysctls(kernel_version(os.uname().release))
+    return HostSupport(
+        sysctls=SysctlAllowlist(safe, config.allowed_unsafe_sysctls or ()),
+        app_armor=app_armor_enabled(),
+        features=lambda: runtime_health.features,
+    )
+
+
+def _ids_per_pod(config: KubeletConfiguration) -> int:
+    settings = config.user_namespaces
+    return IDS_PER_POD if settings is None else settings.ids_per_pod or IDS_PER_POD
+
+
+def _restart_backoff(config: KubeletConfiguration) -> Backoff:
+    settings = config.crash_loop_back_off
+    if settings is not None and settings.max_container_restart_period is not None:
+        return Backoff(most=float(settings.max_container_restart_period))
+    return Backoff()

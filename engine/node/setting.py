@@ -1,0 +1,31 @@
+"""What a node is given, before anything of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.eviction.readings import NodeView
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
+    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without."""
+
+    config: KubeletConfiguration
+    kubengine_config: KubengineConfiguration
+    name: str
+    root: Path
+    clock: Callable[[], float]
+    registry: Registry
+    tasks: Tasks
+    recorder: EventRecorder
+    view: NodeView | None = None
+    kubeconfig: Path | None = None
