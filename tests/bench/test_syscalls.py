@@ -38,7 +38,7 @@ def test_threads_and_children_are_counted() -> None:
         except Refused as refusal:
             process.kill()
             pytest.skip(str(refusal))
-        process.communicate(b"go\n", timeout=60)
+        process.communicate(b"go\n", timeout=240)
     assert 2000 <= counter.read() < 10_000
     counter.close()
     assert counter.read() == 0

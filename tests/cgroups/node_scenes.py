@@ -13,13 +13,13 @@ from engine.cgroups.mounts import find_mounts
 from engine.cgroups.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
-from tests.node.conftest import Bench, eventually
+from tests.node_bench import Bench
+from tests.waiting import eventually
 
 WAIT = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
 MI = 1 << 20
 CPU_LIMIT = {1: "cpu.cfs_quota_us", 2: "cpu.max"}
 OOM_KILLS = {1: "memory.oom_control", 2: "memory.events"}
-ENOUGH_SECONDS = 60.0
 
 
 async def on_node(
@@ -74,7 +74,7 @@ async def worked_example(bench: Bench) -> dict[str, Any]:
     write(bench, "g", first)
     write(bench, "b", first, second)
     write(bench, "e", container("a"))
-    await eventually(lambda: all(bench.phase(name) == "Running" for name in "gbe"), ENOUGH_SECONDS)
+    await eventually(lambda: all(bench.phase(name) == "Running" for name in "gbe"))
     levels = {"kubepods": (), "burstable": ("burstable",), "besteffort": ("besteffort",)}
     parents = {"g": (), "b": ("burstable",), "e": ("besteffort",)}
     pods = {name: (*parents[name], f"pod{bench.pod(name).uid}") for name in "gbe"}
@@ -101,10 +101,10 @@ async def memory_hog(bench: Bench) -> dict[str, Any]:
     """A container takes more than its limit, beside another pod of the same class."""
     limits = amounts("500m", "24Mi")
     write(bench, "calm", container("a", limits=limits))
-    await eventually(lambda: bench.phase("calm") == "Running", ENOUGH_SECONDS)
+    await eventually(lambda: bench.phase("calm") == "Running")
     hog = "sleep 1; dd if=/dev/zero of=/dev/null bs=96M count=1"
     write(bench, "hog", container("a", hog, limits=limits), restartPolicy="Never")
-    await eventually(lambda: bench.phase("hog") == "Failed", ENOUGH_SECONDS)
+    await eventually(lambda: bench.phase("hog") == "Failed")
     ended = bench.pod("hog").status.container_statuses[0].state.terminated
     calm = bench.pod("calm").status.container_statuses[0]
     group = (f"pod{bench.pod('calm').uid}", identity(calm))
@@ -144,20 +144,20 @@ async def live_resize(bench: Bench) -> dict[str, Any]:
         return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
 
     resize("250m", "64Mi")
-    await eventually(lambda: bench.phase("g") == "Running", ENOUGH_SECONDS)
+    await eventually(lambda: bench.phase("g") == "Running")
     before = (bench.pod("g").uid, status().container_id, status().restart_count)
     seen: dict[str, Any] = {"sizes": [sizes()], "told": []}
     for cpu, memory in (("1", "256Mi"), ("100m", "32Mi")):
         resize(cpu, memory)
-        await eventually(lambda cpu=cpu: told().get("cpu") == cpu, ENOUGH_SECONDS)
+        await eventually(lambda cpu=cpu: told().get("cpu") == cpu)
         seen["sizes"].append(sizes())
         seen["told"].append(told())
     seen["completed"] = bench.reasons().count("ResizeCompleted")
     resize("1000", "32Mi")
-    await eventually(lambda: pending() == "Infeasible", ENOUGH_SECONDS)
+    await eventually(lambda: pending() == "Infeasible")
     seen["infeasible"] = sizes()
     resize("100m", "32Mi")
-    await eventually(lambda: not pending(), ENOUGH_SECONDS)
+    await eventually(lambda: not pending())
     seen["same"] = before == (bench.pod("g").uid, status().container_id, status().restart_count)
     return seen
 
@@ -189,7 +189,7 @@ def write(bench: Bench, name: str, *containers: dict[str, Any], **spec: Any) -> 
 async def no_pods(bench: Bench) -> None:
     for manifest in bench.manifests.glob("*.yaml"):
         await asyncio.to_thread(manifest.unlink)
-    await eventually(lambda: not bench.node.pods(), ENOUGH_SECONDS)
+    await eventually(lambda: not bench.node.pods())
 
 
 def identity(status: Any) -> str:

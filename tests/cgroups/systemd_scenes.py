@@ -59,5 +59,5 @@ def properties(unit: str) -> dict[str, str]:
 
 def systemctl(*arguments: str) -> str:
     return subprocess.run(
-        ["systemctl", *arguments], capture_output=True, text=True, check=True, timeout=60
+        ["systemctl", *arguments], capture_output=True, text=True, check=True, timeout=240
     ).stdout

@@ -63,7 +63,7 @@ asyncio.run(main())
 
 def _python(script: str, *arguments: str) -> str:
     command = [sys.executable, "-W", "error", "-c", script, *arguments]
-    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 

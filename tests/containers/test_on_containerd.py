@@ -15,7 +15,7 @@ from engine.cri.client import RuntimeClient
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
 from tests.images.pods_on_containerd import PodOnContainerd
-from tests.node.conftest import eventually
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 
@@ -51,12 +51,11 @@ class World:
         return Counter(c.metadata.name for c in listed if c.state != cri.CONTAINER_RUNNING)
 
     async def until_exited(self, pod):
-        for _ in range(1200):
+        async def exited():
             listed = await self.client.list_containers(cri.ContainerFilter(pod_sandbox_id=pod.sandbox))
-            if all(c.state == cri.CONTAINER_EXITED for c in listed):
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("containers did not exit")
+            return all(c.state == cri.CONTAINER_EXITED for c in listed)
+
+        await eventually(exited)
 
 
 @pytest.fixture

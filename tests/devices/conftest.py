@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from engine.devices.topology import Numa
 from engine.host.inotify import Watch
 from engine.metrics import Registry
 from engine.testing.device_plugin import SampleDevicePlugin
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 NIC = "example.com/nic"
@@ -110,16 +109,7 @@ class Agent:
 
     async def registered(self, plugin: SampleDevicePlugin) -> None:
         await plugin.register(self.plugin_dir)
-        await self.until(lambda: self.manager.state.resources[plugin.resource].reported)
-
-    async def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
-        """Wait for something to become true; fail with the manager's view if it does not."""
-        try:
-            async with asyncio.timeout(seconds):
-                while not condition():  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
-        except TimeoutError:
-            pytest.fail(f"did not come true: {self.manager.describe()}")
+        await eventually(lambda: self.manager.state.resources[plugin.resource].reported)
 
     async def admit(self, pod: Pod) -> Pod:
         """What a node does: allocate, then count the pod as active."""

@@ -11,7 +11,8 @@ from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
-from tests.node.conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 

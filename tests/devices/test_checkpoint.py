@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.devices.checkpoint import Checkpoint, CheckpointError, Entry, decode, encode
 from engine.devices.checkpoint_file import FILE_NAME, CheckpointFile
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 
@@ -105,7 +106,7 @@ async def test_the_file_says_what_the_state_says(agent):
 async def test_a_list_without_news_writes_nothing(agent):
     plugin = await agent.plugin(count=100)
     file = agent.manager._file
-    await agent.until(lambda: file.writes > 0)
+    await eventually(lambda: file.writes > 0)
     await file.flush()
     before = file.writes
     for _ in range(5):
@@ -117,7 +118,7 @@ async def test_a_list_without_news_writes_nothing(agent):
 
 async def test_many_changes_share_a_write(agent):
     plugin = await agent.plugin(count=50)
-    await agent.until(lambda: agent.manager._file.writes > 0)
+    await eventually(lambda: agent.manager._file.writes > 0)
     before = agent.manager._file.writes
     pods = [agent.make_pod(f"p{i}") for i in range(50)]
     agent.pods.extend(pods)

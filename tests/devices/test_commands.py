@@ -10,7 +10,8 @@ import pytest
 
 from engine.api.errors import InvalidInput
 from engine.server import Server
-from tests.server.conftest import View
+from tests.server.served import View
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 
@@ -33,10 +34,10 @@ async def test_the_sample_plugin_follows_an_agent_through_restarts(agent):
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        await agent.until(lambda: agent.counts() == (8, 8))
+        await eventually(lambda: agent.counts() == (8, 8))
         pod = await agent.admit(agent.make_pod("a"))
         await agent.restart()
-        await agent.until(lambda: agent.counts() == (8, 8))
+        await eventually(lambda: agent.counts() == (8, 8))
         assert agent.devices(pod) == ["gpu-0"]
         assert agent.manager.state.resources[GPU].inventory.nodes_of("gpu-7") == (1,)
     finally:
@@ -44,7 +45,7 @@ async def test_the_sample_plugin_follows_an_agent_through_restarts(agent):
         output, _ = await process.communicate()
     assert process.returncode == 0
     assert output.decode().startswith("example.com/gpu: 8 devices at ")
-    await agent.until(lambda: agent.counts() == (8, 0))
+    await eventually(lambda: agent.counts() == (8, 0))
 
 
 async def test_an_unknown_fault_is_named():

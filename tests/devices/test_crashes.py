@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
+
 GPU = "example.com/gpu"
 STEPS = ["chosen", "allocated", "recorded", "checkpoint written", "checkpoint renamed", "durable", "never"]
 
@@ -48,7 +50,7 @@ async def test_a_crash_loses_and_leaks_nothing(agent, step, victim_remains):
     assert agent.devices(holder) == ["gpu-0"]
     if step in ("checkpoint renamed", "durable", "never"):
         assert recorded == ["gpu-1"], "what reached the disk is remembered"
-    await agent.until(lambda: agent.counts() == (2, 2))
+    await eventually(lambda: agent.counts() == (2, 2))
     agent.ready = True
     if victim_remains:
         await agent.manager.allocate(victim)

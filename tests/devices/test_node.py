@@ -13,7 +13,8 @@ from engine.api.kubengine_config import DevicesSection
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_bench import GPU, DeviceBench
-from tests.node.conftest import container, eventually
+from tests.node_bench import container
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from engine.devices.manager import DeviceManager, DeviceRunOptions
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
-from tests.node.conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 SCRIPT = (
@@ -104,10 +105,10 @@ async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, con
             wanted["image"] = BUSYBOX
             for name in ("a", "b"):
                 bench.write(name, {"containers": [wanted]})
-                await eventually(lambda name=name: 0 in runs(bench, name), 30)
+                await eventually(lambda name=name: 0 in runs(bench, name))
             await bench.restart()
             await eventually(lambda: devices(bench).capacity()[1] == {GPU: 2})
-            await eventually(lambda: any(runs(bench, "a")) and any(runs(bench, "b")), 60)
+            await eventually(lambda: any(runs(bench, "a")) and any(runs(bench, "b")))
             assert set(runs(bench, "a").values()) == {EXPECTED}
             assert set(runs(bench, "b").values()) == {EXPECTED.replace("gpu-0", "gpu-1")}
         finally:

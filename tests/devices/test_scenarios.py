@@ -18,6 +18,7 @@ from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from engine.wire.podresources_v1alpha1_pb2_grpc import PodResourcesListerStub as AlphaStub
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 NIC = "example.com/nic"
@@ -108,7 +109,7 @@ async def test_assignments_survive_a_plugin_restart(agent):
     plugin = await agent.plugin(count=4)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.stop()
-    await agent.until(lambda: agent.counts() == (4, 0))
+    await eventually(lambda: agent.counts() == (4, 0))
     await plugin.start()
     await agent.registered(plugin)
     assert agent.counts() == (4, 4)
@@ -187,10 +188,10 @@ async def test_one_unhealthy_device_leaves_its_pod_alone(agent):
     plugin = await agent.plugin(count=1)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.set_health("gpu-0", "Unhealthy")
-    await agent.until(lambda: agent.counts() == (1, 0))
+    await eventually(lambda: agent.counts() == (1, 0))
     assert agent.devices(pod) == ["gpu-0"]
     await plugin.set_health("gpu-0", "Healthy")
-    await agent.until(lambda: agent.counts() == (1, 1))
+    await eventually(lambda: agent.counts() == (1, 1))
     await agent.manager.allocate(pod)
     assert agent.devices(pod) == ["gpu-0"]
     assert await listed(agent) == {"a": {"app": ["gpu-0"]}}
@@ -200,16 +201,16 @@ async def test_four_three_two_three_four_devices(agent):
     plugin = await agent.plugin(count=4)
     for change, expected in (("gpu-3", 3), ("gpu-2", 2)):
         await plugin.remove(change)
-        await agent.until(lambda expected=expected: agent.counts() == (expected, expected))
+        await eventually(lambda expected=expected: agent.counts() == (expected, expected))
     for change, expected in (("gpu-2", 3), ("gpu-3", 4)):
         await plugin.add(change)
-        await agent.until(lambda expected=expected: agent.counts() == (expected, expected))
+        await eventually(lambda expected=expected: agent.counts() == (expected, expected))
 
 
 async def test_a_stopped_plugin_keeps_its_capacity_for_five_minutes(agent):
     plugin = await agent.plugin(count=2)
     await plugin.stop()
-    await agent.until(lambda: agent.counts() == (2, 0))
+    await eventually(lambda: agent.counts() == (2, 0))
     agent.now += 300
     assert agent.counts() == (2, 0)
     agent.now += 1
@@ -223,7 +224,7 @@ async def test_a_stopped_plugin_keeps_its_capacity_for_five_minutes(agent):
 async def test_a_stream_that_fails_at_once_leaves_none_and_is_not_tried_again(agent):
     plugin = await agent.plugin(register=False, faults=[Fault.LIST_FAILS])
     await plugin.register(agent.plugin_dir)
-    await agent.until(lambda: agent.counts() == (0, 0))
+    await eventually(lambda: agent.counts() == (0, 0))
     await asyncio.sleep(0.1)
     assert plugin.streams == 1
 
@@ -231,7 +232,7 @@ async def test_a_stream_that_fails_at_once_leaves_none_and_is_not_tried_again(ag
 async def test_a_stream_that_fails_later_takes_the_devices_away(agent):
     plugin = await agent.plugin(count=2)
     await plugin.fail_with(Fault.LIST_FAILS)
-    await agent.until(lambda: agent.counts() == (2, 0))
+    await eventually(lambda: agent.counts() == (2, 0))
     agent.now += 301
     assert agent.counts() == (None, None)
 
@@ -298,7 +299,7 @@ async def test_devices_that_became_unhealthy_are_not_given_again(agent):
     plugin = await agent.plugin(count=2)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.set_health("gpu-0", "Unhealthy")
-    await agent.until(lambda: agent.counts() == (2, 1))
+    await eventually(lambda: agent.counts() == (2, 1))
     assert "previously allocated devices are no longer healthy" in str(await rejection(agent, pod))
 
 
@@ -447,12 +448,12 @@ async def test_a_held_device_that_vanishes_stays_with_its_pod(agent):
     plugin = await agent.plugin(count=2)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.remove("gpu-0")
-    await agent.until(lambda: agent.counts() == (1, 1))
+    await eventually(lambda: agent.counts() == (1, 1))
     assert agent.devices(pod) == ["gpu-0"]
     other = await agent.admit(agent.make_pod("b"))
     assert agent.devices(other) == ["gpu-1"]
     await plugin.add("gpu-0")
-    await agent.until(lambda: agent.counts() == (2, 2))
+    await eventually(lambda: agent.counts() == (2, 2))
     assert "unavailable" in str(await rejection(agent, agent.make_pod("c")))
 
 
@@ -460,7 +461,7 @@ async def test_admission_computes_with_what_is_allocated(agent):
     plugin = await agent.plugin(count=2)
     pod = await agent.admit(agent.make_pod("a"))
     await plugin.stop()
-    await agent.until(lambda: agent.counts() == (2, 0))
+    await eventually(lambda: agent.counts() == (2, 0))
     assert {k: q.value for k, q in agent.manager.sanitize_allocatable(pod, {}).items()} == {GPU: 1}
     new = agent.manager.sanitize_allocatable(agent.make_pod("new"), {})
     assert {k: q.value for k, q in new.items()} == {GPU: 2}, "asked before it has its own"

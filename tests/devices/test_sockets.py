@@ -11,6 +11,7 @@ from engine.devices.endpoint import Deadlines
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 
@@ -36,7 +37,7 @@ async def test_lies_are_taken_for_what_they_are_worth(agent):
             wire.Device(ID="c", health="Healthy"),
         ]
     )
-    await agent.until(lambda: agent.counts() == (3, 1))
+    await eventually(lambda: agent.counts() == (3, 1))
     (resource,) = agent.manager.describe()["resources"]
     assert (
         resource["complaint"]
@@ -48,7 +49,7 @@ async def test_a_hundred_thousand_devices(agent):
     plugin = await agent.plugin(count=100_000)
     assert agent.counts() == (100_000, 100_000)
     await plugin.set_devices([])
-    await agent.until(lambda: agent.counts() == (0, 0))
+    await eventually(lambda: agent.counts() == (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -83,27 +84,27 @@ async def test_registrations_that_are_refused(agent, resource, version, endpoint
 
 async def test_the_plugin_watcher_finds_sockets(agent):
     early = await agent.plugin(register=False, registry_socket=agent.registry_dir / "sub" / "gpu.sock")
-    await agent.until(lambda: agent.counts() == (4, 4))
-    await agent.until(lambda: bool(early.status))
+    await eventually(lambda: agent.counts() == (4, 4))
+    await eventually(lambda: bool(early.status))
     assert early.status[0].plugin_registered
     pod = await agent.admit(agent.make_pod("a"))
     await agent.restart()
-    await agent.until(lambda: agent.counts() == (4, 4))
+    await eventually(lambda: agent.counts() == (4, 4))
     assert agent.devices(pod) == ["gpu-0"]
     await early.stop()
-    await agent.until(lambda: agent.counts() == (4, 0))
+    await eventually(lambda: agent.counts() == (4, 0))
 
 
 async def test_the_plugin_watcher_says_why_not(agent):
     plugin = await agent.plugin("gpu", register=False, registry_socket=agent.registry_dir / "gpu.sock")
-    await agent.until(lambda: bool(plugin.status))
+    await eventually(lambda: bool(plugin.status))
     assert plugin.status[0].error == 'invalid name of device plugin socket: the ResourceName "gpu" is invalid'
 
 
 async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
     plugin = await agent.plugin(count=2, numa=2)
     await plugin.set_health("gpu-1", "Unhealthy")
-    await agent.until(lambda: agent.counts() == (2, 1))
+    await eventually(lambda: agent.counts() == (2, 1))
     await agent.admit(agent.make_pod("a"))
     async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
         stub = PodResourcesListerStub(channel)

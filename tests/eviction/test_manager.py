@@ -18,7 +18,7 @@ from engine.api.lifecycle import AdmissionRejected
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView, SignalReader
 from engine.metrics import Registry
-from tests.node.conftest import eventually
+from tests.waiting import eventually
 
 from .private_node import MIB, PrivateNode, make_pod
 
@@ -152,7 +152,7 @@ async def test_the_kernel_wakes_the_manager_long_before_its_interval(node, tmp_p
         await manager.start()
         await asyncio.sleep(0.3)
         await asyncio.to_thread(node.run, make_pod("sudden"), mib=150)
-        await eventually(lambda: node.ended, 300)
+        await eventually(lambda: node.ended)
 
 
 async def test_recheck_lets_a_pod_live_when_pressure_has_gone(node, tmp_path):

@@ -16,7 +16,7 @@ import pytest
 from engine.eviction import pressure_events
 from engine.eviction.cgroup_usage import is_v1, memory_directory
 from engine.eviction.pressure_events import TRIGGERS, PressureEvents
-from tests.node.conftest import eventually
+from tests.waiting import eventually
 
 MOUNT = Path("/sys/fs/cgroup")
 UNIFIED = MOUNT / "unified" if is_v1(MOUNT) else MOUNT
@@ -68,7 +68,7 @@ async def test_processes_that_stall_for_memory_wake(group: Path, private_cgroup_
     data = f"/var/tmp/{group.name}"
     process = thrash(data, *{group, memory_directory(MOUNT, private_cgroup_root)})
     try:
-        await eventually(lambda: wakes, 60)
+        await eventually(lambda: wakes)
     finally:
         process.kill()
         await asyncio.to_thread(process.wait)

@@ -12,7 +12,8 @@ from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
 from engine.eviction.readings import NodeView
 from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
-from tests.node.conftest import Bench, eventually
+from tests.node_bench import Bench
+from tests.waiting import eventually
 
 from .private_node import MIB
 

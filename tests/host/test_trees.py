@@ -172,12 +172,12 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
     points: list[Path] = []
 
     def mount(point: Path) -> None:
-        subprocess.run(["mount", "--bind", tmp_path / "host", point], check=True, timeout=30)
+        subprocess.run(["mount", "--bind", tmp_path / "host", point], check=True, timeout=240)
         points.append(point)
 
     yield mount
     for point in points:
-        subprocess.run(["umount", "-l", point], check=True, timeout=30)
+        subprocess.run(["umount", "-l", point], check=True, timeout=240)
 
 
 @pytest.mark.root

@@ -18,7 +18,7 @@ from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
 from engine.images.steady_clock import SteadyClock
 from engine.wire import cri_v1_pb2 as cri
-from tests.node.conftest import eventually
+from tests.waiting import eventually
 
 GIB = 1 << 30
 

@@ -12,7 +12,8 @@ from engine.api.errors import InvalidInput
 from engine.cri.client import RuntimeClient, Undecodable
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.node.conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 NOT_A_MESSAGE = b"\x0a\xff\xff\xff\xff\x7f"
 

@@ -19,8 +19,8 @@ from engine.node.security import MASKED_PATHS, READONLY_PATHS, container_securit
 from engine.node.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 KINDS = cri.SecurityProfile
 

@@ -16,8 +16,8 @@ from engine.node.description import node_images
 from engine.runtime.hollow import HollowRuntime
 from engine.server import Server
 from engine.wire import cri_v1_pb2 as cri
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 
 async def _ask(bench: Bench) -> dict[str, object]:

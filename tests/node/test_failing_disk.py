@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from engine.host import files
-from tests.node.conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 FAULTS = {"open": errno.EMFILE, "fsync": errno.EIO, "rename": errno.ENOSPC}
 

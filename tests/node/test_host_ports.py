@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("at_once", [True, False])

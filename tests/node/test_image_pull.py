@@ -16,8 +16,8 @@ from engine.api.kubengine_config import ImagesSection, KubengineConfiguration
 from engine.node.image_pull import PULLS_AT_ONCE, pulls_at_once
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 
 class Registry:

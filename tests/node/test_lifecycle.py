@@ -14,8 +14,8 @@ from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 EXIT = "runtime.kubengine.dev/"
 
@@ -205,7 +205,7 @@ async def test_a_lost_runtime_is_said_and_survived(bench: Bench, hollow: HollowR
     await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
     assert bench.phase("before") == "Running"
     await hollow._server.start()
-    await eventually(lambda: bench.phase("during") == "Running", 30)
+    await eventually(lambda: bench.phase("during") == "Running")
 
 
 async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
@@ -263,9 +263,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True, timeout=240)
     yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=10)
+    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=240)
 
 
 @pytest.mark.root
@@ -283,4 +283,4 @@ async def test_a_full_disk_is_said_and_survived(small_disk: Path, bench: Bench):
     assert bench.phase("before") == "Running"
     assert bench.phase("during") == "Pending"
     ballast.unlink()
-    await eventually(lambda: bench.phase("during") == "Running", 30)
+    await eventually(lambda: bench.phase("during") == "Running")

@@ -12,8 +12,7 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
 from engine.cri.records import RUNNING, ContainerRecord
 from engine.node.log_rotation import LogRotation, log_limits, surplus
-
-from .conftest import eventually
+from tests.waiting import eventually
 
 
 def names(paths: list[Path]) -> list[str]:

@@ -15,8 +15,9 @@ from engine.cri.client import RuntimeClient
 from engine.cri.records import CREATED, EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.status import StatusInputs, pod_status
 from engine.runtime.hollow import HollowRuntime
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
-from .conftest import Bench, container, eventually
 from .test_cri_config import pod_of
 
 

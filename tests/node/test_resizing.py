@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.runtime.hollow import HollowRuntime
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 
 def write(bench: Bench, name: str, milli: int) -> None:

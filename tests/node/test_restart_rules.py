@@ -16,8 +16,8 @@ from engine.node.actions import Health, next_actions
 from engine.node.container_hash import container_hash
 from engine.node.restart_rules import should_restart, to_reset
 from engine.runtime.hollow import HollowRuntime
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 EXIT = "runtime.kubengine.dev/"
 

@@ -209,7 +209,7 @@ class TestRestartsAndRemoval:
             "mount_sub_path(Path(sys.argv[1]), 'v', Path(sys.argv[2]), 'a/b', 'c', 0)\n"
             "os.kill(os.getpid(), 9)"
         )
-        subprocess.run([sys.executable, "-c", code, pod, volume], check=False, timeout=60)
+        subprocess.run([sys.executable, "-c", code, pod, volume], check=False, timeout=240)
         assert len(mounts_below(pod)) == 1
         assert mounted(pod, volume, "a/b").is_dir()
         assert len(mounts_below(pod)) == 1

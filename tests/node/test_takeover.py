@@ -8,8 +8,9 @@ import pytest
 
 from engine.cri.client import RuntimeClient
 from engine.runtime.hollow import PREFIX, HollowRuntime
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
-from .conftest import Bench, container, eventually
 from .kubelets_pods import UID, container_config, leave_pod
 
 

@@ -15,7 +15,8 @@ from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_bench import GPU, DeviceBench
-from tests.node.conftest import container, eventually
+from tests.node_bench import container
+from tests.waiting import eventually
 
 PREFIX = "runtime.kubengine.dev/"
 MOST_CPUS = f"{750 * (os.cpu_count() or 1)}m"

@@ -13,8 +13,8 @@ from engine.node.runtime_health import RuntimeFeatures
 from engine.node.user_namespaces import UserNamespaces
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-
-from .conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 
 def pod(uid: str, host_users: bool | None = False) -> Pod:

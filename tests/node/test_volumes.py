@@ -42,7 +42,8 @@ from engine.node.volumes.agent_written import nested_mount_points
 from engine.node.volumes.container_files import termination_message_file
 from engine.node.volumes.empty_dir import memory_size
 from engine.runtime.hollow import HollowRuntime
-from tests.node.conftest import Bench, container, eventually
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
 
 SECRET = "the host's own"
 ALLOCATABLE = {"memory": Quantity.parse("1Gi")}
@@ -241,9 +242,9 @@ def test_a_user_of_the_fs_group_reads_what_is_for_few(volumes: PodVolumes, tmp_p
         if directory != Path(tempfile.gettempdir()) and directory.is_relative_to(tempfile.gettempdir()):
             directory.chmod(mode(directory) | 0o001)
     read = ["setpriv", "--reuid=1000", "--regid=1000", "--groups=4321", "cat", path / "labels"]
-    assert subprocess.run(read, capture_output=True, check=True, timeout=30).stdout == b'app="web"'
+    assert subprocess.run(read, capture_output=True, check=True, timeout=240).stdout == b'app="web"'
     read[3] = "--clear-groups"
-    assert subprocess.run(read, capture_output=True, check=False, timeout=30).returncode != 0
+    assert subprocess.run(read, capture_output=True, check=False, timeout=240).returncode != 0
 
 
 def test_a_later_set_up_goes_by_descriptor(volumes: PodVolumes, tmp_path: Path) -> None:
@@ -308,7 +309,7 @@ def test_what_a_container_mounted_in_its_volume_is_not_removed(volumes: PodVolum
     (tmp_path / "host" / "file").write_text(SECRET)
     path = set_up(volumes, pod(Volume("v", empty_dir=EmptyDirVolume())))["v"]
     (path / "point").mkdir()
-    subprocess.run(["mount", "--bind", tmp_path / "host", path / "point"], check=True, timeout=30)
+    subprocess.run(["mount", "--bind", tmp_path / "host", path / "point"], check=True, timeout=240)
     volumes.tear_down("u1")
     assert volumes.known_uids() == set()
     assert (tmp_path / "host" / "file").read_text() == SECRET

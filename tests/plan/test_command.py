@@ -51,7 +51,7 @@ def test_a_made_up_cluster_through_a_pipe():
     )
     asked = subprocess.run(
         [*plan, "preempt", "--requests", "cpu=2,memory=4Gi", "--critical", "--format", "json"],
-        stdin=synth.stdout, capture_output=True, timeout=120, check=True,
+        stdin=synth.stdout, capture_output=True, timeout=240, check=True,
     )  # fmt: skip
     assert synth.stdout is not None
     synth.stdout.close()

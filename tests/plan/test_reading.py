@@ -488,7 +488,7 @@ peak = re.search(r"VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]
 print(count, stream.position, int(peak) // 1024)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=250
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=240
     )
     count, read, peak = map(int, done.stdout.split())
     assert count > 300_000

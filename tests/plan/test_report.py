@@ -176,7 +176,7 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     ]  # fmt: skip
     dumped = subprocess.run(
         [str(BROWSER), *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
+        capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
     assert dumped.stdout.count("<svg") >= 4
     assert "preempt" in dumped.stdout
@@ -186,7 +186,7 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     picture = tmp_path / "report.png"
     subprocess.run(
         [str(BROWSER), *options, "--hide-scrollbars", f"--screenshot={picture}", page.as_uri()],
-        capture_output=True, timeout=120, check=True,
+        capture_output=True, timeout=240, check=True,
     )  # fmt: skip
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 30_000

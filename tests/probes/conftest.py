@@ -1,25 +1,15 @@
-"""Probed pods without a node: a manager, a clock, and servers that answer whatever a test writes."""
+"""A manager of probes, and a watch on what tests leave."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 
-from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
-from engine.api.pod import Container, Pod
-from engine.metrics import Registry
-from engine.probes.manager import ProbeManager, ProbeResult
-
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
+from tests.probes.probed_pods import Bench
+from tests.waiting import wait_until
 
 MORE_THREADS = 8
 """asyncio's pool of threads may grow during a test and stays; probe loops' own threads do not."""
@@ -38,54 +28,8 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     before = _held()
     yield
-    deadline = time.monotonic() + 3
-    while time.monotonic() < deadline:
-        after = _held()
-        if after[0] <= before[0] and after[1] <= before[1] + MORE_THREADS:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"descriptors, threads: {before} before, {after} after")
-
-
-class Bench:
-    """A manager and what came out of it."""
-
-    def __init__(self, section: ProbesSection, **more: Any) -> None:
-        self.results: list[ProbeResult] = []
-        self.recorder = EventRecorder(time.time)
-        self.registry = Registry()
-        self.manager = ProbeManager(
-            section=section,
-            recorder=self.recorder,
-            registry=self.registry,
-            clock=time.time,
-            on_result=self.results.append,
-            jitter=lambda: 0.0,
-            **more,
-        )
-
-    def run(
-        self, pod: Pod, container_id: str = "c1", *, ip: str = "127.0.0.1", ago: float = 60, **add: Any
-    ) -> None:
-        """Add a pod all of whose containers are running."""
-        self.manager.add_pod(pod, **add)
-        self.manager.update_pod(pod.uid, pod_ip=ip)
-        for container in pod.all_containers:
-            self.running(pod, container_id, container.name, ago=ago)
-
-    def running(self, pod: Pod, container_id: str, name: str = "app", *, ago: float = 60) -> None:
-        self.manager.update_container(
-            pod.uid, name, container_id=container_id, state="running", started_at=time.time() - ago
-        )
-
-    def seen(self, type: str, container_id: str | None = None) -> list[str]:
-        return [r.result for r in self.results if r.type == type and container_id in (None, r.container_id)]
-
-    def messages(self, reason: str) -> list[str]:
-        return [event.message for event in self.recorder if event.reason == reason]
-
-    def probe(self, type: str) -> dict[str, Any]:
-        return next(p for p in self.manager.describe()["probes"] if p["type"] == type)
+    most = before[0], before[1] + MORE_THREADS
+    wait_until(lambda: all(now <= limit for now, limit in zip(_held(), most, strict=True)), 20)
 
 
 @pytest.fixture
@@ -94,85 +38,3 @@ async def bench() -> AsyncIterator[Bench]:
     await bench.manager.start()
     yield bench
     await bench.manager.stop()
-
-
-async def until(condition: Callable[[], object], seconds: float = 30) -> None:
-    """Wait for something; fails after `seconds`."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - many kinds of conditions
-            await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def serving(handler: Handler, host: str = "127.0.0.1", **how: Any) -> AsyncIterator[int]:
-    """A TCP server on a free port; yields the port. Ends its connections when left."""
-    tasks: set[asyncio.Task[Any]] = set()
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            await handler(reader, writer)
-        writer.transport.abort()
-        tasks.discard(task)
-
-    server = await asyncio.start_server(handle, host, 0, **how)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.sleep(0.05)
-
-
-def replying(*parts: bytes, pause: float = 0.0, requests: list[bytes] | None = None) -> Handler:
-    """Read a request, write the parts with a pause after each, close."""
-
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = await reader.readuntil(b"\r\n\r\n")
-        if requests is not None:
-            requests.append(request)
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(pause)
-
-    return handler
-
-
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-FAST = {"periodMilliseconds": 50, "timeoutMilliseconds": 2000}
-
-
-def pod_with(uid: str = "u1", *, restart_policy: str = "Always", sidecar: bool = False, **probes: Any) -> Pod:
-    """A pod of one container `app` with probes as in a manifest, ticking every 50 ms unless they say more.
-
-    `liveness={"tcpSocket": {"port": 80}}`; the key `ms` holds the annotation's times.
-    """
-    times = {type: {**FAST, **probe.pop("ms", {})} for type, probe in probes.items()}
-    container = {"name": "app", "image": "x", "ports": [{"name": "web", "containerPort": 0}]}
-    container |= {f"{type}Probe": probe for type, probe in probes.items()}
-    if sidecar:
-        container["restartPolicy"] = "Always"
-    pod = {
-        "metadata": {
-            "name": f"pod-{uid}",
-            "namespace": "default",
-            "uid": uid,
-            "annotations": {"kubengine.dev/probes": msgspec.json.encode({"app": times}).decode()},
-        },
-        "spec": {
-            "restartPolicy": restart_policy,
-            ("initContainers" if sidecar else "containers"): [container],
-        },
-    }
-    return msgspec.convert(pod, Pod)
-
-
-def http(port: int, path: str = "/healthz", **more: Any) -> dict[str, Any]:
-    return {"httpGet": {"port": port, "path": path, **more.pop("get", {})}, **more}
-
-
-__all__ = ["OK", "Bench", "Container", "http", "pod_with", "replying", "serving", "until"]

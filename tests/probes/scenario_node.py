@@ -13,8 +13,8 @@ from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
 from engine.node import Node
 from engine.probes.manager import ProbeManager
-from tests.node.conftest import Bench
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
 
 
 class ScenarioNode:

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from engine.cli._agent import Agent
 from engine.cli.probes import command
 from engine.probes.measure import parse_target, quantile
-
-from .conftest import OK, http, pod_with, replying, serving, until
+from tests.probes.probed_pods import OK, http, pod_with, replying, serving
+from tests.waiting import eventually
 
 
 async def run(*arguments: str):
@@ -25,7 +25,7 @@ async def described(bench, monkeypatch):
     async with serving(replying(OK)) as port:
         bench.run(pod_with("good", readiness=http(port)))
         bench.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
-        await until(lambda: bench.manager.is_ready("good", "app") and bench.messages("Unhealthy"))
+        await eventually(lambda: bench.manager.is_ready("good", "app") and bench.messages("Unhealthy"))
         answer = bench.manager.describe()
     monkeypatch.setattr(Agent, "describe", lambda self, room, **query: json.loads(json.dumps(answer)))
 

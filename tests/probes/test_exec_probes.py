@@ -20,8 +20,8 @@ from engine.api.kubengine_config import ProbesSection
 from engine.probes.request import MAX_COMMAND, exec_request
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import cri_v1_pb2_grpc
-
-from .conftest import Bench, pod_with, until
+from tests.probes.probed_pods import Bench, pod_with
+from tests.waiting import eventually
 
 Answer = Callable[[cri.ExecSyncRequest, grpc.ServicerContext], cri.ExecSyncResponse]
 
@@ -83,12 +83,12 @@ def command(*words: str, **more: Any) -> dict[str, Any]:
 async def test_the_runtime_is_asked_as_by_a_grpc_client(execs, runtime):
     long = "x" * 40_000
     execs.run(pod_with(readiness=command("cat", long, "", "ü")), "containerd://c0ffee")
-    await until(lambda: execs.manager.is_ready("u1", "app"))
+    await eventually(lambda: execs.manager.is_ready("u1", "app"))
     assert runtime.requests[0] == cri.ExecSyncRequest(
         container_id="c0ffee", cmd=["cat", long, "", "ü"], timeout=2
     )
     execs.running(execs.manager._pods["u1"].pod, "containerd://beef")
-    await until(lambda: runtime.requests[-1].container_id == "beef")
+    await eventually(lambda: runtime.requests[-1].container_id == "beef")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_the_runtime_is_asked_as_by_a_grpc_client(execs, runtime):
 async def test_a_command_that_fails_fails_the_probe_with_its_output(execs, runtime, stdout, stderr, output):
     runtime.answer = lambda *_: cri.ExecSyncResponse(stdout=stdout, stderr=stderr, exit_code=3)
     execs.run(pod_with(liveness=command("false")))
-    await until(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
+    await eventually(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
     assert execs.messages("Unhealthy")[0] == f"Liveness probe failed: {output}"
 
 
@@ -119,7 +119,7 @@ async def test_a_command_that_fails_fails_the_probe_with_its_output(execs, runti
 async def test_what_the_runtime_cannot_do_is_an_error(execs, runtime, code, words):
     runtime.answer = lambda _, context: context.abort(code, 'exec: "nö such": 100 % gone')
     execs.run(pod_with(liveness=command("no such")))
-    await until(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
+    await eventually(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
     assert words in execs.messages("Unhealthy")[0]
     assert execs.manager.failed("u1", "app", "c1") == ""
 
@@ -127,14 +127,14 @@ async def test_what_the_runtime_cannot_do_is_an_error(execs, runtime, code, word
 async def test_more_output_than_a_message_may_have_is_an_error(execs, runtime):
     runtime.answer = lambda *_: cri.ExecSyncResponse(stdout=bytes(17 << 20))
     execs.run(pod_with(liveness=command("yes")))
-    await until(lambda: execs.probe("liveness")["outcomes"]["error"])
+    await eventually(lambda: execs.probe("liveness")["outcomes"]["error"])
     assert "code = ResourceExhausted" in execs.messages("Unhealthy")[0]
 
 
 async def test_the_runtimes_time_out_is_a_failure(execs, runtime):
     runtime.answer = lambda _, context: context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "1s exceeded")
     execs.run(pod_with(liveness=command("sleep", "9")))
-    await until(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
+    await eventually(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
     assert execs.messages("Unhealthy")[0] == (
         'Liveness probe failed: command timed out: "sleep 9" timed out after 2s'
     )
@@ -143,7 +143,7 @@ async def test_the_runtimes_time_out_is_a_failure(execs, runtime):
 async def test_part_of_a_second_is_cut_off_from_here(execs, runtime):
     runtime.answer = lambda *_: runtime.release.wait(60) and cri.ExecSyncResponse()
     execs.run(pod_with(liveness=command("sleep", "9", ms={"timeoutMilliseconds": 100})))
-    await until(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
+    await eventually(lambda: execs.manager.failed("u1", "app", "c1") == "liveness")
     assert "timed out after 0.1s" in execs.messages("Unhealthy")[0]
 
 
@@ -152,30 +152,30 @@ async def test_commands_at_once_are_bounded_and_delay_no_other_probe(execs, runt
     for n in range(6):
         execs.run(pod_with(f"u{n}", readiness=command("slow", ms={"timeoutMilliseconds": 60_000})))
     execs.run(pod_with("quick", liveness={"tcpSocket": {"port": 1}, "failureThreshold": 5}))
-    await until(lambda: runtime.at_once == 2)
-    await until(lambda: execs.manager.failed("quick", "app", "c1"))
+    await eventually(lambda: runtime.at_once == 2)
+    await eventually(lambda: execs.manager.failed("quick", "app", "c1"))
     assert execs.manager.describe()["loop"]["open_execs"] == 2
     runtime.release.set()
-    await until(lambda: all(execs.manager.is_ready(f"u{n}", "app") for n in range(6)))
+    await eventually(lambda: all(execs.manager.is_ready(f"u{n}", "app") for n in range(6)))
     assert runtime.most_at_once == 2
 
 
 async def test_a_runtime_that_is_away_fails_nobody(execs, tmp_path):
     execs.run(pod_with(liveness=command("true"), readiness=command("true")))
-    await until(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
+    await eventually(lambda: execs.probe("liveness")["outcomes"]["error"] > 1)
     assert "the runtime's socket: no such file or directory" in execs.messages("Unhealthy")[0]
     assert execs.manager.failed("u1", "app", "c1") == ""
     async with serving(tmp_path):
-        await until(lambda: execs.manager.is_ready("u1", "app"))
+        await eventually(lambda: execs.manager.is_ready("u1", "app"))
 
 
 async def test_a_command_of_a_container_that_goes_is_forgotten(execs, runtime):
     runtime.answer = lambda *_: runtime.release.wait(60) and cri.ExecSyncResponse(exit_code=1)
     pod = pod_with(liveness=command("slow", ms={"timeoutMilliseconds": 60_000}))
     execs.run(pod)
-    await until(lambda: runtime.at_once == 1)
+    await eventually(lambda: runtime.at_once == 1)
     execs.manager.update_container("u1", "app", container_id="c1", state="terminated")
-    await until(lambda: execs.manager.describe()["loop"]["open_execs"] == 0)
+    await eventually(lambda: execs.manager.describe()["loop"]["open_execs"] == 0)
     execs.manager.remove_pod("u1")
     assert execs.messages("Unhealthy") == []
 

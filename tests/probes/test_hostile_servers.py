@@ -10,7 +10,8 @@ import struct
 
 import pytest
 
-from .conftest import OK, http, pod_with, replying, serving, until
+from tests.probes.probed_pods import OK, http, pod_with, replying, serving
+from tests.waiting import eventually
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 4\r\n\r\nbody"
 QUICK = {"timeoutMilliseconds": 300}
@@ -80,11 +81,11 @@ async def test_http(bench, handler, outcome, words):
     async with serving(handler) as port:
         times = QUICK if "Timeout" in words or "while reading" in words else {"timeoutMilliseconds": 20_000}
         bench.run(pod_with(readiness=http(port, ms=times, failureThreshold=1)))
-        await until(lambda: bench.probe("readiness")["outcomes"][outcome] >= 1)
+        await eventually(lambda: bench.probe("readiness")["outcomes"][outcome] >= 1)
         outcomes = bench.probe("readiness")["outcomes"]
         assert {name for name, count in outcomes.items() if count} == {outcome}
         if words:
-            await until(lambda: words in bench.probe("readiness")["output"])
+            await eventually(lambda: words in bench.probe("readiness")["output"])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
     assert bench.manager.describe()["loop"]["allocated_connections"] <= 2
 
@@ -101,8 +102,8 @@ async def test_http(bench, handler, outcome, words):
 async def test_grpc(bench, handler, words):
     async with serving(handler) as port:
         bench.run(pod_with(readiness={"grpc": {"port": port}, "ms": QUICK}))
-        await until(lambda: bench.probe("readiness")["outcomes"]["failure"] >= 1)
-        await until(lambda: words in bench.probe("readiness")["output"])
+        await eventually(lambda: bench.probe("readiness")["outcomes"]["failure"] >= 1)
+        await eventually(lambda: words in bench.probe("readiness")["output"])
 
 
 async def test_reset_after_every_byte(bench):
@@ -122,7 +123,7 @@ async def test_reset_after_every_byte(bench):
         for n in range(len(RESPONSE) + 1):
             bench.run(pod_with(f"u{n}", readiness=http(port, f"/{n}", ms=slow)))
 
-        await until(lambda: all(sum(p["outcomes"].values()) for p in bench.manager.describe()["probes"]))
+        await eventually(lambda: all(sum(p["outcomes"].values()) for p in bench.manager.describe()["probes"]))
     for probe in bench.manager.describe()["probes"]:
         n = int(probe["pod_uid"][1:])
         expected = "failure" if n < headers else "error" if n < len(RESPONSE) else "success"
@@ -140,15 +141,14 @@ async def test_a_port_that_takes_no_connections_times_out(bench):
         await asyncio.sleep(0.05)
         bench.run(pod_with("tcp", liveness={"tcpSocket": {"port": port}, "ms": QUICK}))
         bench.run(pod_with("http", readiness=http(port, ms=QUICK)))
-        await until(lambda: len({e.pod for e in bench.recorder}) == 2)
+        await eventually(lambda: len({e.pod for e in bench.recorder}) == 2)
     assert f"Liveness probe failed: dial tcp 127.0.0.1:{port}: i/o timeout" in bench.messages("Unhealthy")
 
 
 async def test_probes_wait_for_a_connection_when_all_are_taken():
     """With two connections allowed, stuck probes delay the others and fail nobody but themselves."""
     from engine.api.kubengine_config import ProbesSection
-
-    from .conftest import Bench
+    from tests.probes.probed_pods import Bench
 
     bench = Bench(ProbesSection(max_connections=2))
     await bench.manager.start()
@@ -159,7 +159,7 @@ async def test_probes_wait_for_a_connection_when_all_are_taken():
                 bench.run(pod_with(f"s{n}", readiness=http(stuck, ms={"timeoutMilliseconds": 200})))
             for n in range(10):
                 bench.run(pod_with(f"g{n}", readiness=http(good, ms=patient)))
-            await until(lambda: all(bench.manager.is_ready(f"g{n}", "app") for n in range(10)), 60)
+            await eventually(lambda: all(bench.manager.is_ready(f"g{n}", "app") for n in range(10)))
             loop = bench.manager.describe()["loop"]
             probes = bench.manager.describe()["probes"]
             assert loop["most_open_connections"] == 2

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import OK, http, pod_with, replying, serving, until
+from tests.probes.probed_pods import OK, http, pod_with, replying, serving
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +61,8 @@ def https(port: int, path: str = "/", **more):
 async def test_https(bench, tls, answer, outcome, words):
     async with serving(replying(answer), ssl=tls) as port:
         bench.run(pod_with(readiness=https(port, failureThreshold=1)))
-        await until(lambda: bench.probe("readiness")["outcomes"][outcome])
-        await until(lambda: words in bench.probe("readiness")["output"])
+        await eventually(lambda: bench.probe("readiness")["outcomes"][outcome])
+        await eventually(lambda: words in bench.probe("readiness")["output"])
 
 
 async def test_https_times_out(bench, tls):
@@ -70,7 +71,7 @@ async def test_https_times_out(bench, tls):
 
     async with serving(silent, ssl=tls) as port:
         bench.run(pod_with(liveness=https(port, ms={"timeoutMilliseconds": 200}, failureThreshold=1)))
-        await until(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
+        await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
         assert "Client.Timeout exceeded while awaiting headers" in bench.probe("liveness")["output"]
 
 
@@ -80,7 +81,7 @@ async def test_cleartext_may_redirect_to_tls(bench, tls):
         away = f"HTTP/1.1 301 M\r\nLocation: https://127.0.0.1:{safe}/s\r\nContent-Length: 0\r\n\r\n".encode()
         async with serving(replying(away)) as port:
             bench.run(pod_with(readiness=http(port)))
-            await until(lambda: bench.manager.is_ready("u1", "app"))
+            await eventually(lambda: bench.manager.is_ready("u1", "app"))
     assert requests[0].startswith(b"GET /s HTTP/1.1\r\n")
 
 
@@ -88,7 +89,7 @@ async def test_a_host_by_name(bench):
     async with serving(replying(OK)) as port:
         bench.run(pod_with("a", readiness=http(port, get={"host": "localhost"})), ip="127.0.0.9")
         bench.run(pod_with("b", readiness={"tcpSocket": {"port": port, "host": "localhost"}}), ip="127.0.0.9")
-        await until(lambda: bench.manager.is_ready("a", "app") and bench.manager.is_ready("b", "app"))
+        await eventually(lambda: bench.manager.is_ready("a", "app") and bench.manager.is_ready("b", "app"))
 
 
 async def test_library_probes_are_bounded(bench, tls):
@@ -96,12 +97,12 @@ async def test_library_probes_are_bounded(bench, tls):
     async with serving(replying(OK, pause=0.05), ssl=tls) as port:
         for n in range(40):
             bench.run(pod_with(f"u{n}", readiness=https(port)))
-        await until(lambda: all(bench.manager.is_ready(f"u{n}", "app") for n in range(40)))
+        await eventually(lambda: all(bench.manager.is_ready(f"u{n}", "app") for n in range(40)))
 
 
 async def test_an_exec_probe_without_a_runtime_errs(bench):
     bench.run(pod_with(liveness={"exec": {"command": ["true"]}, "failureThreshold": 1}))
-    await until(lambda: bench.probe("liveness")["outcomes"]["error"])
+    await eventually(lambda: bench.probe("liveness")["outcomes"]["error"])
     assert bench.manager.failed("u1", "app", "c1") == ""
 
 
@@ -111,7 +112,7 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.metrics import Registry
 from engine.probes.manager import ProbeManager
-from tests.probes.conftest import http, pod_with
+from tests.probes.probed_pods import http, pod_with
 
 async def main():
     manager = ProbeManager(section=ProbesSection(), recorder=EventRecorder(time.time), registry=Registry(),

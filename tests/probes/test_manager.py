@@ -15,8 +15,8 @@ from engine.metrics import Registry
 from engine.probes import probe_specs
 from engine.probes.manager import ProbeManager
 from engine.server.metrics_text import exposition
-
-from .conftest import OK, Bench, http, pod_with, replying, serving, until
+from tests.probes.probed_pods import OK, Bench, http, pod_with, replying, serving
+from tests.waiting import eventually
 
 
 async def test_readiness_follows_the_server(bench):
@@ -31,11 +31,11 @@ async def test_readiness_follows_the_server(bench):
         pod = pod_with(readiness=http(port, failureThreshold=2))
         bench.run(pod)
         assert not bench.manager.is_ready("u1", "app")
-        await until(lambda: bench.manager.is_ready("u1", "app", "c1"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app", "c1"))
         answer[0] = b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nsecret"
-        await until(lambda: not bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: not bench.manager.is_ready("u1", "app"))
         answer[0] = OK
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
     assert bench.seen("readiness") == ["failure", "success", "failure", "success"]
     assert bench.manager.failed("u1", "app", "c1") == ""
     assert "Readiness probe failed: HTTP probe failed with statuscode: 503" in bench.messages("Unhealthy")
@@ -47,7 +47,7 @@ async def test_the_request_is_the_kubelets(bench):
     async with serving(replying(OK, requests=requests)) as port:
         headers = [{"name": "Host", "value": "example.org"}, {"name": "X-Probe", "value": "a b"}]
         bench.run(pod_with(readiness=http(port, "health?full=1", get={"httpHeaders": headers})))
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
     line, *rest = requests[0].split(b"\r\n")
     assert line == b"GET /health?full=1 HTTP/1.1"
     assert sorted(rest) == sorted(
@@ -66,7 +66,7 @@ async def test_the_request_is_the_kubelets(bench):
 async def test_liveness_failure_asks_for_a_restart_once_and_a_new_container_starts_over(bench):
     pod = pod_with(liveness={"tcpSocket": {"port": 1}, "failureThreshold": 3})
     bench.run(pod)
-    await until(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
+    await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
     asked = bench.probe("liveness")["outcomes"]["failure"]
     await asyncio.sleep(0.2)
     assert bench.probe("liveness")["outcomes"]["failure"] == asked == 3
@@ -75,7 +75,7 @@ async def test_liveness_failure_asks_for_a_restart_once_and_a_new_container_star
         assert port != 1
         bench.running(pod, "c2")
         assert bench.manager.failed("u1", "app", "c2") == ""
-        await until(lambda: bench.manager.failed("u1", "app", "c2") == "liveness")
+        await eventually(lambda: bench.manager.failed("u1", "app", "c2") == "liveness")
     assert bench.seen("liveness") == ["success", "failure", "success", "failure"]
     assert "Liveness probe failed: dial tcp 127.0.0.1:1: connect: connection refused" in bench.messages(
         "Unhealthy"
@@ -98,19 +98,19 @@ async def test_startup_gates_the_others_and_readiness_follows_at_once(bench):
             readiness=http(port, "/ready", ms={"periodMilliseconds": 60_000}),
         )
         bench.run(pod)
-        await until(lambda: bench.probe("startup")["outcomes"]["failure"] > 3)
+        await eventually(lambda: bench.probe("startup")["outcomes"]["failure"] > 3)
         assert not bench.manager.is_started("u1", "app")
         assert bench.probe("liveness")["outcomes"]["failure"] == 0
         started[0] = True
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
         assert bench.manager.is_started("u1", "app", "c1")
-        await until(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
+        await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
     assert bench.seen("startup") == ["unknown", "success"]
 
 
 async def test_failing_startup_asks_for_a_restart(bench):
     bench.run(pod_with(startup={"tcpSocket": {"port": 1}, "failureThreshold": 2}))
-    await until(lambda: bench.manager.failed("u1", "app", "c1") == "startup")
+    await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "startup")
 
 
 async def test_initial_delay_is_kept(bench):
@@ -118,30 +118,30 @@ async def test_initial_delay_is_kept(bench):
         bench.run(pod_with(readiness=http(port, ms={"initialDelayMilliseconds": 600})), ago=0)
         await asyncio.sleep(0.3)
         assert bench.probe("readiness")["outcomes"]["success"] == 0
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
 
 
 async def test_terminating_stops_liveness_and_not_readiness(bench):
     async with serving(replying(OK)) as port:
         pod = pod_with(readiness=http(port), liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1000})
         bench.run(pod)
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
         bench.manager.stop_liveness_and_startup("u1")
-        await until(lambda: bench.probe("liveness")["ended"])
+        await eventually(lambda: bench.probe("liveness")["ended"])
         before = bench.probe("liveness")["outcomes"]["failure"]
         await asyncio.sleep(0.2)
         assert bench.probe("liveness")["outcomes"]["failure"] == before
-    await until(lambda: not bench.manager.is_ready("u1", "app"))
+    await eventually(lambda: not bench.manager.is_ready("u1", "app"))
 
 
 async def test_sidecars_are_probed(bench):
     async with serving(replying(OK)) as port:
         pod = pod_with(sidecar=True, restart_policy="Never", readiness=http(port))
         bench.run(pod)
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
         bench.manager.update_container("u1", "app", container_id="c1", state="terminated")
         bench.running(pod, "c2")
-        await until(lambda: bench.manager.is_ready("u1", "app", "c2"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app", "c2"))
 
 
 async def test_a_restarted_agent_keeps_ready_and_started(bench):
@@ -165,13 +165,13 @@ async def test_a_restarted_agent_keeps_ready_and_started(bench):
         )
         bench.run(pod, restored=PodStatus(container_statuses=[status]))
         assert bench.manager.is_ready("u1", "app", "c1")
-        await until(lambda: bench.seen("readiness"))
+        await eventually(lambda: bench.seen("readiness"))
         assert bench.manager.is_ready("u1", "app", "c1")
-        await until(lambda: not bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: not bench.manager.is_ready("u1", "app"))
         assert requests == []
         assert bench.manager.is_started("u1", "app")
         bench.running(pod, "c2")
-        await until(lambda: requests and bench.manager.is_started("u1", "app", "c2"))
+        await eventually(lambda: requests and bench.manager.is_started("u1", "app", "c2"))
     assert bench.seen("readiness", "c1") == ["success", "failure"]
 
 
@@ -193,8 +193,10 @@ async def test_redirects(bench):
         bench.run(pod_with("near", readiness=http(here)))
         bench.run(pod_with("far", readiness=http(foreign)))
         bench.run(pod_with("round", readiness=http(endless)))
-        await until(lambda: bench.manager.is_ready("near", "app") and bench.manager.is_ready("far", "app"))
-        await until(lambda: any("stopped after 10 redirects" in m for m in bench.messages("Unhealthy")))
+        await eventually(
+            lambda: bench.manager.is_ready("near", "app") and bench.manager.is_ready("far", "app")
+        )
+        await eventually(lambda: any("stopped after 10 redirects" in m for m in bench.messages("Unhealthy")))
     assert requests[0].startswith(b"GET /x HTTP/1.1\r\nHost: 127.0.0.1:")
     warning = bench.messages("ProbeWarning")[0]
     assert warning.startswith("Readiness probe warning: Probe terminated redirects, Response body: <a>0.0.0")
@@ -203,7 +205,7 @@ async def test_redirects(bench):
 async def test_ipv6(bench):
     async with serving(replying(OK), host="::1") as port:
         bench.run(pod_with(readiness=http(port)), ip="::1")
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
 
 
 async def test_ports_by_name_and_missing_ones(bench):
@@ -211,8 +213,8 @@ async def test_ports_by_name_and_missing_ones(bench):
     async with serving(replying(OK)) as port:
         pod.spec.containers[0].ports[0].container_port = port
         bench.run(pod)
-        await until(lambda: bench.manager.is_ready("u1", "app"))
-        await until(lambda: bench.messages("Unhealthy"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.messages("Unhealthy"))
     assert "couldn't find port 'nowhere'" in bench.messages("Unhealthy")[0]
     assert bench.manager.failed("u1", "app", "c1") == ""
 
@@ -220,14 +222,16 @@ async def test_ports_by_name_and_missing_ones(bench):
 async def test_a_pod_without_an_address_is_not_failing(bench):
     pod = pod_with(liveness=http(80, failureThreshold=1))
     bench.run(pod, ip="")
-    await until(lambda: bench.probe("liveness")["outcomes"]["error"] > 1)
+    await eventually(lambda: bench.probe("liveness")["outcomes"]["error"] > 1)
     assert bench.manager.failed("u1", "app", "c1") == ""
 
 
 async def test_metrics_are_the_kubelets_and_only_read_when_scraped(bench):
     async with serving(replying(OK)) as port:
         bench.run(pod_with(readiness=http(port), liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
-        await until(lambda: bench.manager.is_ready("u1", "app") and bench.manager.failed("u1", "app", "c1"))
+        await eventually(
+            lambda: bench.manager.is_ready("u1", "app") and bench.manager.failed("u1", "app", "c1")
+        )
     text = "".join(exposition(bench.registry, prefix="prober_"))
     rest = 'container="app",pod="pod-u1",namespace="default"'
     assert f'prober_probe_total{{probe_type="Liveness",result="failed",{rest},pod_uid="u1"}} 1' in text
@@ -244,7 +248,7 @@ async def test_metrics_can_be_aggregated_or_off(metrics, label):
     await bench.manager.start()
     async with serving(replying(OK)) as port:
         bench.run(pod_with(readiness=http(port)))
-        await until(lambda: bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: bench.manager.is_ready("u1", "app"))
         await bench.manager.stop()
     text = "".join(exposition(bench.registry, prefix="prober_"))
     assert (label in text) if label else not text
@@ -257,10 +261,10 @@ async def test_a_steady_stream_of_successes_never_enters_python(bench):
         pods = [pod_with(f"u{n}", readiness=http(port, ms={"periodMilliseconds": 20})) for n in range(20)]
         for pod in pods:
             bench.run(pod)
-        await until(lambda: all(bench.manager.is_ready(pod.uid, "app") for pod in pods))
+        await eventually(lambda: all(bench.manager.is_ready(pod.uid, "app") for pod in pods))
         before = bench.manager.entries, bench.manager.describe()["loop"]["notifications"]
         already = len(requests)
-        await until(lambda: len(requests) > already + 300)
+        await eventually(lambda: len(requests) > already + 300)
         assert (bench.manager.entries, bench.manager.describe()["loop"]["notifications"]) == before
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engine.testing.containerd import Containerd
-from tests.node.conftest import Bench
+from tests.node_bench import Bench
+from tests.waiting import eventually
 
-from .conftest import until
 from .scenario_node import ScenarioNode
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
@@ -91,7 +91,7 @@ async def test_failing_liveness_restarts_again_and_again(node, sidecar):
             seen[kind] = now
         return min(seen.values()) >= 2
 
-    await until(grown, 60)
+    await eventually(grown)
     assert any(message.startswith("Liveness probe failed: ") for message in node.messages())
     assert any("failed liveness probe" in message for message in node.messages("Killing"))
     if sidecar:
@@ -103,15 +103,15 @@ async def test_healthy_liveness_never_restarts(node, sidecar):
     for kind, (script, probe) in HEALTHY.items():
         times = {**FAST, "initialDelayMilliseconds": 1000}
         node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
-    await until(lambda: all(node.bench.phase(kind) == "Running" for kind in HEALTHY), 20)
-    await until(lambda: all(node.outcomes(kind)["success"] > 10 for kind in HEALTHY), 30)
+    await eventually(lambda: all(node.bench.phase(kind) == "Running" for kind in HEALTHY))
+    await eventually(lambda: all(node.outcomes(kind)["success"] > 10 for kind in HEALTHY))
     assert {node.restarts(kind) for kind in HEALTHY} == {0}
     assert node.messages() == []
 
 
 async def test_initial_delay_is_honoured(node):
     node.run(WAIT, readiness={"exec": {"command": ["false"]}, "initialDelaySeconds": 3, "ms": FAST})
-    await until(node.messages, 20)
+    await eventually(node.messages)
     assert node.times("Unhealthy")[0] - node.times("Started")[0] >= 2.5
 
 
@@ -120,9 +120,9 @@ async def test_failing_readiness_never_restarts(node, sidecar):
     """Nor does a sidecar that isn't ready keep the main container from starting."""
     unready = {"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST}
     node.run(WAIT, sidecar=sidecar, readiness=unready)
-    await until(lambda: len(node.messages()) > 8, 20)
+    await eventually(lambda: len(node.messages()) > 8)
     if sidecar:
-        await until(lambda: node.running("p", "main"), 20)
+        await eventually(lambda: node.running("p", "main"))
     assert node.restarts() == 0
     assert not node.ready()
     conditions = {c.type: c.status for c in node.pod().status.conditions or []}
@@ -151,12 +151,12 @@ async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
     node.run(WAIT, name="restarts", liveness=slow("54321", 2, 1000))
     node.run(WAIT, name="whole", liveness=slow("54322", 100, 1000))
     node.run(WAIT, name="part", liveness=slow("54323", 100, 700))
-    await until(lambda: node.restarts("restarts") >= 1, 30)
+    await eventually(lambda: node.restarts("restarts") >= 1)
     for name, seconds, after in (("whole", "54322", "1s"), ("part", "54323", "0.7s")):
         ended = f"timed out after {after}"
-        await until(lambda ended=ended: sum(ended in message for message in node.messages()) >= 3, 30)
+        await eventually(lambda ended=ended: sum(ended in message for message in node.messages()) >= 3)
         # Were they left, there would be three by now, and more with every attempt.
-        await until(lambda name=name, seconds=seconds: left(name, seconds) <= 1, 20)
+        await eventually(lambda name=name, seconds=seconds: left(name, seconds) <= 1)
         assert node.restarts(name) == 0
 
 
@@ -165,8 +165,8 @@ async def test_redirects(node):
     times = {**FAST, "initialDelayMilliseconds": 1000}
     node.run(HTTPD, name="local", liveness={"httpGet": {"port": 8080, "path": "/dir"}, "ms": times})
     node.run(AWAY, name="away", liveness={"httpGet": {"port": 8080, "path": "/"}, "ms": times})
-    await until(lambda: node.messages("ProbeWarning"), 20)
-    await until(lambda: node.outcomes("local")["success"] > 5, 20)
+    await eventually(lambda: node.messages("ProbeWarning"))
+    await eventually(lambda: node.outcomes("local")["success"] > 5)
     assert "Response body: <a href=0.0.0.0/>" in node.messages("ProbeWarning")[0]
     assert node.manager.describe()["loop"]["redirects"] > 5
     assert node.restarts("local") == node.restarts("away") == 0
@@ -184,11 +184,11 @@ async def test_startup_delays_liveness(node, sidecar):
         startup={"exec": {"command": ["cat", "/tmp/started"]}, "failureThreshold": 60, "ms": FAST},
         liveness={"exec": {"command": ["false"]}, "failureThreshold": 1, "ms": FAST},
     )
-    await until(lambda: node.restarts() == 1, 30)
+    await eventually(lambda: node.restarts() == 1)
     assert node.times("Unhealthy", "Liveness")[0] - node.times("Started")[0] >= 2.5
     assert node.times("Unhealthy", "Startup")[0] < node.times("Unhealthy", "Liveness")[0]
     if sidecar:
-        await until(lambda: node.running("p", "main"), 20)
+        await eventually(lambda: node.running("p", "main"))
         started = {c: node.times("Started", f"container {c}")[0] for c in ("app", "main")}
         assert started["main"] - started["app"] >= 2.5
 
@@ -197,7 +197,7 @@ async def test_startup_delays_liveness(node, sidecar):
 async def test_failing_startup_restarts(node, sidecar):
     failing = {"exec": {"command": ["false"]}, "failureThreshold": 3, "ms": FAST}
     node.run(WAIT, sidecar=sidecar, startup=failing)
-    await until(lambda: node.restarts() >= 1, 20)
+    await eventually(lambda: node.restarts() >= 1)
     assert any("failed startup probe" in message for message in node.messages("Killing"))
     if sidecar:
         assert node.times("Started", "container main") == []
@@ -209,7 +209,7 @@ async def test_the_probes_own_grace_period_replaces_the_pods(node, type, sidecar
     """The container ignores SIGTERM and its pod grants a minute; the probe grants a second."""
     probe = {"exec": {"command": ["false"]}, "failureThreshold": 1, "terminationGracePeriodSeconds": 1}
     node.run(STUBBORN, grace=60, sidecar=sidecar, **{type: {**probe, "ms": FAST}})
-    await until(lambda: node.restarts() >= 1, 30)
+    await eventually(lambda: node.restarts() >= 1)
 
 
 async def test_probes_while_terminating(node):
@@ -220,12 +220,12 @@ async def test_probes_while_terminating(node):
         readiness={"exec": {"command": ["cat", "/tmp/r"]}, "failureThreshold": 1, "ms": FAST},
         liveness={"exec": {"command": ["cat", "/tmp/r"]}, "failureThreshold": 1, "ms": FAST},
     )
-    await until(node.ready, 20)
+    await eventually(node.ready)
     node.delete()
-    await until(lambda: any(m.startswith("Readiness probe failed") for m in node.messages()), 15)
+    await eventually(lambda: any(m.startswith("Readiness probe failed") for m in node.messages()))
     assert not any(message.startswith("Liveness") for message in node.messages())
     assert node.restarts() == 0
-    await until(lambda: node.bench.pod("p") is None, 20)
+    await eventually(lambda: node.bench.pod("p") is None)
     assert len(node.times("Started")) == 1
 
 
@@ -240,13 +240,13 @@ async def test_a_sidecars_probes_while_terminating(node):
         readiness=dict(good),
         liveness=dict(good),
     )
-    await until(lambda: node.ready() and node.running("p", "main"), 20)
+    await eventually(lambda: node.ready() and node.running("p", "main"))
     node.delete()
-    await until(lambda: node.probe("liveness")["ended"], 15)
+    await eventually(lambda: node.probe("liveness")["ended"])
     before = node.probe("readiness")["outcomes"]["success"]
-    await until(lambda: node.probe("readiness")["outcomes"]["success"] > before, 15)
+    await eventually(lambda: node.probe("readiness")["outcomes"]["success"] > before)
     assert node.running("p", "app")
-    await until(lambda: node.bench.pod("p") is None, 40)
+    await eventually(lambda: node.bench.pod("p") is None)
     assert not any(message.startswith("Liveness") for message in node.messages())
     assert len(node.times("Started")) == 2
 
@@ -258,11 +258,11 @@ async def test_ready_pods_stay_ready_across_an_agent_restart(node):
         startup={"exec": {"command": ["rmdir", "/tmp/s"]}, "failureThreshold": 5, "ms": FAST},
         readiness={"exec": {"command": ["cat", "/tmp/ok"]}, "ms": {"periodMilliseconds": 2000}},
     )
-    await until(node.ready, 20)
+    await eventually(node.ready)
     await node.bench.restart()
-    await until(lambda: node.bench.pod("p") is not None and node.pod().status.container_statuses, 10)
+    await eventually(lambda: node.bench.pod("p") is not None and node.pod().status.container_statuses)
     assert node.ready()
-    await until(lambda: any(p["outcomes"]["success"] for p in node.manager.describe()["probes"]), 10)
+    await eventually(lambda: any(p["outcomes"]["success"] for p in node.manager.describe()["probes"]))
     assert node.ready()
     assert node.restarts() == 0
     assert node.messages() == []

@@ -26,7 +26,7 @@ def test_no_restarts(kind, containers, seconds):
     done = subprocess.run(
         ["unshare", "--net", sys.executable, str(HERE / "soaking.py"), kind, str(containers), str(seconds)],
         cwd=HERE.parents[1], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-        capture_output=True, check=False, timeout=seconds + 60,
+        capture_output=True, check=False, timeout=seconds + 240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     found = json.loads(done.stdout.splitlines()[-1])

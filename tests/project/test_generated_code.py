@@ -14,7 +14,7 @@ def test_wire_is_current_with_protos(tmp_path: Path) -> None:
     assert protos
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT / "protos"), *outputs, *protos]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=240)
     generated = {path.name: path.read_text() for path in (tmp_path / "engine/wire").iterdir()}
     kept = {
         path.name: path.read_text()

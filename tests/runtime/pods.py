@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.testing.containerd import mounts_below
 from engine.wire import cri_v1_pb2 as cri
+from tests.waiting import eventually
 
 BUSYBOX = "docker.io/library/busybox:latest"
 _numbers = itertools.count()
@@ -99,7 +98,7 @@ class Pods:
         async def exited() -> bool:
             return (await self.status(container)).state == cri.CONTAINER_EXITED
 
-        await until(exited)
+        await eventually(exited)
         return await self.status(container)
 
     def log(self, status: cri.ContainerStatus) -> list[tuple[str, str, str]]:
@@ -126,14 +125,6 @@ class Pods:
     def _note(self, pid: int) -> None:
         if pid:
             self.pids[pid] = start_time(pid)
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Wait for `condition`; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
@@ -173,4 +164,4 @@ async def assert_nothing_left(
     async def gone() -> bool:
         return not any(began and start_time(pid) == began for pid, began in pids.items())
 
-    await until(gone, 5)
+    await eventually(gone)

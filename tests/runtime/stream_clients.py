@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.runtime.streaming.spdy import DICTIONARY
-
-PATIENCE = 30.0
+from tests.waiting import PATIENCE
 
 
 class Refusal(Exception):

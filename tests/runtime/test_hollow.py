@@ -17,7 +17,8 @@ from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient, Unimplemented
 from engine.runtime.hollow import PREFIX, HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import BUSYBOX, Pods, until
+from tests.runtime.pods import BUSYBOX, Pods
+from tests.waiting import eventually
 
 Hollow = tuple[HollowRuntime, Pods]
 Kind = cri.ContainerEventType
@@ -99,7 +100,7 @@ async def test_every_change_is_an_event(hollow: Hollow) -> None:
     async def all_there() -> bool:
         return len(events) == 8
 
-    await until(all_there)
+    await eventually(all_there)
     kinds = [(event.container_id, Kind.Name(event.container_event_type)) for event in events]
     assert kinds == [
         (sandbox, "CONTAINER_CREATED_EVENT"),
@@ -238,7 +239,7 @@ async def command_line(directory: Path) -> AsyncIterator[tuple[asyncio.subproces
     async def there() -> bool:
         return socket.exists()
 
-    await until(there)
+    await eventually(there)
     client = RuntimeClient(str(socket))
     yield process, client
     await client.close()

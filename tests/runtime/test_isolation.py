@@ -11,7 +11,9 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, embedded_runtime, until
+from tests.ports import free_port
+from tests.runtime.pods import Pods, embedded_runtime
+from tests.waiting import eventually
 
 
 def secure(**fields: object) -> cri.LinuxContainerConfig:
@@ -299,7 +301,7 @@ async def test_pods_reach_each_other_and_the_host_reaches_them(pods: Pods) -> No
         except OSError:
             return False
 
-    await until(answers)
+    await eventually(answers)
     assert await pods.output(f"wget -q -O - http://{address}:8080/") == "ok"
 
 
@@ -398,7 +400,7 @@ async def test_stats(pods: Pods) -> None:
             stats.cpu.usage_core_nano_seconds.value > 50_000_000 and stats.memory.working_set_bytes.value > 0
         )
 
-    await until(counted)
+    await eventually(counted)
     stats = await pods.client.container_stats(container)
     assert stats.attributes.id == container
     assert dict(stats.attributes.labels) == {"s": "1"}
@@ -412,9 +414,7 @@ async def test_stats(pods: Pods) -> None:
 
 @pytest.mark.root
 async def test_host_port_leads_into_the_pod_as_long_as_it_lives(embedded: Pods) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     mapping = cri.PortMapping(container_port=8080, host_port=port, host_ip="127.0.0.1")
     sandbox = await embedded.pod(port_mappings=[mapping])
     await embedded.shell("httpd -f -p 8080 -h /www", sandbox)
@@ -432,7 +432,7 @@ async def test_host_port_leads_into_the_pod_as_long_as_it_lives(embedded: Pods) 
         except ConnectionError:
             return False
 
-    await until(answers)
+    await eventually(answers)
     assert all(answer.endswith(b"ok\n") for answer in await asyncio.gather(*(fetch() for _ in range(20))))
     with pytest.raises(Refused, match=f"host port {port}: Address already in use"):
         await embedded.pod(port_mappings=[mapping])
@@ -447,7 +447,7 @@ async def test_host_port_leads_into_the_pod_as_long_as_it_lives(embedded: Pods) 
             return True
         return False
 
-    await until(closed)
+    await eventually(closed)
 
 
 @pytest.mark.root

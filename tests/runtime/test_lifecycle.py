@@ -10,7 +10,8 @@ import pytest
 from engine.api.errors import Refused
 from engine.cri.client import NotFound
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import BUSYBOX, Pods, until
+from tests.runtime.pods import BUSYBOX, Pods
+from tests.waiting import eventually
 
 
 async def test_runtime_says_who_and_how_it_is(pods: Pods) -> None:
@@ -214,11 +215,11 @@ async def test_out_of_memory_is_the_reason(pods: Pods) -> None:
     async def said() -> bool:  # containerd learns it from another event
         return (await pods.status(container)).reason == "OOMKilled"
 
-    await until(said, 5)
+    await eventually(said)
 
 
 async def _log_says(pods: Pods, container: str, text: str) -> None:
     async def there() -> bool:
         return any(line[2] == text for line in pods.log(await pods.status(container)))
 
-    await until(there)
+    await eventually(there)

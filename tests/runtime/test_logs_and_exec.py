@@ -11,7 +11,8 @@ import pytest
 
 from engine.api.errors import Refused, Unavailable
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, until
+from tests.runtime.pods import Pods
+from tests.waiting import eventually
 
 LINE = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}(Z|[+-]\d\d:\d\d) (stdout|stderr) [FP] .*")
 
@@ -64,11 +65,11 @@ async def test_reopened_log_continues_in_a_new_file(pods: Pods) -> None:
     async def has_lines() -> bool:
         return path.exists() and path.stat().st_size > 0
 
-    await until(has_lines)
+    await eventually(has_lines)
     rotated = path.rename(path.with_suffix(".old"))
     await pods.client.reopen_container_log(container)
     assert path.exists()
-    await until(has_lines)
+    await eventually(has_lines)
     await pods.client.stop_container(container, 0)
     numbers = [
         int(line.split(b" ", 3)[3]) for file in (rotated, path) for line in file.read_bytes().splitlines()
@@ -135,7 +136,7 @@ async def test_command_that_takes_too_long_is_killed(pods: Pods) -> None:
         return b"sleep 234" not in answer.stdout
 
     if pods.kind == "embedded":  # containerd 1.6 leaves the command's children
-        await until(gone, 5)
+        await eventually(gone)
 
 
 async def test_command_needs_a_running_container_and_a_program(pods: Pods) -> None:

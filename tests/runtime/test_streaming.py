@@ -10,8 +10,9 @@ import pytest
 
 from engine.api.errors import KubengineError
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, until
+from tests.runtime.pods import Pods
 from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code
+from tests.waiting import eventually
 
 V4, V5 = "v4.channel.k8s.io", "v5.channel.k8s.io"
 COMMAND = (V4, "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io")
@@ -172,7 +173,7 @@ async def test_a_command_ends_with_its_client(pods: Pods) -> None:
         return b"sleep 4321" not in answer.stdout and b"cat" not in answer.stdout.split(b"\n")
 
     if pods.kind == "embedded":  # containerd 1.6 lets it run on
-        await until(gone)
+        await eventually(gone)
 
 
 @pytest.mark.root
@@ -281,7 +282,7 @@ async def serving(pods: Pods, **fields: object) -> tuple[str, str]:
         answer = await pods.client.exec_sync(container, ["wget", "-qO-", "http://127.0.0.1:8080/"], 10)
         return answer.stdout == b"page\n"
 
-    await until(listening)
+    await eventually(listening)
     return sandbox, container
 
 

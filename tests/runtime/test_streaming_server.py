@@ -17,8 +17,8 @@ from engine.runtime.streaming import connections, remote_command, server
 from engine.runtime.streaming.protocol import STDOUT, CommandTicket, PortForwardTicket
 from engine.runtime.streaming.server import StreamingServer
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import until
 from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code, masked, upgraded
+from tests.waiting import eventually
 
 V4 = "v4.channel.k8s.io"
 SANDBOX = Sandbox("s", cri.PodSandboxConfig(), 0, state=READY)
@@ -189,24 +189,24 @@ async def test_noise_instead_of_spdy_ends_the_session(made: Made, data: bytes) -
     async with await Spdy.connect(made.url(), V4) as client:
         for name in ("error", "stdin", "stdout"):
             await client.open(streamtype=name)
-        await until(lambda: _true(made.processes))
+        await eventually(lambda: made.processes)
         client.writer.write(data)
         if data[0] & 0x80:
             await client.until(lambda: client.going_away or client.closed)
         else:
             await client.close()  # a data frame of half a gigabyte, of which nothing comes
-        await until(lambda: _true(made.processes[0].closed))
+        await eventually(lambda: made.processes[0].closed)
 
 
 async def test_truncated_frames_and_a_vanished_client_end_the_process(made: Made) -> None:
     client = await Spdy.connect(made.url(), V4)
     for name in ("error", "stdin", "stdout"):
         await client.open(streamtype=name)
-    await until(lambda: _true(made.processes))
+    await eventually(lambda: made.processes)
     client.writer.write(struct.pack("!II", 3, 1000) + b"half")
     await client.writer.drain()
     client.writer.transport.abort()
-    await until(lambda: _true(made.processes[0].closed))
+    await eventually(lambda: made.processes[0].closed)
     await client.close()
 
 
@@ -221,7 +221,7 @@ async def test_a_dead_client_is_noticed_while_nobody_reads_from_it(
         client.send(ids[1], b"x" * 65536)
     await asyncio.sleep(0.1)
     client.writer.transport.abort()
-    await until(lambda: _true(made.processes[0].closed))
+    await eventually(lambda: made.processes[0].closed)
     client.reading.set()
     await client.close()
 
@@ -241,7 +241,7 @@ async def test_pings_are_answered_and_sizes_arrive(made: Made) -> None:
         client.control(6, struct.pack("!I", 77))
         await client.until(lambda: 77 in client.pongs)
         client.send(ids[3], b'{"Width":80,"Height":24}')
-        await until(lambda: _true(made.processes and made.processes[0].sizes == [(80, 24)]))
+        await eventually(lambda: made.processes and made.processes[0].sizes == [(80, 24)])
         client.send(ids[1], b"x", last=True)
         assert exit_code(await client.all_of(ids[0])) == 4
 
@@ -317,7 +317,7 @@ async def test_stopping_closes_what_is_open(made: Made) -> None:
     client = await Spdy.connect(made.url(), V4)
     for name in ("error", "stdin", "stdout"):
         await client.open(streamtype=name)
-    await until(lambda: _true(made.processes))
+    await eventually(lambda: made.processes)
     await made.server.stop()
     await client.until(lambda: client.closed)
     await client.close()
@@ -345,10 +345,6 @@ async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
     with pytest.raises(Refusal, match="need ports") as refusal:
         await WebSocket.connect(made.server.url(PortForwardTicket(SANDBOX, [])), V4)
     assert refusal.value.status == 400
-
-
-async def _true(value: object) -> bool:
-    return bool(value)
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /exec/x HTT"], ids=["silent", "half-a-head"])

@@ -20,8 +20,9 @@ from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, assert_nothing_left, until
+from tests.runtime.pods import Pods, assert_nothing_left
 from tests.runtime.stream_clients import Spdy
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -49,7 +50,7 @@ class Process:
                 return False
             return True
 
-        await until(answers, 30)
+        await eventually(answers)
         await client.close()
 
     async def kill(self, number: int = signal.SIGKILL) -> None:
@@ -185,7 +186,7 @@ async def test_killed_while_pods_are_being_made(
                 groups = [g for g in top.glob("*/*") if g.is_dir() and g.name not in known]
                 return not any((group / "cgroup.procs").read_text() for group in groups)
 
-            await until(nobody_runs_unknown, 5)
+            await eventually(nobody_runs_unknown)
             for sandbox in sandboxes:
                 await pods.client.remove_pod_sandbox(sandbox)
 
@@ -210,7 +211,7 @@ async def test_lost_sandbox_process_makes_the_pod_not_ready(embedded: Pods) -> N
         status = (await embedded.client.pod_sandbox_status(sandbox)).status
         return status.state == cri.SANDBOX_NOTREADY
 
-    await until(not_ready)
+    await eventually(not_ready)
     await embedded.client.remove_pod_sandbox(sandbox)
 
 
@@ -289,7 +290,7 @@ os._exit(sandbox.run(
 def test_a_sandbox_knows_itself_however_slow_its_parent_is(tmp_path: Path) -> None:
     """Its parent comes to run only when the sandbox has pivoted away from /proc and is done."""
     arguments = [sys.executable, "-c", SLOW_PARENT, str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=True)
     message = ast.literal_eval(done.stdout)
     assert message.keys() == {"pid", "start_time"}
     assert message["start_time"] > 0

@@ -18,7 +18,8 @@ from engine.runtime.shim import messages
 from engine.runtime.spawning import Conversation
 from engine.testing.images import GROUP, PASSWD, Entry, busybox_layer, make_layer, write_image
 from engine.wire import cri_v1_pb2 as cri
-from tests.runtime.pods import Pods, until
+from tests.runtime.pods import Pods
+from tests.waiting import eventually
 
 OURS = "for p in /proc/[0-9]*; do case $(cat $p/comm 2>/dev/null) in kubengine-shim) "
 
@@ -42,7 +43,7 @@ class Held:
         async def held() -> bool:
             return bool(self.waiting)
 
-        await until(held)
+        await eventually(held)
         return task
 
     async def finish(self, task: asyncio.Task[None]) -> None:
@@ -100,9 +101,9 @@ async def test_even_who_may_trace_finds_no_pipe_of_ours_and_cannot_write_our_pro
         return (await embedded.client.exec_sync(tracer, list(command), 10)).exit_code == 0
 
     await inside("touch", "/held")
-    await until(lambda: inside("test", "-e", "/taken"))
+    await eventually(lambda: inside("test", "-e", "/taken"))
     await held.finish(task)
-    await until(lambda: inside("test", "-e", "/done"))
+    await eventually(lambda: inside("test", "-e", "/done"))
     text = "\n".join(line for _, _, line in embedded.log(await embedded.status(tracer)))
     descriptors, _, writing = text.partition("\n\n")
     assert "Read-only file system" in writing
@@ -128,7 +129,7 @@ async def test_the_process_that_holds_the_pod_has_no_privileges(embedded: Pods) 
         fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
         return {fields[name] for name in ("CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
 
-    await until(dropped)
+    await eventually(dropped)
 
 
 def _image(pods: Pods, path: str, kind: bytes, data: bytes = b"", link: str = "") -> str:

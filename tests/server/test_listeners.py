@@ -16,7 +16,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.server import Server, connection, listeners
-from tests.server.conftest import View, free_port, parse
+from tests.ports import free_port
+from tests.server.served import View, parse
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 

@@ -12,7 +12,7 @@ from engine.api.errors import Bug, InvalidInput, Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
-from tests.server.conftest import View
+from tests.server.served import View
 
 
 def pod(name: str) -> Pod:

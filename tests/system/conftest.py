@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.testing.containerd import Containerd
-from engine.testing.images import BUSYBOX_TAG
-from tests.node.conftest import Bench
-
-WAIT = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
-
-
-def container(name: str = "c", script: str = WAIT, **fields: Any) -> dict[str, Any]:
-    return {
-        "name": name,
-        "image": BUSYBOX_TAG,
-        "imagePullPolicy": "Never",
-        "command": ["sh", "-c", script],
-        **fields,
-    }
+from tests.node_bench import Bench
 
 
 @pytest.fixture

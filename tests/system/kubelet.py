@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.ports import free_port
 
 BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
 """The folder with a kubelet's binary, where there is one."""
@@ -28,7 +29,7 @@ class Kubelet:
         self, directory: Path, endpoint: Path, *, manifests: Path, root: Path, cgroup_root: str
     ) -> None:
         self.log = directory / "kubelet.log"
-        self._port = _free_port()
+        self._port = free_port()
         self._config = directory / "kubelet.yaml"
         self._plugins = root / "device-plugins"
         self._cgroup_root = cgroup_root.lstrip("/")
@@ -39,7 +40,7 @@ class Kubelet:
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": "127.0.0.1",
-            "port": _free_port(),
+            "port": free_port(),
             "readOnlyPort": self._port,
             "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
@@ -102,10 +103,3 @@ class Kubelet:
             of_machine = Path("/sys/fs/cgroup/cpuset", name)
             if of_machine.exists():
                 Path("/sys/fs/cgroup/cpuset", self._cgroup_root, name).write_text(of_machine.read_text())
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from engine.testing.containerd import Containerd
-from tests.node.conftest import Bench, eventually
-from tests.system.conftest import container
+from tests.node_bench import Bench
+from tests.system.busybox import container
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

@@ -8,8 +8,9 @@ import pytest
 
 from engine.host.mounts import mounts_below
 from engine.testing.containerd import Containerd
-from tests.node.conftest import Bench, eventually
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

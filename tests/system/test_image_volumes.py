@@ -12,8 +12,9 @@ import pytest
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.containerd import Containerd
 from engine.testing.images import Entry, make_layer, write_image
-from tests.node.conftest import Bench, eventually
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root]
 
@@ -54,7 +55,7 @@ async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
             await bench.start()
             main: dict[str, Any] = container("c", READ + WAIT, **MOUNTS) | {"imagePullPolicy": "IfNotPresent"}
             bench.write("model", {**VOLUMES, "containers": [main]})
-            await eventually(lambda: bench.phase("model") == "Running", 60)
+            await eventually(lambda: bench.phase("model") == "Running")
             out = bench.root / "pods" / bench.pod("model").uid / "volumes/kubernetes.io~empty-dir/out/read"
             await eventually(lambda: out.exists() and out.read_text() == "42\ndenied\n")
         finally:

@@ -11,8 +11,9 @@ import pytest
 from engine.api.status import ContainerStatus
 from engine.server.resource_metrics import resource_metrics
 from engine.testing.containerd import Containerd
-from tests.node.conftest import Bench, eventually
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from engine.cli._agent import Agent
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root, pytest.mark.slow]
 
@@ -105,13 +105,6 @@ def write_pod(directory: Path, index: int) -> None:
     (directory / f"pod{index}.yaml").write_text(yaml.safe_dump(pod))
 
 
-def wait_until(condition: Any, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
-
-
 def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> None:
     """containerd 1.6 can lose hold of a container whose start its client's death cut off: it neither
     removes it ("cannot delete running task") nor starts it, until it is restarted."""
@@ -120,7 +113,7 @@ def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> 
     except AssertionError:
         containerd.kill()
         containerd.start()
-        wait_until(condition, 120)
+        wait_until(condition)
 
 
 async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str]]:
@@ -141,7 +134,7 @@ def test_kill_nine_three_times_under_fifty_pods(
         write_pod(agent.manifests, index)
     for wanted in (3, 15, 30):
         agent.start()
-        wait_until(lambda wanted=wanted: agent.running() >= wanted, 60)
+        wait_until(lambda wanted=wanted: agent.running() >= wanted)
         agent.end(signal.SIGKILL)
     agent.start()
     wait_even_if_containerd_is_stuck(lambda: agent.running() == PODS, containerd)
@@ -162,4 +155,4 @@ def test_kill_nine_three_times_under_fifty_pods(
     wait_even_if_containerd_is_stuck(
         lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], []), containerd
     )
-    wait_until(lambda: not list((agent.root / "pods").iterdir()), 10)
+    wait_until(lambda: not list((agent.root / "pods").iterdir()))

@@ -10,9 +10,10 @@ from engine.node.container_hash import container_hash
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
-from tests.node.conftest import Bench, eventually
 from tests.node.kubelets_pods import UID, container_config, leave_pod
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

@@ -13,9 +13,10 @@ from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.device_plugin import SampleDevicePlugin
-from tests.node.conftest import Bench, eventually
-from tests.system.conftest import WAIT, container
+from tests.node_bench import Bench
+from tests.system.busybox import WAIT, container
 from tests.system.kubelet import BINARIES, Kubelet
+from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.containerd,
@@ -77,7 +78,7 @@ class Both:
 
     async def with_kubelet(self) -> None:
         self.kubelet.start()
-        await eventually(lambda: self.kubelet.phases() == EXPECTED and self._probed_by_kubelet(), 120)
+        await eventually(lambda: self.kubelet.phases() == EXPECTED and self._probed_by_kubelet())
         await eventually(lambda: self.kubelet.said("SyncLoop ADD"))
 
     def _probed_by_kubelet(self) -> bool:
@@ -86,7 +87,7 @@ class Both:
 
     async def with_us(self) -> None:
         await self.bench.start()
-        await eventually(lambda: {name: self.bench.phase(name) for name in PODS} == EXPECTED, 120)
+        await eventually(lambda: {name: self.bench.phase(name) for name in PODS} == EXPECTED)
         await eventually(lambda: self.bench.pod("probed").status.container_statuses[0].ready)
 
     async def held(self) -> dict[str, Any]:
@@ -134,7 +135,7 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     await eventually((both.bench.root / "device-plugins" / "kubelet.sock").exists)
     for name, spec in PODS.items():
         both.bench.write(name, spec)
-    await eventually(lambda: both.kubelet.phases() == EXPECTED, 120)
+    await eventually(lambda: both.kubelet.phases() == EXPECTED)
     before = await both.held()
     assert len(before["devices"]) == 1
     assert set(before["files"].values()) == {"first\n"}
@@ -152,7 +153,7 @@ async def test_us_then_kubelet_then_us(both: Both) -> None:
     await both.bench.start()
     for name, spec in PODS.items():
         both.bench.write(name, spec)
-    await eventually(lambda: {name: both.bench.phase(name) for name in PODS} == EXPECTED, 120)
+    await eventually(lambda: {name: both.bench.phase(name) for name in PODS} == EXPECTED)
     before = await both.held()
     assert len(before["devices"]) == 1
     await both.bench.node.stop()

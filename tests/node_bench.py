@@ -1,0 +1,88 @@
+"""A node of one's own: private directories, a runtime, and manifests written as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.pod import Pod
+from engine.node import Node
+
+
+class Bench:
+    """A directory of manifests, and agents that serve it one after another."""
+
+    def __init__(self, directory: Path, endpoint: Path, **config: Any) -> None:
+        self.manifests = directory / "manifests"
+        self.manifests.mkdir()
+        self.root = directory / "root"
+        self.endpoint = endpoint
+        self.config = KubeletConfiguration(
+            static_pod_path=str(self.manifests),
+            pod_logs_dir=str(directory / "logs"),
+            resolv_conf="",
+            **{
+                "cgroups_per_qos": False,
+                "enforce_node_allocatable": [],
+                "eviction_hard": {"memory.available": "0%"},
+                "image_gc_high_threshold_percent": 100,
+                **config,
+            },
+        )
+        self.section = KubengineConfiguration()
+        self.node: Node | None = None
+
+    async def start(self) -> Node:
+        self.node = Node(
+            config=self.config,
+            kubengine_config=self.section,
+            runtime_endpoint=str(self.endpoint),
+            root=self.root,
+            name="n1",
+        )
+        await self.node.start()
+        return self.node
+
+    async def restart(self) -> Node:
+        """Like a stop and a start of the agent: pods stay."""
+        assert self.node is not None
+        await self.node.stop()
+        return await self.start()
+
+    async def close(self) -> None:
+        if self.node is not None:
+            await self.node.remove_all_pods()
+            await self.node.stop()
+
+    def write(self, name: str, spec: dict[str, Any], **metadata: Any) -> Path:
+        document = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, **metadata},
+            "spec": {"terminationGracePeriodSeconds": 1, **spec},
+        }
+        path = self.manifests / f"{name}.yaml"
+        temporary = self.manifests / f".{name}.new"
+        temporary.write_text(yaml.safe_dump(document))
+        temporary.replace(path)
+        return path
+
+    def pod(self, name: str) -> Pod | None:
+        assert self.node is not None
+        return next((p for p in self.node.pods() if p.metadata.name == f"{name}-n1"), None)
+
+    def phase(self, name: str) -> str:
+        pod = self.pod(name)
+        return pod.status.phase if pod is not None else ""
+
+    def reasons(self) -> list[str]:
+        assert self.node is not None
+        return [event.reason for event in self.node.recorder]
+
+
+def container(name: str = "c", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "image": "busybox:1", "imagePullPolicy": "IfNotPresent", **fields}

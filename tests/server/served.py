@@ -1,0 +1,109 @@
+"""A server on real sockets, over a node that the test describes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.pod import Pod
+from engine.metrics import Registry
+from engine.server import Server
+from tests.ports import free_port
+
+
+@dataclass
+class View:
+    """A node with what a test puts into it."""
+
+    config: KubeletConfiguration = field(
+        default_factory=lambda: KubeletConfiguration(read_only_port=free_port(), healthz_port=free_port())
+    )
+    kubengine_config: KubengineConfiguration = field(default_factory=KubengineConfiguration)
+    registry: Registry = field(default_factory=Registry)
+    rooms: dict[str, object] = field(default_factory=dict)
+    known: list[Pod] = field(default_factory=list)
+    checks: list[tuple[str, str | None]] = field(default_factory=lambda: [("ping", None), ("syncloop", None)])
+    summary: Any = field(default_factory=dict)
+
+    def pods(self) -> Sequence[Pod]:
+        return self.known
+
+    async def running_pods(self) -> Sequence[Pod]:
+        return self.known[:1]
+
+    def healthz(self) -> Sequence[tuple[str, str | None]]:
+        return self.checks
+
+    async def stats_summary(self) -> Any:
+        return self.summary
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass
+class Served:
+    """A running server and raw ways to talk to it."""
+
+    view: View
+    server: Server
+    socket_path: Path
+
+    async def raw(
+        self, data: bytes, *, port: int | None = None, unix: bool = False, limit: float = 20
+    ) -> bytes:
+        """Everything that comes back for these bytes until the server closes."""
+        async with asyncio.timeout(limit):
+            reader, writer = await self.connect(port=port, unix=unix)
+            writer.write(data)
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()
+                return await self._until_closed(reader, writer)
+            return b""
+
+    async def connect(
+        self, *, port: int | None = None, unix: bool = False
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if unix:
+            return await asyncio.open_unix_connection(str(self.socket_path))
+        return await asyncio.open_connection("127.0.0.1", port or self.view.config.read_only_port)
+
+    async def ask(self, method: str, target: str, *, port: int | None = None, unix: bool = False) -> Answer:
+        request = f"{method} {target} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n".encode()
+        return parse(await self.raw(request, port=port, unix=unix))
+
+    async def get(self, target: str) -> Answer:
+        return await self.ask("GET", target)
+
+    @staticmethod
+    async def _until_closed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        try:
+            return await reader.read(-1)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def parse(data: bytes) -> Answer:
+    head, _, body = data.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked" and body:
+        whole = b""
+        while (size := int(body.partition(b"\r\n")[0], 16)) > 0:
+            start = body.index(b"\r\n") + 2
+            whole += body[start : start + size]
+            body = body[start + size + 2 :]
+        body = whole
+    return Answer(int(status.split()[1]), headers, body)
