@@ -7,7 +7,7 @@ import json
 import pytest
 
 from engine.server.routes import Request, answer
-from tests.node.conftest import Bench
+from tests.node_bench import Bench
 
 ACTIONS = [
     ("admission", "dry-run", {"pod": "{}", "polciy": "fewest"}),

@@ -18,6 +18,7 @@ from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.server import Server, connection, listeners
 from tests.ports import free_port
 from tests.server.served import View, parse
+from tests.waiting import eventually
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 
@@ -72,8 +73,8 @@ async def test_a_peer_that_does_not_read_is_dropped(serve: Any, monkeypatch: pyt
     reader, writer = await served.connect()
     writer.write(b"GET /stats/summary HTTP/1.1\r\nHost: n\r\n\r\n")
     await writer.drain()
-    await asyncio.sleep(0.6)
     assert await alive(served)
+    await eventually(lambda: not any(door.connections for door in served.server._doors))
     received = 0
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(1 << 20):
