@@ -28,7 +28,7 @@ async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:
     manager = EvictionManager(
         config=KubeletConfiguration(
             eviction_hard={"memory.available": "130Mi", "pid.available": "5"},
-            eviction_pressure_transition_period=Duration(0),
+            eviction_pressure_transition_period=Duration(1e-9),
         ),
         section=EvictionSection(interval=Duration(600)),
         recorder=EventRecorder(time.time),

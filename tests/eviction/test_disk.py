@@ -49,7 +49,7 @@ class World:
 
     def manager(self, **config):
         kubelet = KubeletConfiguration(
-            pod_logs_dir=str(self.root / "logs"), image_minimum_gc_age=Duration(0), **config
+            pod_logs_dir=str(self.root / "logs"), image_minimum_gc_age=Duration(1e-9), **config
         )
         images = ImageManager(
             runtime=self.client, config=kubelet, recorder=self.recorder,

@@ -62,10 +62,12 @@ class World:
         self.registry = Registry()
 
     def manager(self, section=None, **config):
-        config.setdefault("image_minimum_gc_age", Duration(0))
+        kubelet = KubeletConfiguration(pod_logs_dir=str(self.tmp_path / "logs"), **config)
+        if "image_minimum_gc_age" not in config:
+            kubelet.image_minimum_gc_age = Duration(0)
         return ImageManager(
             runtime=self.client,
-            config=KubeletConfiguration(pod_logs_dir=str(self.tmp_path / "logs"), **config),
+            config=kubelet,
             section=section,
             recorder=self.recorder,
             registry=self.registry,
