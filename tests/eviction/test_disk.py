@@ -48,9 +48,8 @@ class World:
         self.recorder = EventRecorder(time.time)
 
     def manager(self, **config):
-        kubelet = KubeletConfiguration(
-            pod_logs_dir=str(self.root / "logs"), image_minimum_gc_age=Duration(1e-9), **config
-        )
+        kubelet = KubeletConfiguration(pod_logs_dir=str(self.root / "logs"), **config)
+        kubelet.image_minimum_gc_age = Duration(0)  # a file cannot say it: there 0 is the default
         images = ImageManager(
             runtime=self.client, config=kubelet, recorder=self.recorder,
             section=ImagesSection(protect_sandbox_image=True),
