@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.api.errors import Unavailable
+from engine.host.mountinfo import mounted
+from engine.host.mounts import unmount_below
 
 CGROUPS = Path("/sys/fs/cgroup")
 FIRST_PORT = 12_000
@@ -56,7 +58,8 @@ class Workspace:
             for directory, _, _ in os.walk(group, topdown=False):
                 if not _rmdir(Path(directory)):
                     left.append(directory)
-        _unmount_below(self.path)
+        with contextlib.suppress(OSError):
+            unmount_below(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
             left.append(str(self.path))
@@ -78,10 +81,7 @@ def _hierarchies() -> Iterator[Path]:
     if (CGROUPS / "cgroup.controllers").exists():
         yield CGROUPS
         return
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        if right.split()[0] == "cgroup":
-            yield Path(left.split()[4])
+    yield from (Path(mount.point) for mount in mounted() if mount.kind == "cgroup")
 
 
 def _rmdir(group: Path) -> bool:
@@ -95,14 +95,6 @@ def _rmdir(group: Path) -> bool:
         else:
             return True
     return False
-
-
-def _unmount_below(path: Path) -> None:
-    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    for mount in sorted((m for m in mounts if m.startswith(f"{path}/")), key=len, reverse=True):
-        import ctypes
-
-        ctypes.CDLL(None).umount2(os.fsencode(mount), 2)  # MNT_DETACH
 
 
 def _free_ports(count: int) -> list[int]:

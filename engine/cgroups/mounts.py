@@ -13,11 +13,11 @@ from typing import Literal
 
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.refusals import read_refused
+from engine.host.mountinfo import MOUNTINFO, Mounted, mounted
 
 REQUIRED = ("cpu", "memory")
 WANTED = ("pids", "cpuset")
 DEFAULT_ROOT = "/sys/fs/cgroup"
-MOUNTINFO = "/proc/self/mountinfo"
 V1_CONTROLLERS = frozenset(
     [
         *("cpu", "cpuacct", "cpuset", "memory", "pids", "hugetlb", "blkio"),
@@ -78,44 +78,35 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     """The hierarchies mounted at or below `root`; without one, below /sys/fs/cgroup or, failing
     that, anywhere. Raises `Unavailable` where there are none."""
     try:
-        lines = Path(mountinfo).read_text().splitlines()
+        found = mounted(mountinfo)
     except OSError as error:
         raise read_refused(error, mountinfo) from error
-    mounts = [mount for line in lines if (mount := _parse(line)) is not None]
+    mounts = [mount for mount in found if mount.kind in ("cgroup", "cgroup2")]
     base = (root or DEFAULT_ROOT).rstrip("/")
-    below = [m for m in mounts if m[1] == base or m[1].startswith(base + "/")]
+    below = [m for m in mounts if m.point == base or m.point.startswith(base + "/")]
     chosen = below if below or root is not None else mounts
     if not chosen:
         raise Unavailable("no cgroup hierarchy is mounted here", subject=base)
     return _choose(chosen)
 
 
-def _choose(mounts: list[tuple[str, str, set[str]]]) -> Mounts:
+def _choose(mounts: list[Mounted]) -> Mounts:
     legacy: dict[frozenset[str], Hierarchy] = {}
     unified: Hierarchy | None = None
-    for kind, path, options in mounts:
+    for mount in mounts:
+        path, options = mount.point, mount.options
         read_only = "ro" in options
-        if kind == "cgroup2":
+        if mount.kind == "cgroup2":
             unified = unified or Hierarchy(path, frozenset(_controllers(path)), read_only)
         else:
             named = frozenset(option for option in options if option.startswith("name="))
-            controllers = frozenset(options & V1_CONTROLLERS)
+            controllers = options & V1_CONTROLLERS
             legacy.setdefault(controllers or named, Hierarchy(path, controllers, read_only))
     if any(h.controllers for h in legacy.values()):
         return Mounts(1, tuple(legacy.values()), bare=unified.path if unified else None)
     if unified is None:
-        raise Unavailable("only named cgroup hierarchies, without controllers", subject=mounts[0][1])
+        raise Unavailable("only named cgroup hierarchies, without controllers", subject=mounts[0].point)
     return Mounts(2, (unified,))
-
-
-def _parse(line: str) -> tuple[str, str, set[str]] | None:
-    """Kind, mount point and options of a cgroup mount's mountinfo line."""
-    before, separator, after = line.partition(" - ")
-    fields, rest = before.split(), after.split()
-    if not separator or len(fields) < 6 or len(rest) < 3 or rest[0] not in ("cgroup", "cgroup2"):
-        return None
-    path = fields[4].encode().decode("unicode_escape")
-    return rest[0], path, {*fields[5].split(","), *rest[2].split(",")}
 
 
 def _controllers(path: str) -> list[str]:

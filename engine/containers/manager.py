@@ -27,6 +27,7 @@ from engine.containers.selection import (
 )
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
+from engine.cri.paths import CONTAINER_LOGS, POD_LOGS, container_of_link, links_of, pod_of_log_directory
 from engine.host.beneath import opened_parent, same_file
 from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
@@ -35,7 +36,6 @@ from engine.wire import cri_v1_pb2 as cri
 PERIOD: Final = 60.0
 STEP_SECONDS: Final = 1800.0
 """A run that takes longer is stuck."""
-CONTAINER_LOGS_DIR: Final = Path("/var/log/containers")
 _DEFAULT_GRACE = 30
 _STATES = {
     cri.CONTAINER_CREATED: "created",
@@ -80,8 +80,8 @@ class ContainerGC:
         runtime_removed: IsRemoved,
         sources_ready: Callable[[], bool],
         section: ContainerGCSection | None = None,
-        pod_logs_dir: Path = Path("/var/log/pods"),
-        container_logs_dir: Path = CONTAINER_LOGS_DIR,
+        pod_logs_dir: Path = POD_LOGS,
+        container_logs_dir: Path = CONTAINER_LOGS,
         tasks: Tasks | None = None,
         clock: Callable[[], float] = time.time,
         period: float = PERIOD,
@@ -197,7 +197,7 @@ class ContainerGC:
             for rotated in [held / name, *held.glob(glob.escape(name) + ".*")]:
                 with contextlib.suppress(OSError):
                     rotated.unlink(missing_ok=True)
-        for link in self._container_logs_dir.glob(f"*-{id}.log"):
+        for link in self._container_logs_dir.glob(links_of(id)):
             with contextlib.suppress(OSError):
                 link.unlink(missing_ok=True)
 
@@ -225,7 +225,7 @@ class ContainerGC:
     async def _evict_logs(self, report: ContainerGCReport, sources_ready: bool) -> None:
         if sources_ready and self._pod_logs_dir.is_dir():
             for directory in list(self._pod_logs_dir.iterdir()):
-                if self._content_removed(directory.name.rpartition("_")[2]):
+                if self._content_removed(pod_of_log_directory(directory)):
                     with contextlib.suppress(OSError):
                         await asyncio.to_thread(remove_tree, directory)
                     report.logs.append(str(directory))
@@ -237,7 +237,7 @@ class ContainerGC:
 
     async def _is_dead(self, link: Path) -> bool:
         """Whether a dangling log link may go: a living container's log is only missing while it rotates."""
-        id = link.name.removesuffix(".log").rpartition("-")[2]
+        id = container_of_link(link)
         try:
             state = (await self._runtime.container_status(id)).status.state
         except NotFound:

@@ -12,6 +12,7 @@ from engine.api.errors import KubengineError
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.cri.labels import CONTAINER_NAME, POD_UID
+from engine.cri.paths import EMPTY_DIR, pod_directory, pod_log_directory, volume_path
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.host.trees import disk_usage
@@ -101,9 +102,7 @@ class PodMeter:
 
     def _files(self, pod: Pod) -> tuple[dict[str, Disk], dict[str, Disk]]:
         """Logs by container and emptyDirs by name."""
-        directory = self._pod_logs_dir / (
-            f"{pod.metadata.namespace or 'default'}_{pod.metadata.name}_{pod.uid}"
-        )
+        directory = pod_log_directory(self._pod_logs_dir, pod)
         logs = {
             container.name: Disk(*disk_usage(directory / container.name)) for container in pod.all_containers
         }
@@ -115,7 +114,7 @@ class PodMeter:
         return logs, volumes
 
     def _empty_dir(self, pod: Pod, name: str) -> Path:
-        return self._root_dir / "pods" / pod.uid / "volumes" / "kubernetes.io~empty-dir" / name
+        return volume_path(pod_directory(self._root_dir, pod.uid), EMPTY_DIR, name)
 
 
 def _or_none(read: Callable[[], int]) -> int | None:

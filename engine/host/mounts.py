@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 from pathlib import Path
 
 from engine.host.beneath import HANDLE, open_beneath, opened, same_file
+from engine.host.mountinfo import mounts_below
 
 _MS_BIND = 0x1000
 _MNT_DETACH = 2
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
@@ -69,17 +68,3 @@ def _unmount_at(directory: int, path: str) -> None:
         unmount(handle)
     finally:
         os.close(handle)
-
-
-def mounts_below(directory: Path) -> list[Path]:
-    """Mount points at or below a directory, the latest first; one with two mounts on it is there twice."""
-    top = os.path.realpath(directory)
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        points = [_unescaped(line.split(" ", 5)[4]) for line in lines]
-    points.reverse()
-    return [Path(point) for point in points if point == top or point.startswith(f"{top}/")]
-
-
-def _unescaped(text: str) -> str:
-    """Blanks, tabs, newlines and backslashes stand as three octal digits there."""
-    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)

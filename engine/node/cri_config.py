@@ -13,6 +13,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext
 from engine.api.struct import to_json
 from engine.cri import labels
+from engine.cri.paths import container_log, pod_log_directory
 from engine.node.container_hash import container_hash
 from engine.node.environment import expand
 from engine.node.security import container_security, sandbox_security
@@ -45,12 +46,6 @@ class ContainerInputs:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
-def pod_log_directory(config: KubeletConfiguration, pod: Pod) -> Path:
-    """`/var/log/pods/<namespace>_<name>_<uid>`."""
-    meta = pod.metadata
-    return Path(config.pod_logs_dir) / f"{meta.namespace}_{meta.name}_{meta.uid}"
-
-
 def pod_labels(pod: Pod) -> dict[str, str]:
     meta = pod.metadata
     return {
@@ -81,7 +76,7 @@ def sandbox_config(
             name=meta.name, uid=meta.uid, namespace=meta.namespace, attempt=attempt
         ),
         hostname=hostname,
-        log_directory=str(pod_log_directory(config, pod)),
+        log_directory=str(pod_log_directory(Path(config.pod_logs_dir), pod)),
         dns_config=dns,
         port_mappings=_port_mappings(pod),
         labels={**(meta.labels or {}), **pod_labels(pod)},
@@ -119,7 +114,7 @@ def _port_mappings(pod: Pod) -> list[cri.PortMapping]:
 def container_config(
     pod: Pod, container: Container, inputs: ContainerInputs, config: KubeletConfiguration
 ) -> cri.ContainerConfig:
-    """One container. Its log is `<name>/<attempt>.log` under the pod's log directory."""
+    """One container."""
     variables = inputs.environment
     security = container_security(
         pod,
@@ -142,7 +137,7 @@ def container_config(
         CDI_devices=inputs.cdi_devices,
         labels={**pod_labels(pod), labels.CONTAINER_NAME: container.name},
         annotations={**inputs.annotations, **_annotations(pod, container, inputs.attempt)},
-        log_path=f"{container.name}/{inputs.attempt}.log",
+        log_path=container_log(container.name, inputs.attempt),
         stdin=container.stdin,
         stdin_once=container.stdin_once,
         tty=container.tty,

@@ -21,6 +21,7 @@ from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
+from engine.cri.paths import pods_directory
 from engine.node import machine
 from engine.node.backoff import Backoff
 from engine.node.description import NodeDescription
@@ -146,7 +147,7 @@ class RunningNode:
             images=ImagePuller(runtime, config, recorder, clock, managers.images.lease),
             cgroups=cgroups,
             volumes=volumes,
-            users=UserNamespaces(setting.root / "pods", _ids_per_pod(config)),
+            users=UserNamespaces(pods_directory(setting.root), _ids_per_pod(config)),
             ends=KeptEnds(volumes.pod_directory),
             accounts=gatekeeper,
             probes=Probing(managers.probes, volumes.pod_directory),

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from engine.api.events import NORMAL
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
 from engine.cri.client import NotFound
+from engine.cri.paths import log_link, logged_attempts, pod_log_directory
 from engine.cri.records import CREATED, ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
-from engine.node.cri_config import pod_log_directory
 from engine.node.dns import pod_dns
 from engine.node.environment import container_environment
 from engine.node.hooks import run_hook
@@ -32,10 +31,6 @@ from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
-
-_LOG = re.compile(r"(\d{1,9})\.log(\..*)?")
-
-CONTAINER_LOGS = Path("/var/log/containers")
 
 
 class SandboxRefused(Refused):
@@ -149,7 +144,7 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
     newest = record.container(container.name)
     if newest is None:
         return await asyncio.to_thread(
-            _attempts_logged, pod_log_directory(services.node.config, pod) / container.name
+            _attempts_logged, pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
         )
     if newest.state != CREATED:
         return newest.attempt + 1
@@ -172,8 +167,7 @@ def _attempts_logged(directory: Path) -> int:
         names = os.listdir(directory)  # noqa: PTH208
     except OSError:
         return 0
-    numbers = [int(match[1]) for name in names if (match := _LOG.fullmatch(name))]
-    return max(numbers, default=-1) + 1
+    return max(logged_attempts(names), default=-1) + 1
 
 
 async def _config(
@@ -332,18 +326,17 @@ def _link_log(
     config: cri.ContainerConfig,
     sandbox: cri.PodSandboxConfig,
 ) -> None:
-    """`/var/log/containers/<pod>_<namespace>_<container>-<id>.log`, for log shippers; best effort."""
+    """For log shippers; best effort."""
     meta = pod.metadata
-    link = CONTAINER_LOGS / f"{meta.name}_{meta.namespace}_{container.name}-{container_id}.log"
+    link = log_link(meta.namespace, meta.name, container.name, container_id)
     with contextlib.suppress(OSError):
-        CONTAINER_LOGS.mkdir(mode=0o755, parents=True, exist_ok=True)
+        link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         link.symlink_to(Path(sandbox.log_directory) / config.log_path)
 
 
-def remove_log_links(pod_name: str, namespace: str, container: ContainerRecord) -> None:
-    link = CONTAINER_LOGS / f"{pod_name}_{namespace}_{container.name}-{container.id}.log"
+def remove_log_link(record: PodRecord, container: ContainerRecord) -> None:
     with contextlib.suppress(OSError):
-        link.unlink(missing_ok=True)
+        log_link(record.namespace, record.name, container.name, container.id).unlink(missing_ok=True)
 
 
 async def _post_start(

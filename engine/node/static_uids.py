@@ -14,9 +14,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_FILE
 from engine.cri.records import PodRecord
+from engine.host.files import replace_file
 from engine.node.container_hash import container_hash
 
 log = logging.getLogger("kubengine.sources")
@@ -63,10 +65,8 @@ class StaticUids:
         directory = self._pod_directory(pod.uid)
         try:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            temporary = directory / f".{FILE}"
-            temporary.write_text(digest)
-            temporary.replace(directory / FILE)
-        except OSError as error:
+            replace_file(directory / FILE, digest)
+        except (Refused, OSError) as error:
             log.warning("pod %s: its manifest cannot be remembered: %s", pod.full_name, error)
 
     def _stands_for(self, record: PodRecord, pod: Pod, digest: str) -> bool:

@@ -10,17 +10,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod
 from engine.cri.client import NotFound
+from engine.cri.paths import pod_log_directory
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.host.trees import remove_tree
-from engine.node.cri_config import pod_log_directory
 from engine.node.hooks import run_hook
 from engine.node.services import Services
-from engine.node.starting import remove_log_links
+from engine.node.starting import remove_log_link
 
 MINIMUM_GRACE_SECONDS = 2
 
@@ -115,7 +116,7 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
     for container in list(record.containers):
         with contextlib.suppress(NotFound):
             await services.runtime.remove_container(container.id)
-        remove_log_links(record.name, record.namespace, container)
+        remove_log_link(record, container)
         services.watch.forget(record.uid, [container.id])
     for sandbox in list(record.sandboxes):
         with contextlib.suppress(NotFound):
@@ -124,7 +125,7 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
     services.cgroups.remove_pod(record.uid)
     await asyncio.to_thread(services.volumes.tear_down, record.uid)
     with contextlib.suppress(OSError):
-        await asyncio.to_thread(remove_tree, pod_log_directory(services.node.config, pod))
+        await asyncio.to_thread(remove_tree, pod_log_directory(Path(services.node.config.pod_logs_dir), pod))
 
 
 async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
@@ -137,7 +138,7 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
         if seen[container.name] > keep:
             with contextlib.suppress(Refused):
                 await services.runtime.remove_container(container.id)
-                remove_log_links(record.name, record.namespace, container)
+                remove_log_link(record, container)
                 services.watch.forget(record.uid, [container.id])
     for sandbox in record.sandboxes[1:]:
         if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):

@@ -33,7 +33,7 @@ from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.starting import (
     SandboxRefused,
-    remove_log_links,
+    remove_log_link,
     sandbox_config,
     start_container,
     start_sandbox,
@@ -387,7 +387,7 @@ class PodWorker:
                 await stop_container(self.pod, container, services, 0, text)
             with contextlib.suppress(NotFound):
                 await services.runtime.remove_container(container.id)
-            remove_log_links(self.pod.metadata.name, self.pod.metadata.namespace, container)
+            remove_log_link(services.watch.pod(self.pod.uid), container)
             self._restarts[container.name] = max(self._restarts.get(container.name, 0), container.attempt + 1)
             services.watch.forget(self.pod.uid, [container.id])
             await self._publish()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.api.cpu_weight import WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput, Refused
+from engine.host.mountinfo import mounted
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
 
@@ -193,14 +194,10 @@ def _or_max(value: int) -> str:
 
 def _v1_trees(mount: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields, _, tail = line.partition(" - ")
-        kind, _, options = tail.split(" ", 2)
-        where = Path(fields.split(" ")[4])
-        if kind == "cgroup" and where.parent == mount:
-            for option in options.split(","):
-                if option in V1_ORDER:
-                    found[option] = where
+    for entry in mounted():
+        where = Path(entry.point)
+        if entry.kind == "cgroup" and where.parent == mount:
+            found.update({option: where for option in entry.options if option in V1_ORDER})
     return {name: found[name] for name in V1_ORDER if name in found}
 
 

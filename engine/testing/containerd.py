@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import grpc
 
+from engine.host.mountinfo import mounted
 from engine.testing.images import PAUSE_TAG, write_pause
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import cri_v1_pb2_grpc as cri_grpc
@@ -263,9 +264,4 @@ def _runtime(channel: grpc.Channel) -> Any:
 def mounts_below(*directories: Path) -> list[str]:
     """Mount points of this mount namespace below `directories`, deepest first."""
     prefixes = tuple(f"{directory}/" for directory in directories)
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mountpoint = line.split(" ")[4].encode().decode("unicode_escape")
-        if mountpoint.startswith(prefixes):
-            found.append(mountpoint)
-    return found[::-1]
+    return [mount.point for mount in reversed(mounted()) if mount.point.startswith(prefixes)]

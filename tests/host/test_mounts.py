@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.host.beneath import HANDLE, opened
-from engine.host.mounts import bind, mount_filesystem, mounts_below, unmount, unmount_below
+from engine.host.mountinfo import mounts_below
+from engine.host.mounts import bind, mount_filesystem, unmount, unmount_below
 
 pytestmark = pytest.mark.root
 

@@ -145,6 +145,37 @@ def test_third_party_imports_are_declared() -> None:
     assert not undeclared
 
 
+HOST_FILES = {
+    "beneath": "opening and replacing below a directory, through no link",
+    "crowd": "who may be inside where places are few",
+    "files": "replacing one file",
+    "inotify": "being told of changes in directories",
+    "kept": "small files of our own that outlive an agent",
+    "mountinfo": "what is mounted where",
+    "mounts": "mounting and unmounting",
+    "notify": "the service manager",
+    "published": "directories of files that change all at once",
+    "sockets": "claiming a unix socket",
+    "tasks": "background tasks",
+    "trees": "measuring and removing trees of files",
+}
+"""Each touches the machine in one way, for whoever it may be; what else a room needs is its own."""
+
+
+def test_the_hosts_room_is_no_drawer() -> None:
+    files = {path.stem for path in (ENGINE / "host").glob("*.py")} - {"__init__"}
+    assert files == set(HOST_FILES)
+    used = {
+        name.split(".")[2] for path in modules() for name in imports(path) if name.startswith("engine.host.")
+    }
+    assert used == set(HOST_FILES)
+
+
+def test_what_is_mounted_is_read_in_one_file() -> None:
+    reading = [path for path in modules() if 'self/mountinfo"' in path.read_text()]
+    assert reading == [ENGINE / "host/mountinfo.py"]
+
+
 def test_no_dependency_is_idle() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from engine.api.pod import Container, Pod
+from engine.cri.paths import last_words_path
 from engine.host.files import replace_file
 from engine.node.hostname import PodHostname
 from engine.node.hosts import hosts_text
@@ -13,9 +14,8 @@ from engine.node.hosts import hosts_text
 
 def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:
     """A fresh, world-writable file for the container's last words."""
-    directory = pod_directory / "containers" / container.name
-    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-    path = directory / str(attempt)
+    path = last_words_path(pod_directory, container.name, attempt)
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:

@@ -17,10 +17,11 @@ from engine.api.pod import EmptyDirVolume, Pod
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import MEMORY, pod_limits
 from engine.cgroups.values import limits_declared
+from engine.cri.paths import EMPTY_DIR, volume_path
 from engine.host.beneath import opened, same_file
-from engine.host.mounts import mount_filesystem, mounts_below
+from engine.host.mountinfo import mounts_below
+from engine.host.mounts import mount_filesystem
 
-PLUGIN = "kubernetes.io~empty-dir"
 _MEMORY_MEDIUM = "Memory"
 _HUGE_PAGES_MEDIUM = "HugePages"
 _HUGE_PAGES = "hugepages-"
@@ -36,8 +37,8 @@ def set_up(
     allocatable: Mapping[str, Quantity],
 ) -> Path:
     """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
-    path = pod_directory / "volumes" / PLUGIN / name
-    ready = pod_directory / "plugins" / PLUGIN / name / "ready"
+    path = volume_path(pod_directory, EMPTY_DIR, name)
+    ready = pod_directory / "plugins" / EMPTY_DIR / name / "ready"
     mounted = volume.medium == "" or bool(mounts_below(path))
     if ready.exists() and path.is_dir() and mounted:
         return path

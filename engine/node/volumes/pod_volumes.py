@@ -9,12 +9,10 @@ from pathlib import Path
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
+from engine.cri.paths import DOWNWARD_API, PROJECTED, pods_directory, volume_path
 from engine.host.mounts import unmount_below
 from engine.host.trees import remove_tree
 from engine.node.volumes import agent_written, empty_dir, host_path
-
-_DOWNWARD = "kubernetes.io~downward-api"
-_PROJECTED = "kubernetes.io~projected"
 
 
 class VolumeRefused(Refused):
@@ -25,7 +23,7 @@ class PodVolumes:
     """The volumes of one node's pods, under the node's root directory."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
-        self._pods = root / "pods"
+        self._pods = pods_directory(root)
         self._clock = clock
 
     def pod_directory(self, uid: str) -> Path:
@@ -62,8 +60,8 @@ class PodVolumes:
         if not agent_written.is_agent_written(volume):
             raise InvalidInput("no source that this node knows")
         files = agent_written.volume_files(pod, volume, host_ip, allocatable)
-        plugin = _DOWNWARD if volume.downward_api is not None else _PROJECTED
-        path = directory / "volumes" / plugin / volume.name
+        plugin = DOWNWARD_API if volume.downward_api is not None else PROJECTED
+        path = volume_path(directory, plugin, volume.name)
         agent_written.write(path, volume.name, pod, files, group, self._clock())
         return path
 

@@ -1,0 +1,75 @@
+"""Where a kubelet has what belongs to pods: their logs, the links to these, their volumes. Pure.
+
+<pod logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log      written by the runtime
+/var/log/containers/<pod>_<namespace>_<container>-<id>.log         a link to it, for log shippers
+<root>/pods/<uid>/volumes/<plugin>/<volume>                        written by the agent
+<root>/pods/<uid>/containers/<container>/<attempt>                 a container's last words
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from engine.api.pod import Pod
+
+POD_LOGS: Final = Path("/var/log/pods")
+CONTAINER_LOGS: Final = Path("/var/log/containers")
+
+EMPTY_DIR: Final = "kubernetes.io~empty-dir"
+DOWNWARD_API: Final = "kubernetes.io~downward-api"
+PROJECTED: Final = "kubernetes.io~projected"
+
+_LOG = re.compile(r"(\d{1,9})\.log(\..*)?")
+
+
+def pod_log_directory(pod_logs: Path, pod: Pod) -> Path:
+    meta = pod.metadata
+    return pod_logs / f"{meta.namespace or 'default'}_{meta.name}_{meta.uid}"
+
+
+def pod_of_log_directory(directory: Path) -> str:
+    """The uid of the pod whose logs lie there."""
+    return directory.name.rpartition("_")[2]
+
+
+def container_log(container: str, attempt: int) -> str:
+    """Beneath the pod's log directory."""
+    return f"{container}/{attempt}.log"
+
+
+def logged_attempts(names: Iterable[str]) -> list[int]:
+    """Which attempts of a container the files of its log directory, rotated ones too, come from."""
+    return [int(match[1]) for name in names if (match := _LOG.fullmatch(name))]
+
+
+def log_link(namespace: str, pod: str, container: str, container_id: str) -> Path:
+    return CONTAINER_LOGS / f"{pod}_{namespace}_{container}-{container_id}.log"
+
+
+def links_of(container_id: str) -> str:
+    """A pattern for the names of all links to a container's log."""
+    return f"*-{container_id}.log"
+
+
+def container_of_link(link: Path) -> str:
+    """The id of the container whose log a link stands for."""
+    return link.name.removesuffix(".log").rpartition("-")[2]
+
+
+def pods_directory(root: Path) -> Path:
+    return root / "pods"
+
+
+def pod_directory(root: Path, uid: str) -> Path:
+    return pods_directory(root) / uid
+
+
+def volume_path(pod_directory: Path, plugin: str, volume: str) -> Path:
+    return pod_directory / "volumes" / plugin / volume
+
+
+def last_words_path(pod_directory: Path, container: str, attempt: int) -> Path:
+    return pod_directory / "containers" / container / str(attempt)
