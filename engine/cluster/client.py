@@ -75,7 +75,7 @@ class ApiClient:
         self._prefix = config.prefix
         self._credentials = credentials
         self._agent = user_agent
-        self._timeout = timeout
+        self.timeout = timeout
         self._pool = Http2Pool(config.server, credentials.context)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         credentials.on_change(self._pool.reset)
@@ -98,8 +98,11 @@ class ApiClient:
     @asynccontextmanager
     async def lines(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
         """A watch: the lines of an answer that goes on. Its begin has the deadline of any other call."""
-        async with asyncio.timeout(self._timeout):
-            exchange = await self._request("GET", path, params, b"", "")
+        try:
+            async with asyncio.timeout(self.timeout):
+                exchange = await self._request("GET", path, params, b"", "")
+        except TimeoutError:
+            raise self._too_late(f"{self.peer}: GET {path}") from None
         async with exchange:
             yield _split(exchange)
 
@@ -133,22 +136,27 @@ class ApiClient:
     ) -> T:
         subject = f"{self.peer}: {method} {path}"
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 exchange = await self._request(method, path, params or {}, body, content_type)
                 async with exchange:
                     data = await exchange.read(MAX_ANSWER)
         except TimeoutError:
-            raise Unavailable(f"no answer within {self._timeout:g} s", subject=subject) from None
+            raise self._too_late(subject) from None
         return self.decode(data, kind)
+
+    def _too_late(self, subject: str) -> Unavailable:
+        return Unavailable(f"no answer within {self.timeout:g} s", subject=subject)
 
     async def _request(
         self, method: str, path: str, params: Mapping[str, str], body: bytes, content_type: str
     ) -> Exchange:
         """An answer of success; errors are raised. Tries again where that is asked for."""
         target = self._prefix + path + (f"?{urlencode(params, quote_via=quote)}" if params else "")
-        busy, stale = 0, False
+        busy = 0
+        refused: int | None = None
         while True:
-            await self._credentials.refresh(now=stale)
+            await self._credentials.refresh(refused=refused)
+            reading = self._credentials.reading
             headers = [
                 ("user-agent", self._agent),
                 ("accept", "application/json"),
@@ -161,8 +169,8 @@ class ApiClient:
                 return exchange
             async with exchange:
                 error = await self._error(exchange, method, path)
-            if error.code == 401 and not stale:
-                stale = True
+            if error.code == 401 and refused is None:
+                refused = reading
             elif error.code == 429 and busy < TRIES_WHEN_BUSY:
                 busy += 1
                 await asyncio.sleep((error.retry_after or 1.0) * random.uniform(1.0, 1.2))

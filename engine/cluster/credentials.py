@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import ssl
 from collections.abc import Callable
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.cluster.kubeconfig import ExecConfig, Kubeconfig, pem
 from engine.transport.tls import ClientTLS
 
 READ_AGAIN_SECONDS = 60.0
 EXEC_SECONDS = 60.0
 MOST = 1 << 20
+
+log = logging.getLogger("kubengine.cluster")
 
 
 class _ExecStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -46,7 +49,9 @@ class Credentials:
         self._config = config
         self._clock = clock
         self._changed = changed
+        self.reading = 0
         self._tls: ClientTLS | None = None
+        self._context: ssl.SSLContext | None = None
         self._token = ""
         self._read_at = float("-inf")
         self._expires = float("inf")
@@ -55,30 +60,44 @@ class Credentials:
     def on_change(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
-    async def refresh(self, *, now: bool = False) -> None:
-        """Read what may have changed; `now` after a 401. Raises InvalidInput or Refused, naming the file."""
-        time = self._clock()
-        if (
-            not now
-            and self._tls is not None
-            and time - self._read_at < READ_AGAIN_SECONDS
-            and time < self._expires
-        ):
+    async def refresh(self, *, refused: int | None = None) -> None:
+        """Read what may have changed; `refused` is the number of the `reading` that earned a 401.
+
+        What cannot be read again leaves what is known in force, but for the refused. Raises InvalidInput or
+        Refused, naming the file.
+        """
+        if not self._is_due() and refused != self.reading:
             return
         async with self._reading:
-            tls, token, self._expires = await self._read()
-            self._read_at = self._clock()
-            before, self._tls, self._token = self._tls, tls, token
+            if not self._is_due() and refused != self.reading:
+                return
+            try:
+                tls, token, expires = await self._read()
+                context = self._context if tls == self._tls else tls.context(str(self._config.path))
+            except KubengineError as error:
+                if self._context is None or refused == self.reading:
+                    raise
+                self._read_at = self._clock()
+                log.warning("the credentials could not be read again: %s", error)
+                return
+            before, self._tls, self._context = self._tls, tls, context
+            self._token, self._expires, self._read_at = token, expires, self._clock()
+            self.reading += 1
             if before is not None and before != tls:
                 self._changed()
+
+    def _is_due(self) -> bool:
+        now = self._clock()
+        fresh = 0 <= now - self._read_at < READ_AGAIN_SECONDS
+        return self._context is None or not fresh or now >= self._expires
 
     def headers(self) -> list[tuple[str, str]]:
         return [("authorization", f"Bearer {self._token}")] if self._token else []
 
     def context(self) -> ssl.SSLContext:
         """For a new connection; `refresh` came before."""
-        assert self._tls is not None
-        return self._tls.context(str(self._config.path))
+        assert self._context is not None
+        return self._context
 
     async def _read(self) -> tuple[ClientTLS, str, float]:
         user, cluster, subject = self._config.user, self._config.cluster, str(self._config.path)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.api.errors import Unavailable
+from engine.api.errors import KubengineError
 from engine.api.events import Event
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.event_series import EventSeries, Said
@@ -92,7 +92,7 @@ class EventWriter:
             except ApiError as error:
                 log.warning("event %s %s: %s", event.reason, event.pod or "node", error)
                 return
-            except Unavailable:
+            except KubengineError:
                 await self._pause(BETWEEN_TRIES)
             else:
                 return

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +25,9 @@ FIRST_DELAY = 0.8
 LAST_DELAY = 30.0
 FORGET_AFTER = 120.0
 LEAST_SECONDS, MOST_SECONDS = 300, 600
+GRACE = 60.0
+SHORT = 1.0
+KNOWS_NO_STREAMS = (400, 422)
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 T = TypeVar("T", bound="Named")
@@ -35,6 +38,9 @@ class Named(Protocol):
     """What every followed object has."""
 
     metadata: ObjectMeta
+
+
+_First = dict[tuple[str, str], T | None]
 
 
 class _Bookmark(msgspec.Struct):
@@ -84,6 +90,7 @@ class Watch(Generic[T]):
     resource: Resource[T]
     heard: Heard[T]
     clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = ""
     _version: str = ""
@@ -94,17 +101,18 @@ class Watch(Generic[T]):
         while True:
             try:
                 await self._follow()
-            except (KubengineError, TimeoutError) as error:
-                if isinstance(error, ApiError) and _is_expired(error):
-                    self._version = ""
-                    continue
+                continue
+            except KubengineError as error:
                 if str(error) != self.trouble:
                     self.trouble = str(error)
                     log.warning("watching %s: %s", self.resource.path, error)
-                now = self.clock()
-                delay = FIRST_DELAY if now - last > FORGET_AFTER else min(2 * delay, LAST_DELAY)
-                last = now
-                await asyncio.sleep(delay * random.uniform(1.0, 2.0))
+                if isinstance(error, ApiError) and _is_expired(error) and self._version:
+                    self._version = ""
+                    continue
+            now = self.clock()
+            delay = FIRST_DELAY if now - last > FORGET_AFTER else min(2 * delay, LAST_DELAY)
+            last = now
+            await self.pause(delay * random.uniform(1.0, 2.0))
 
     async def _follow(self) -> None:
         if not self._version:
@@ -117,18 +125,26 @@ class Watch(Generic[T]):
         """The first set as a stream, and what follows it; False where the server knows no such thing."""
         params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         try:
-            await self._watch(params, [])
+            await self._watch(params, {})
         except ApiError as error:
-            if _is_expired(error):
+            if error.code not in KNOWS_NO_STREAMS:
                 raise
-            self._streams = False  # a server or its etcd too old; what else it is, the LIST will tell
+            self._streams = False
             return False
         return True
 
     async def _list(self) -> None:
-        listed = await self.client.get(self.resource.path, _List, self.resource.params(resourceVersion="0"))
-        items = [self.client.decode(item, self.resource.kind) for item in listed.items or ()]
-        self._heard_all(items, listed.metadata.resource_version)
+        """The set as the server's cache has it, or as it is now where the cache is too old."""
+        try:
+            listed = await self.client.get(
+                self.resource.path, _List, self.resource.params(resourceVersion="0")
+            )
+        except ApiError as error:
+            if not _is_expired(error):
+                raise
+            listed = await self.client.get(self.resource.path, _List, self.resource.params())
+        known = [self._object(item) for item in listed.items or ()]
+        self._heard_all([each for each in known if each is not None], listed.metadata.resource_version)
 
     def _heard_all(self, items: Sequence[T], version: str) -> None:
         self._version = version
@@ -136,32 +152,74 @@ class Watch(Generic[T]):
         self.heard.replaced(items)
         self.synced.set()
 
-    async def _watch(self, params: Mapping[str, str], first: list[T] | None) -> None:
-        """One WATCH to its end. `first` collects the set that a streaming list begins with."""
+    async def _watch(self, params: Mapping[str, str], first: _First[T] | None) -> None:
+        """One WATCH to its end. `first` collects the set that a streaming list begins with.
+
+        Raises Unavailable for one that ends at once with nothing to say, so that it is not asked without
+        pause, and for one that outlives its time.
+        """
         seconds = random.randint(LEAST_SECONDS, MOST_SECONDS)
         asked = self.resource.params(
             watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
         )
-        async with asyncio.timeout(seconds + 60), self.client.lines(self.resource.path, asked) as lines:
-            async for line in lines:
-                event = self.client.decode(line, _Event)
-                if event.type == "ERROR":
-                    raise _refusal(self.client.decode(event.object, Status), self.resource.path)
-                if event.type == "BOOKMARK":
-                    mark = self.client.decode(event.object, _Bookmark).metadata
-                    self._version = mark.resource_version
-                    if first is not None and (mark.annotations or {}).get(INITIAL_EVENTS_END) == "true":
-                        self._heard_all(first, self._version)
-                        first = None
-                    continue
-                known = self.client.decode(event.object, self.resource.kind)
-                if first is not None:
-                    first.append(known)
-                else:
-                    self._version = known.metadata.resource_version
-                    (self.heard.deleted if event.type == "DELETED" else self.heard.changed)(known)
+        began, lines_heard = self.clock(), 0
+        try:
+            async with (
+                asyncio.timeout(self.client.timeout if first is not None else seconds + GRACE) as deadline,
+                self.client.lines(self.resource.path, asked) as lines,
+            ):
+                async for line in lines:
+                    lines_heard += 1
+                    now = asyncio.get_running_loop().time()
+                    if first is not None:
+                        first = self._first(first, self._event(line))
+                        deadline.reschedule(
+                            now + (self.client.timeout if first is not None else seconds + GRACE)
+                        )
+                    else:
+                        self._heard(self._event(line))
+        except TimeoutError:
+            raise Unavailable("the watch has stopped without an end", subject=self.resource.path) from None
         if first is not None:
             raise Unavailable("the first set broke off", subject=self.resource.path)
+        if not lines_heard and self.clock() - began < SHORT:
+            raise Unavailable("the watch ended at once", subject=self.resource.path)
+
+    def _event(self, line: bytes) -> _Event:
+        event = self.client.decode(line, _Event)
+        if event.type == "ERROR":
+            raise _refusal(self.client.decode(event.object, Status), self.resource.path)
+        return event
+
+    def _first(self, known: _First[T], event: _Event) -> _First[T] | None:
+        """One event of the first set, changes in between included; None when the set is whole."""
+        meta = self.client.decode(event.object, _Bookmark).metadata
+        key = meta.namespace, meta.name
+        if event.type == "BOOKMARK":
+            if (meta.annotations or {}).get(INITIAL_EVENTS_END) != "true":
+                return known
+            self._heard_all([each for each in known.values() if each is not None], meta.resource_version)
+            return None
+        if event.type == "DELETED":
+            known.pop(key, None)
+        else:
+            known[key] = self._object(event.object)
+        return known
+
+    def _heard(self, event: _Event) -> None:
+        self.trouble = ""
+        known = self._object(event.object) if event.type != "BOOKMARK" else None
+        self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
+        if known is not None:
+            (self.heard.deleted if event.type == "DELETED" else self.heard.changed)(known)
+
+    def _object(self, raw: msgspec.Raw) -> T | None:
+        """None for one that makes no sense: it is said, and the others are followed all the same."""
+        try:
+            return self.client.decode(raw, self.resource.kind)
+        except Unavailable as error:
+            log.error("watching %s: passed over: %s", self.resource.path, error)
+            return None
 
 
 def _is_expired(error: ApiError) -> bool:

@@ -9,6 +9,7 @@ reader and a slow reader holds up nobody else. A connection that stays silent is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import cast
@@ -23,13 +24,17 @@ import h2.settings
 from engine.api.errors import Refused, Unavailable
 
 WINDOW = 256 * 1024
-CONNECTION_WINDOW = 16 * 1024 * 1024
 MAX_STREAMS = 100
+CONNECTION_WINDOW = MAX_STREAMS * WINDOW
 MAX_HEADERS = 64 * 1024
 PING_AFTER = 30.0
 PING_WAIT = 15.0
 
 Headers = Iterable[tuple[str, str]]
+
+
+class NotBegun(Unavailable):
+    """The server says that it has not begun with the request: it may be sent again."""
 
 
 class Exchange:
@@ -41,6 +46,7 @@ class Exchange:
     def __init__(self, connection: Http2Connection, stream: int) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
+        self.sent = False
         self._connection = connection
         self._stream = stream
         self._waiting: deque[tuple[bytes, int]] = deque()  # data, and what it takes of the window
@@ -56,9 +62,10 @@ class Exchange:
 
     def close(self) -> None:
         """Let go of the rest of the answer."""
-        self._connection.release(self._stream, finished=self._ended)
-        self._ended = True
+        unread = sum(size for _, size in self._waiting)
         self._waiting.clear()
+        self._connection.release(self._stream, unread, finished=self._ended and self.sent)
+        self._ended = True
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises Unavailable when it breaks off."""
@@ -137,7 +144,8 @@ class Exchange:
 class Http2Connection(asyncio.Protocol):
     """A connection that speaks HTTP/2 from its first byte (TLS with ALPN `h2`, or prior knowledge).
 
-    `peer` names the server in errors; `on_lost` is told once when it can take no more requests.
+    `peer` names the server in errors; `on_lost` is told once when it can take no more requests. The
+    server's settings are known, and so its limit of streams, when `wait_until_ready` returns.
     """
 
     def __init__(self, peer: str, on_lost: Callable[[Http2Connection], None]) -> None:
@@ -147,7 +155,10 @@ class Http2Connection(asyncio.Protocol):
         self._h2 = h2.connection.H2Connection(
             h2.config.H2Configuration(client_side=True, header_encoding=None, validate_inbound_headers=True)
         )
+        self._h2.state_machine = _LivesOnAfterGoAway()
         self._exchanges: dict[int, Exchange] = {}
+        self._ready = asyncio.Event()
+        self._lost: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._heard = self._loop.time()
@@ -166,6 +177,12 @@ class Http2Connection(asyncio.Protocol):
     def idle(self) -> bool:
         return not self._exchanges
 
+    async def wait_until_ready(self) -> None:
+        """Raises Unavailable when the connection is lost before it works."""
+        await self._ready.wait()
+        if self._lost is not None:
+            raise self._lost
+
     async def request(
         self, method: str, path: str, headers: Headers, authority: str, body: bytes
     ) -> Exchange:
@@ -181,8 +198,7 @@ class Http2Connection(asyncio.Protocol):
             fixed = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
             self._h2.send_headers(stream, [*fixed, *headers], end_stream=not body)
             self._flush()
-            if body:
-                await self._send(stream, exchange, body)
+            exchange.sent = not body or await self._send(stream, exchange, body)
             await exchange.wait_for_head()
         except h2.exceptions.ProtocolError as error:
             exchange.close()
@@ -192,41 +208,37 @@ class Http2Connection(asyncio.Protocol):
             raise
         return exchange
 
-    async def _send(self, stream: int, exchange: Exchange, body: bytes) -> None:
+    async def _send(self, stream: int, exchange: Exchange, body: bytes) -> bool:
+        """Whether the server wanted all of the body."""
         at = 0
         while at < len(body):
             room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
             if room <= 0:
                 if not await exchange.wait_for_room():
-                    return
+                    return False
                 continue
             piece = body[at : at + room]
             at += len(piece)
             self._h2.send_data(stream, piece, end_stream=at == len(body))
             self._flush()
+        return True
 
     # What an exchange tells
 
     def taken(self, stream: int, size: int) -> None:
         """`size` bytes of a stream's window have been read: the server may send as many again."""
         if self._transport is not None and size:
-            try:
-                self._h2.acknowledge_received_data(size, stream)
-            except (h2.exceptions.StreamClosedError, KeyError):
-                self._h2.acknowledge_received_data(size, 0)
-            except h2.exceptions.ProtocolError:
-                return
+            self._h2.acknowledge_received_data(size, stream)
             self._flush()
 
-    def release(self, stream: int, *, finished: bool) -> None:
+    def release(self, stream: int, unread: int, *, finished: bool) -> None:
         if self._exchanges.pop(stream, None) is None:
             return
         if not finished and self._transport is not None and not self._transport.is_closing():
-            try:
+            with contextlib.suppress(h2.exceptions.ProtocolError):
                 self._h2.reset_stream(stream, h2.errors.ErrorCodes.CANCEL)
-            except h2.exceptions.ProtocolError:
-                return
             self._flush()
+        self.taken(stream, unread)
         if not self.usable and not self._exchanges:
             self.close()
 
@@ -257,7 +269,7 @@ class Http2Connection(asyncio.Protocol):
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW)
         self._flush()
-        self._watch()
+        self._look_again_in(PING_AFTER)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
@@ -295,7 +307,9 @@ class Http2Connection(asyncio.Protocol):
             case h2.events.StreamEnded():
                 self._of(event.stream_id, Exchange.end)
             case h2.events.StreamReset():
-                error = Unavailable(f"the server reset the request ({event.error_code!s})", subject=self.peer)
+                refused = event.error_code == h2.errors.ErrorCodes.REFUSED_STREAM
+                text = f"the server reset the request ({event.error_code!s})"
+                error = (NotBegun if refused else Unavailable)(text, subject=self.peer)
                 self._of(event.stream_id, lambda e: e.fail(error))
             case h2.events.WindowUpdated():
                 if event.stream_id:
@@ -303,6 +317,7 @@ class Http2Connection(asyncio.Protocol):
                 else:
                     self._wake_all()
             case h2.events.RemoteSettingsChanged():
+                self._ready.set()
                 self._wake_all()
             case h2.events.ConnectionTerminated():
                 self._going_away(event.last_stream_id)
@@ -319,10 +334,12 @@ class Http2Connection(asyncio.Protocol):
         """GOAWAY: what the server has not begun will not be answered, the rest may end."""
         for stream, exchange in list(self._exchanges.items()):
             if stream > (last or 0):
-                exchange.fail(Unavailable("the server goes away", subject=self.peer))
+                exchange.fail(NotBegun("the server goes away", subject=self.peer))
         self.retire()
 
     def _fail(self, error: Exception) -> None:
+        self._lost = self._lost or error
+        self._ready.set()
         for exchange in list(self._exchanges.values()):
             exchange.fail(error)
         self.close()
@@ -341,18 +358,29 @@ class Http2Connection(asyncio.Protocol):
             if data:
                 self._transport.write(data)
 
-    def _watch(self) -> None:
-        self._watchdog = self._loop.call_later(PING_WAIT if self._pinged else PING_AFTER, self._look)
+    def _look_again_in(self, seconds: float) -> None:
+        self._watchdog = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
         if self._transport is None:
             return
-        silent = self._loop.time() - self._heard
-        if self._pinged and silent >= PING_AFTER:
+        quiet_for = self._loop.time() - self._heard
+        if quiet_for < PING_AFTER:
+            self._look_again_in(PING_AFTER - quiet_for)
+        elif self._pinged:
             self._fail(Unavailable("no answer to a ping", subject=self.peer))
-            return
-        if silent >= PING_AFTER:
+        else:
             self._pinged = True
             self._h2.ping(b"kubengin")
             self._flush()
-        self._watch()
+            self._look_again_in(PING_WAIT)
+
+
+class _LivesOnAfterGoAway(h2.connection.H2ConnectionStateMachine):
+    """The answers under way may still end after a GOAWAY (RFC 9113, 6.8); h2 would refuse every frame."""
+
+    def process_input(self, input_: h2.connection.ConnectionInputs) -> list[h2.events.Event]:
+        if input_ is h2.connection.ConnectionInputs.RECV_GOAWAY:
+            return []
+        events: list[h2.events.Event] = super().process_input(input_)
+        return events

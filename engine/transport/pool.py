@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.api.errors import Unavailable
-from engine.transport.http2 import Exchange, Headers, Http2Connection
+from engine.transport.http2 import Exchange, Headers, Http2Connection, NotBegun
 
 CONNECT_SECONDS = 10.0
 MAX_CONNECTIONS = 32
+TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,14 @@ class Http2Pool:
         self._opening = asyncio.Lock()
 
     async def request(self, method: str, path: str, headers: Headers, body: bytes = b"") -> Exchange:
-        """One exchange, its head answered. Raises Unavailable; the deadline is the caller's."""
+        """One exchange, its head answered. Raises Unavailable; the deadline is the caller's.
+
+        What the server has not begun with is sent again on another connection.
+        """
+        for _ in range(TRIES - 1):
+            connection = self._with_room() or await self._open()
+            with contextlib.suppress(NotBegun):
+                return await connection.request(method, path, headers, self.server.authority, body)
         connection = self._with_room() or await self._open()
         return await connection.request(method, path, headers, self.server.authority, body)
 
@@ -82,16 +91,20 @@ class Http2Pool:
         server, context = self.server, self._context()
         loop = asyncio.get_running_loop()
         name = server.name or server.host
-        transport: asyncio.BaseTransport | None
+        transport: asyncio.Transport | None
         if server.proxy is None:
             transport, protocol = await loop.create_connection(
                 self._make, server.host, server.port, ssl=context, server_hostname=name
             )
         else:
             raw, waiting = await loop.create_connection(lambda: _Tunnel(server.authority), *server.proxy)
-            await waiting.opened
-            protocol = self._make()
-            transport = await loop.start_tls(raw, protocol, context, server_hostname=name)
+            try:
+                await waiting.opened
+                protocol = self._make()
+                transport = await loop.start_tls(raw, protocol, context, server_hostname=name)
+            except BaseException:
+                raw.close()
+                raise
             if transport is None:
                 raise Unavailable("the proxy closed the tunnel", subject=server.authority)
             protocol.connection_made(transport)
@@ -99,6 +112,11 @@ class Http2Pool:
         if spoken != "h2":
             transport.close()
             raise Unavailable(f"the server speaks {spoken or 'HTTP/1'}, not HTTP/2", subject=server.authority)
+        try:
+            await protocol.wait_until_ready()
+        except BaseException:
+            transport.abort()
+            raise
         return protocol
 
     def _make(self) -> Http2Connection:

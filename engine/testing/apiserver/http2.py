@@ -74,15 +74,19 @@ class Answer:
 
 
 class ServerConnection(asyncio.Protocol):
-    """`serve` answers each request in a task of its own, cancelled when the client lets go."""
+    """`serve` answers each request in a task of its own, cancelled when the client lets go.
+
+    While it is open it stands in `open_ones`; a connection whose handshake fails never does.
+    """
 
     def __init__(
-        self, number: int, serve: Serve, *, max_streams: int, gone: Callable[[ServerConnection], None]
+        self, number: int, serve: Serve, *, max_streams: int, open_ones: set[ServerConnection]
     ) -> None:
         self.number = number
+        self.lost = asyncio.Event()
         self._serve = serve
         self._max_streams = max_streams
-        self._gone = gone
+        self._open_ones = open_ones
         self._h2 = h2.connection.H2Connection(
             h2.config.H2Configuration(client_side=False, header_encoding="latin-1")
         )
@@ -135,15 +139,16 @@ class ServerConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def go_away(self) -> None:
+        """GOAWAY: what has begun is answered; h2 itself would send nothing more."""
         if self._transport is not None:
-            self._h2.close_connection(last_stream_id=self._h2.highest_inbound_stream_id)
-            self._flush()
-            self._transport.close()
+            last = self._h2.highest_inbound_stream_id
+            self._transport.write(bytes([0, 0, 8, 7, 0, 0, 0, 0, 0]) + last.to_bytes(4) + bytes(4))
 
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._open_ones.add(self)
         certificate = transport.get_extra_info("peercert") or {}
         names = dict(pair for group in certificate.get("subject", ()) for pair in group)
         self._common_name = names.get("commonName", "")
@@ -177,7 +182,8 @@ class ServerConnection(asyncio.Protocol):
         self._transport = None
         for stream in list(self._streams):
             self._let_go(stream)
-        self._gone(self)
+        self._open_ones.discard(self)
+        self.lost.set()
 
     # Inside
 

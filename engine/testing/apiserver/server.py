@@ -90,7 +90,6 @@ class ApiServer:
         self._connections: set[ServerConnection] = set()
         self._made = 0
         self._kubeconfigs = 0
-        self._nobody = asyncio.Event()
         self._watching: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
@@ -113,10 +112,10 @@ class ApiServer:
         if self._server is not None:
             self._server.close()
         self._socket.close()
+        connections = list(self._connections)
         self.disconnect()
-        if self._connections:
-            self._nobody.clear()
-            await self._nobody.wait()
+        for connection in connections:
+            await connection.lost.wait()
 
     @property
     def url(self) -> str:
@@ -231,14 +230,9 @@ class ApiServer:
 
     def _connect(self) -> ServerConnection:
         self._made += 1
-        connection = ServerConnection(self._made, self._serve, max_streams=self._max_streams, gone=self._gone)
-        self._connections.add(connection)
-        return connection
-
-    def _gone(self, connection: ServerConnection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
-            self._nobody.set()
+        return ServerConnection(
+            self._made, self._serve, max_streams=self._max_streams, open_ones=self._connections
+        )
 
     async def _serve(self, request: Request, answer: Answer) -> None:
         url = urlsplit(request.path)

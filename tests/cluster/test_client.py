@@ -1,0 +1,240 @@
+"""Calls to an API server that is well, and to one that is not."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import Unavailable
+from engine.cluster.client import ApiClient, ApiError
+from engine.testing.apiserver import ApiServer, Fault
+from engine.transport.http2 import WINDOW
+from tests.cluster.conftest import Connect
+
+SECRETS = "/api/v1/namespaces/default/secrets"
+Object = dict[str, Any]
+
+
+def put(server: ApiServer, name: str = "s", **fields: Any) -> None:
+    server.create(SECRETS, {"metadata": {"name": name}, **fields})
+
+
+async def test_many_requests_share_one_connection(server: ApiServer, client: ApiClient):
+    put(server)
+    await client.get(f"{SECRETS}/s", Object)
+    await asyncio.gather(*(client.get(f"{SECRETS}/s", Object) for _ in range(60)))
+    assert {seen.connection for seen in server.requests} == {1}
+    assert {seen.user for seen in server.requests} == {"system:node:n1"}
+
+
+async def test_a_servers_limit_of_streams_asks_for_another_connection(tmp_path: Path, connect: Connect):
+    async with ApiServer(tmp_path, max_streams=3) as server:
+        client = connect(server.kubeconfig("system:node:n1"))
+        put(server)
+        server.fail(None, delay=0.1, times=None)
+        await asyncio.gather(*(client.get(f"{SECRETS}/s", Object) for _ in range(8)))
+        assert server.open_connections == 3
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED])
+async def test_a_broken_answer_is_unavailable_and_the_next_call_works(
+    server: ApiServer, client: ApiClient, fault: Fault
+):
+    put(server)
+    await client.get(f"{SECRETS}/s", Object)
+    server.fail(fault)
+    with pytest.raises(Unavailable):
+        await client.get(f"{SECRETS}/s", Object)
+    assert (await client.get(f"{SECRETS}/s", Object))["metadata"]["name"] == "s"
+
+
+@pytest.mark.parametrize("fault", [Fault.HANG, Fault.FREEZE])
+async def test_no_answer_ends_at_the_deadline(server: ApiServer, connect: Connect, fault: Fault):
+    hurried = connect(server.kubeconfig("system:node:n1"), 0.3)
+    server.fail(fault)
+    with pytest.raises(Unavailable, match="no answer within"):
+        await hurried.get(f"{SECRETS}/s", Object)
+    server.fail(fault)
+    with pytest.raises(Unavailable, match="no answer within"):
+        async with hurried.lines(SECRETS, {"watch": "1"}):
+            pass
+
+
+async def test_a_refusal_says_code_and_reason(server: ApiServer, client: ApiClient):
+    for code, reason in ((403, "Forbidden"), (500, "InternalError"), (410, "Expired")):
+        server.fail(code)
+        with pytest.raises(ApiError) as refusal:
+            await client.get(SECRETS, Object)
+        assert (refusal.value.code, refusal.value.reason) == (code, reason)
+
+
+async def test_a_busy_server_is_asked_again(server: ApiServer, client: ApiClient):
+    put(server)
+    server.fail(429, retry_after=0, times=2)
+    client.timeout = 10
+    await client.get(f"{SECRETS}/s", Object)
+    assert [seen.status for seen in server.requests] == [429, 429, 200]
+
+
+async def test_a_token_file_is_read_again_after_a_401(server: ApiServer, connect: Connect, tmp_path: Path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+    server.tokens["old"] = "agent"
+    client = connect(server.kubeconfig("agent", token_file=token))
+    await client.get(SECRETS, Object)
+    server.tokens = {"new": "agent"}
+    with pytest.raises(ApiError, match="Unauthorized"):
+        await client.get(SECRETS, Object)
+    token.write_text("new\n")
+    await client.get(SECRETS, Object)
+    assert [seen.status for seen in server.requests] == [200, 401, 401, 401, 200]
+
+
+async def test_a_burst_of_401_runs_the_plugin_once(server: ApiServer, connect: Connect, tmp_path: Path):
+    runs, plugin = tmp_path / "runs", tmp_path / "plugin"
+    plugin.write_text(
+        f"#!/bin/sh\necho run >> {runs}\n"
+        'echo "{\\"kind\\": \\"ExecCredential\\", \\"status\\": {\\"token\\": \\"t$(wc -l < '
+        f'{runs})\\"}}}}"\n'
+    )
+    plugin.chmod(0o700)
+    path = server.kubeconfig("agent", token="unused")
+    config = json.loads(path.read_text())
+    config["users"][0]["user"] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(plugin)}
+    }
+    path.write_text(json.dumps(config))
+    client = connect(path)
+    server.tokens = {"t1": "agent"}
+    await client.get(SECRETS, Object)
+    server.tokens = {"t2": "agent"}
+    await asyncio.gather(*(client.get(SECRETS, Object) for _ in range(20)))
+    assert runs.read_text().count("run") == 2
+
+
+async def test_a_rotated_certificate_brings_new_connections(
+    server: ApiServer, tmp_path: Path, connect: Connect
+):
+    path = server.kubeconfig("system:node:n1")
+    user = json.loads(path.read_text())["users"][0]["user"]
+    client = connect(path)
+    now = 0.0
+    client._credentials._clock = lambda: now
+    await client.get(SECRETS, Object)
+    other = server.authority.issue("system:node:n1", organization="system:nodes")
+    Path(user["client-certificate"]).write_bytes(other.certificate.read_bytes())
+    now += 60
+    await client.get(SECRETS, Object)  # the key is not yet the certificate's: the old ones stay
+    Path(user["client-key"]).write_bytes(other.key.read_bytes())
+    now += 60
+    await client.get(SECRETS, Object)
+    assert [seen.connection for seen in server.requests] == [1, 1, 2]
+
+
+async def test_an_expired_certificate_is_said(server: ApiServer, connect: Connect):
+    client = connect(server.kubeconfig("system:node:n1"))
+    names = "IP:127.0.0.1"
+    good = server._pair
+    await server.use_certificate(server.authority.issue("server", alternatives=names, expired=True))
+    with pytest.raises(Unavailable, match=r"(?i)certificate.*verify.*failed"):
+        await client.get(SECRETS, Object)
+    await server.use_certificate(good)
+    await client.get(SECRETS, Object)
+    path = server.kubeconfig("system:node:n1")
+    config = json.loads(path.read_text())
+    expired = server.authority.issue("system:node:n1", expired=True)
+    config["users"][0]["user"] = {
+        "client-certificate-data": base64.b64encode(expired.certificate.read_bytes()).decode(),
+        "client-key-data": base64.b64encode(expired.key.read_bytes()).decode(),
+    }
+    path.write_text(json.dumps(config))
+    with pytest.raises(Unavailable, match=r"(?i)certificate.expired|connection"):
+        await connect(path).get(SECRETS, Object)
+
+
+async def test_answers_under_way_end_after_a_goaway(server: ApiServer, client: ApiClient):
+    put(server)
+    async with client.lines(SECRETS, {"watch": "1"}) as lines:
+        assert b"ADDED" in await anext(lines)
+        server.fail(Fault.GO_AWAY)
+        await client.get(f"{SECRETS}/s", Object)
+        await client.get(f"{SECRETS}/s", Object)
+        put(server, "later")
+        assert b"later" in await anext(lines)
+    assert [seen.connection for seen in server.requests] == [1, 1, 2]
+
+
+async def test_a_slow_reader_holds_no_more_than_its_window_and_nobody_up(
+    server: ApiServer, client: ApiClient
+):
+    put(server)
+    text = "x" * (1 << 20)
+    async with client.lines(SECRETS, {"watch": "1"}) as lines:
+        assert b"ADDED" in await anext(lines)
+        for number in range(50):
+            put(server, f"big{number}", data=text)
+        await client.get(f"{SECRETS}/s", Object)
+        (connection,) = client._pool._connections
+        held = [sum(size for _, size in each._waiting) for each in connection._exchanges.values()]
+        assert 0 < sum(held) <= WINDOW
+        read = 0
+        async for line in lines:
+            read += len(line)
+            if b"big49" in line:
+                break
+        assert read > 50 << 20
+
+
+async def test_watches_that_are_let_go_give_their_window_back(
+    server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.transport.http2.CONNECTION_WINDOW", WINDOW)
+    put(server, "big", data="x" * (1 << 20))
+    for _ in range(5):
+        async with client.lines(SECRETS, {"watch": "1"}):
+            await _until(lambda: any(e._waiting for e in client._pool._connections[0]._exchanges.values()))
+    client.timeout = 5
+    assert len((await client.get(f"{SECRETS}/big", Object))["data"]) == 1 << 20
+    assert {seen.connection for seen in server.requests} == {1}
+
+
+async def test_cancelled_calls_leave_nothing_behind(server: ApiServer, client: ApiClient):
+    await client.get(SECRETS, Object)
+    server.fail(Fault.HANG, times=None)
+    calls = [asyncio.create_task(client.get(SECRETS, Object)) for _ in range(20)]
+    await _until(lambda: len(server.requests) == 21)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    (connection,) = client._pool._connections
+    assert connection.idle
+    assert connection.room == 100
+    server.heal()
+    await client.get(SECRETS, Object)
+
+
+async def test_a_silent_connection_is_given_up(
+    server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.transport.http2.PING_AFTER", 0.2)
+    monkeypatch.setattr("engine.transport.http2.PING_WAIT", 0.2)
+    put(server)
+    async with client.lines(SECRETS, {"watch": "1"}) as lines:
+        assert b"ADDED" in await anext(lines)
+        server.fail(Fault.FREEZE)
+        with pytest.raises(Unavailable, match="no answer to a ping"):
+            await client.get(f"{SECRETS}/s", Object)
+        with pytest.raises(Unavailable, match="no answer to a ping"):
+            await anext(lines)
+    await client.get(f"{SECRETS}/s", Object)
+
+
+async def _until(holds: Any) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
+            await asyncio.sleep(0.01)

@@ -1,0 +1,208 @@
+"""Following a list through everything that may happen to a watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from engine.api.pod import Pod
+from engine.cluster.client import ApiClient
+from engine.cluster.watching import Heard, Resource, Watch
+from engine.testing.apiserver import ApiServer, Fault
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def pod(name: str, node: str = "n1") -> dict[str, Any]:
+    spec = {"nodeName": node, "containers": [{"name": "c", "image": "i"}]}
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+class Follower:
+    """What a watch of the pods of n1 has told."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.sets = 0
+        self.pauses = 0
+        heard = Heard(self._replaced, self._changed, self._deleted)
+        resource = Resource("/api/v1/pods", Pod, "spec.nodeName=n1")
+        self.watch = Watch(client, resource, heard, pause=self._pause)
+
+    async def _pause(self, seconds: float) -> None:
+        self.pauses += 1
+        await asyncio.sleep(0.01)
+
+    def _replaced(self, pods: Any) -> None:
+        self.sets += 1
+        self.pods = {each.metadata.name: each for each in pods}
+
+    def _changed(self, each: Pod) -> None:
+        self.pods[each.metadata.name] = each
+
+    def _deleted(self, each: Pod) -> None:
+        del self.pods[each.metadata.name]
+
+    async def until(self, *names: str) -> None:
+        await until(lambda: self.pods.keys() == set(names))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def follower(client: ApiClient) -> AsyncIterator[Follower]:
+    made = Follower(client)
+    task = asyncio.create_task(made.watch.run())
+    yield made
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture(params=["streaming lists", "lists"])
+def server_of_both_kinds(server: ApiServer, request: pytest.FixtureRequest) -> ApiServer:
+    server.streaming_lists = request.param == "streaming lists"
+    return server
+
+
+async def test_the_first_set_and_every_change_are_heard(server_of_both_kinds: ApiServer, follower: Follower):
+    server = server_of_both_kinds
+    server.create(PODS, pod("a"))
+    server.create(PODS, pod("elsewhere", "n2"))
+    await follower.watch.synced.wait()
+    await follower.until("a")
+    server.create(PODS, pod("b"))
+    server.create(PODS, pod("elsewhere2", "n2"))
+    await follower.until("a", "b")
+    server.delete(f"{PODS}/a", grace=0)
+    await follower.until("b")
+    assert follower.sets == 1
+
+
+async def test_a_clean_end_goes_on_from_the_last_version(server: ApiServer, follower: Follower):
+    await follower.watch.synced.wait()
+    server.create(PODS, pod("a"))
+    await follower.until("a")
+    server.end_watches()
+    await until(lambda: len(server.requests) == 2)
+    server.create(PODS, pod("b"))
+    await follower.until("a", "b")
+    assert (follower.sets, follower.pauses) == (1, 0)
+
+
+async def test_a_forgotten_version_brings_the_set_anew(server_of_both_kinds: ApiServer, follower: Follower):
+    server = server_of_both_kinds
+    server.create(PODS, pod("a"))
+    await follower.until("a")
+    server.fail(Fault.HANG, times=None)
+    server.disconnect()
+    server.create(PODS, pod("b"))
+    server.delete(f"{PODS}/a", grace=0)
+    server.objects.compact()
+    server.heal()
+    server.disconnect()
+    await follower.until("b")
+    assert follower.sets == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED, 500, 503, 401, 403])
+async def test_trouble_is_lived_through(server: ApiServer, follower: Follower, fault: Fault | int):
+    server.create(PODS, pod("a"))
+    server.fail(fault, times=4)
+    await follower.until("a")
+    server.disconnect()
+    server.create(PODS, pod("b"))
+    await follower.until("a", "b")
+    assert follower.sets == 1
+    assert all("sendInitialEvents" in seen.params for seen in server.requests[:3])
+
+
+@pytest.mark.parametrize("code", [410, 200])
+async def test_a_server_that_always_refuses_or_ends_is_not_asked_without_pause(
+    server: ApiServer, follower: Follower, code: int
+):
+    if code == 410:
+        server.fail(410, times=None)
+    else:
+        await follower.watch.synced.wait()
+        server.fail(Fault.HANG, times=None)
+        server.disconnect()
+        await until(lambda: len(server.requests) >= 2)
+        server.heal()
+        server.bookmark_seconds = 1000
+        server.fail(None, times=None)
+        for _ in range(20):
+            server.end_watches()
+            await asyncio.sleep(0.02)
+    await until(lambda: follower.pauses > 3 or code == 200)
+    asked = sum(seen.path == "/api/v1/pods" for seen in server.requests)
+    assert asked <= 2 * (follower.pauses + 2)
+
+
+async def test_what_changes_during_the_first_set_is_in_it(client: ApiClient, server: ApiServer):
+    lines = [
+        ("ADDED", pod("a")),
+        ("ADDED", pod("b")),
+        ("MODIFIED", pod("a", "n1")),
+        ("DELETED", pod("b")),
+    ]
+    heard: list[list[str]] = []
+    watch = Watch(
+        client,
+        Resource("/api/v1/pods", Pod),
+        Heard(lambda pods: heard.append([p.metadata.name for p in pods]), print, print),
+    )
+    first: Any = {}
+    for type_, value in lines:
+        first = watch._first(first, watch._event(_line(type_, value)))
+    mark = {"metadata": {"resourceVersion": "7", "annotations": {"k8s.io/initial-events-end": "true"}}}
+    assert watch._first(first, watch._event(_line("BOOKMARK", mark))) is None
+    assert heard == [["a"]]
+
+
+async def test_an_object_that_makes_no_sense_hides_no_other(server: ApiServer, follower: Follower):
+    server.create(PODS, {"metadata": {"name": "odd"}, "spec": {"nodeName": "n1", "containers": "none"}})
+    server.create(PODS, pod("a"))
+    await follower.until("a")
+    server.create(PODS, {"metadata": {"name": "odder"}, "spec": {"nodeName": "n1", "containers": 7}})
+    server.create(PODS, pod("b"))
+    await follower.until("a", "b")
+    assert follower.pauses == 0
+
+
+async def test_bookmarks_move_the_version(server: ApiServer, client: ApiClient):
+    server.bookmark_seconds = 0.02
+    follower = Follower(client)
+    task = asyncio.create_task(follower.watch.run())
+    await follower.watch.synced.wait()
+    server.create(PODS, pod("elsewhere", "n2"))
+    await until(lambda: follower.watch._version == str(server.objects.version))
+    server.objects.compact()
+    server.end_watches()
+    server.create(PODS, pod("a"))
+    await follower.until("a")
+    assert follower.sets == 1
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_watch_that_is_cancelled_lets_its_stream_go(server: ApiServer, client: ApiClient):
+    follower = Follower(client)
+    task = asyncio.create_task(follower.watch.run())
+    await follower.watch.synced.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    (connection,) = client._pool._connections
+    assert connection.idle
+
+
+def _line(type_: str, value: dict[str, Any]) -> bytes:
+    import json
+
+    return json.dumps({"type": type_, "object": value}).encode()
