@@ -110,3 +110,16 @@ class PodStatus(Struct):
     resource_claim_statuses: list[dict[str, Any]] | None = None
     resources: ResourceAmounts | None = None
     allocated_resources: dict[str, Quantity] | None = None
+
+
+_OWN_CONDITIONS = frozenset(
+    (
+        "PodScheduled", "Initialized", "ContainersReady", "Ready", "PodReadyToStartContainers",
+        "PodResizePending", "PodResizeInProgress", "AllContainersRestarting",
+    )
+)  # fmt: skip
+
+
+def is_own_condition(kind: str) -> bool:
+    """Whether the node alone says it; conditions of other types are kept as they are (kubelet v1.36)."""
+    return kind in _OWN_CONDITIONS

@@ -42,6 +42,8 @@ def container_environment(
 ) -> dict[str, str]:
     """Variables in order; each may refer to those before it. Raises `InvalidInput`."""
     variables: dict[str, str] = {}
+    if container.env_from:
+        raise InvalidInput("envFrom: config maps and secrets are not supported yet", subject=pod.full_name)
     for variable in container.env or []:
         if variable.value_from is not None:
             value = _from_source(pod, container, variable.value_from, pod_ips, host_ip, allocatable)
@@ -63,7 +65,9 @@ def _from_source(
         return field_value(pod, source.field_ref.field_path, pod_ips=pod_ips, host_ip=host_ip)
     if source.resource_field_ref is not None:
         return resource_value(pod, source.resource_field_ref, container, allocatable)
-    raise InvalidInput("valueFrom needs an API server", subject=pod.full_name)
+    raise InvalidInput(
+        "valueFrom: config maps, secrets and files are not supported yet", subject=pod.full_name
+    )
 
 
 def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ip: str = "") -> str:

@@ -1,4 +1,4 @@
-"""A node's place in a cluster: its Node object, its lease and its events, kept at an API server.
+"""A node's place in a cluster: its Node object, its lease, its events and its pods, kept at an API server.
 
 Beside the node, never in its way: pods run on while the server is away.
 """
@@ -6,9 +6,11 @@ Beside the node, never in its way: pods run on while the server is away.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.api.events import Event
+from engine.api.pod import Pod
 from engine.api.version import engine_version
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
@@ -16,12 +18,16 @@ from engine.cluster.event_writer import EventWriter
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_keeper import NodeKeeper
+from engine.node.api_pods import ApiPods
 from engine.node.description import NodeDescription
+from engine.node.desired import API, MANIFESTS, WantedPods
 from engine.node.setting import Setting
 
 
 class Membership:
     """One API server and user, from a kubeconfig. `start` returns at once; what fails is tried again."""
+
+    sources: Sequence[str] = (MANIFESTS, API)
 
     def __init__(
         self,
@@ -53,6 +59,8 @@ class Membership:
             clock=clock,
         )
         self._events = EventWriter(self._client, name)
+        self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid)
+        self._follow = tasks.task("cluster-pods")
         self._tasks = [
             (tasks.task("node-status"), self._node.run),
             (tasks.task("node-lease"), self._lease.run),
@@ -63,7 +71,18 @@ class Membership:
         for task, work in self._tasks:
             task.start(work)
 
+    def follow_pods(self, pods: WantedPods) -> None:
+        """The API's pods come to the node from now on, and their status goes back."""
+        self._pods.serve(pods)
+        self._follow.start(self._pods.run)
+
+    async def leave_pods(self) -> None:
+        """What the API says of pods is heard no more."""
+        await self._follow.stop()
+
     async def stop(self) -> None:
+        await self.leave_pods()
+        await self._pods.stop()
         for task, _ in self._tasks:
             await task.stop()
         self._client.close()
@@ -71,6 +90,18 @@ class Membership:
     def tell(self, event: Event) -> None:
         """An event for the API server."""
         self._events.take(event)
+
+    def manifests_changed(self, pods: Sequence[Pod]) -> None:
+        """The pods that manifests want here, which the API shows as mirrors."""
+        self._pods.manifests_changed(pods)
+
+    def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
+        """A pod's status is another one; `may_run`: something of it runs, or will."""
+        self._pods.pod_changed(pod, may_run=may_run)
+
+    def pod_gone(self, pod: Pod) -> None:
+        """Nothing of a pod is left."""
+        self._pods.pod_gone(pod)
 
     def conditions_changed(self) -> None:
         """The node's status is looked at now, not in its time."""

@@ -20,12 +20,16 @@ from engine.api.errors import KubengineError
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
+from engine.api.qos import is_static
+from engine.api.status import PodCondition
 from engine.cri.records import PodRecord
 from engine.node.actions import pod_is_finished
+from engine.node.desired import LEAST_GRACE_SECONDS, MANIFESTS
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.pod.life import PodLife, State
 from engine.node.services import Services
 from engine.node.static_uids import StaticUids
+from engine.node.status import FAILED, SUCCEEDED
 from engine.node.worker import PodWorker
 
 log = logging.getLogger("kubengine.pods")
@@ -36,11 +40,12 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class NodePods:
-    """`uids` keeps what manifest a pod came from, once it is taken."""
+    """`uids` keeps what manifest a pod came from, once it is taken. What no source wants is ended once each
+    source of the node has been read."""
 
     def __init__(self, services: Services, gatekeeper: Gatekeeper, uids: StaticUids) -> None:
-        self.known = False
-        """Whether every source has been read once."""
+        self._wanted: dict[str, set[str]] = {source: set() for source in services.belonging.sources}
+        self._unseen = set(self._wanted)
         self._services = services
         self._gatekeeper = gatekeeper
         self._uids = uids
@@ -59,33 +64,73 @@ class NodePods:
 
     async def remove_all(self) -> None:
         """Ends every pod and waits until nothing is left of any."""
-        self.set_desired([])
+        for source in self._wanted:
+            self.set_desired([], source)
         await asyncio.gather(*(worker.wait_gone() for worker in list(self._workers.values())))
 
-    def set_desired(self, pods: Sequence[Pod]) -> None:
-        """The whole list of pods that should be here."""
-        wanted = {pod.uid: pod for pod in pods}
-        self._returning = {uid: pod for uid, pod in self._returning.items() if uid in wanted}
-        for uid, worker in self._workers.items():
-            if uid not in wanted:
-                worker.remove()
-        new = []
-        for uid, pod in wanted.items():
-            known = self._workers.get(uid)
-            if known is None:
-                life = self._life_so_far(pod)
-                if life.state is State.ENTERING:
-                    new.append(pod)
-                else:
-                    self._adopt(pod, life)
-            elif not known.life.wanted:
-                self._returning[uid] = pod
-            elif known.wanted.spec != pod.spec:
-                known.update(pod)
-        self._end_strangers(wanted)
+    @property
+    def known(self) -> bool:
+        """Whether every source has been read once."""
+        return not self._unseen
+
+    def set_desired(self, pods: Sequence[Pod], source: str = MANIFESTS) -> None:
+        """The whole list of pods that one source wants here."""
+        before, self._wanted[source] = self._wanted[source], {pod.uid for pod in pods}
+        for uid in before - self._wanted[source]:
+            self._drop(uid)
+        new = [pod for pod in pods if not self._goes_on(pod)]
+        self._unseen.discard(source)
+        if self.known:
+            self._end_strangers()
         for pod in new:
             self._employ(pod, PodLife())
-        self.known = True
+
+    def put(self, pod: Pod, source: str) -> None:
+        """One pod of a source that is new or has changed."""
+        self._wanted[source].add(pod.uid)
+        if not self._goes_on(pod):
+            self._employ(pod, PodLife())
+
+    def take_out(self, uid: str, source: str, grace: int | None = None) -> None:
+        """A source has a pod no more; `grace` in seconds, the pod's own if None."""
+        self._wanted[source].discard(uid)
+        self._drop(uid, grace)
+
+    def hear(self, uid: str, conditions: Sequence[PodCondition]) -> None:
+        """The conditions that the API has of a pod."""
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.hear(conditions)
+
+    def _drop(self, uid: str, grace: int | None = None) -> None:
+        self._returning.pop(uid, None)
+        worker = self._workers.get(uid)
+        if worker is not None:
+            worker.remove(grace)
+
+    def _goes_on(self, pod: Pod) -> bool:
+        """Whether the pod is here already, or is on its way out; it is brought up to date then."""
+        uid, leaves = pod.uid, pod.metadata.deletion_timestamp is not None
+        known = self._workers.get(uid)
+        if known is None:
+            life = self._life_so_far(pod)
+            if life.state is State.ENTERING and not leaves:
+                return False
+            known = self._adopt(pod, life)
+        elif known.life.wanted:
+            if known.wanted.spec != pod.spec and not (leaves or self._is_refused(known)):
+                known.update(pod)
+            elif known.wanted.metadata != pod.metadata:
+                known.describe(pod.metadata)
+        elif not leaves:
+            self._returning[uid] = pod
+        if leaves:
+            known.remove(max(pod.metadata.deletion_grace_period_seconds or 0, LEAST_GRACE_SECONDS))
+        return True
+
+    def _is_refused(self, worker: PodWorker) -> bool:
+        """A pod of the API that was rejected has failed for good; what a manifest asks for is tried again."""
+        return worker.life.state is State.REJECTED and not is_static(worker.pod)
 
     def runtime_changed(self, uid: str) -> None:
         """The runtime's record of a pod changed."""
@@ -111,12 +156,17 @@ class NodePods:
         for worker in list(self._workers.values()):
             if worker.waits_for_room:
                 worker.notify()
-            elif worker.life.state is State.REJECTED:
+            elif worker.life.state is State.REJECTED and not self._is_refused(worker):
                 worker.retry()
 
     def all(self) -> list[Pod]:
         """Every pod that was asked for, with status, rejected and finished ones included."""
         return [w.pod for w in self._workers.values() if w.pod.spec.containers and not w.gone]
+
+    def get(self, uid: str) -> Pod | None:
+        """The pod as the node has it."""
+        worker = self._workers.get(uid)
+        return worker.pod if worker is not None else None
 
     def active(self) -> list[Pod]:
         """Pods that hold, or will hold, resources of the node."""
@@ -161,14 +211,19 @@ class NodePods:
             pod.status = kept.status or pod.status
             return kept.life
         record = self._services.watch.pod(pod.uid)
+        if pod.status.phase in (SUCCEEDED, FAILED):
+            if not _runs(record):
+                return PodLife(State.FINISHED)
+            return PodLife(State.FAILING, PodEnd(pod.status.reason, pod.status.message))
         return PodLife(State.WORKING if _runs(record) or _has_finished(pod, record) else State.ENTERING)
 
-    def _adopt(self, pod: Pod, life: PodLife) -> None:
+    def _adopt(self, pod: Pod, life: PodLife) -> PodWorker:
         if life.holds and _runs(self._services.watch.pod(pod.uid)):
             self._gatekeeper.adopt(pod)
-        self._employ(pod, life)
+        worker = self._employ(pod, life)
         if life.state is State.WORKING:
             self._accepted(pod)
+        return worker
 
     async def _enter(self, worker: PodWorker) -> None:
         """From asked for to taken. Raises `AdmissionRejected`."""
@@ -199,6 +254,10 @@ class NodePods:
     def _moved_on(self, worker: PodWorker) -> None:
         self._unmeasured.discard(worker)
         self.something_changed()
+        belonging = self._services.belonging
+        belonging.pod_changed(worker.pod, may_run=worker.life.holds)
+        if worker.gone:
+            belonging.pod_gone(worker.pod)
         if not worker.gone:
             return
         uid, name = worker.pod.uid, worker.pod.full_name
@@ -213,7 +272,8 @@ class NodePods:
 
     # Strangers
 
-    def _end_strangers(self, wanted: dict[str, Pod]) -> None:
+    def _end_strangers(self) -> None:
+        wanted = set[str]().union(*self._wanted.values())
         for uid, record in list(self._services.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.config import KubeletConfiguration
@@ -24,6 +24,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.node import machine
 from engine.node.backoff import Backoff
+from engine.node.belonging import Belonging, Standalone
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.host_support import HostSupport, app_armor_enabled
@@ -47,29 +48,6 @@ from engine.node.volumes import PodVolumes
 
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
-
-
-class Belonging(Protocol):
-    """Where the node belongs: `engine.node.membership.Membership` of a cluster, or nowhere."""
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
-
-    def conditions_changed(self) -> None: ...
-
-
-class Standalone:
-    """A node of no cluster."""
-
-    def start(self) -> None:
-        """Nobody is told."""
-
-    async def stop(self) -> None:
-        """Nobody was told."""
-
-    def conditions_changed(self) -> None:
-        """Nobody is told."""
 
 
 class RunningNode:
@@ -139,6 +117,7 @@ class RunningNode:
             node=self.description.current,
             resources=resources,
         )
+        self._belonging = _belong(setting, self.description)
         services = Services(
             node=facts,
             runtime=runtime,
@@ -152,6 +131,7 @@ class RunningNode:
             accounts=gatekeeper,
             probes=Probing(managers.probes, volumes.pod_directory),
             devices=managers.devices,
+            belonging=self._belonging,
             recorder=recorder,
             tasks=tasks,
             backoff=_restart_backoff(config),
@@ -160,7 +140,6 @@ class RunningNode:
         uids = StaticUids(watch.pods.values, volumes.pod_directory)
         self.pods = NodePods(services, gatekeeper, uids)
         self._sources = self._make_sources(uids)
-        self._belonging = self._belong()
 
     def _make_sources(self, uids: StaticUids) -> list[ManifestDirectory]:
         setting, config = self._setting, self._setting.config
@@ -172,22 +151,11 @@ class RunningNode:
             period=config.file_check_frequency,
             clock=setting.clock,
             uids=uids,
-            on_change=self.pods.set_desired,
+            on_change=self._manifests_changed,
             on_fault=self._manifest_fault,
             tasks=setting.tasks,
         )
         return [manifests]
-
-    def _belong(self) -> Belonging:
-        """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
-        setting = self._setting
-        if setting.kubeconfig is None:
-            return Standalone()
-        from engine.node.membership import Membership
-
-        membership = Membership(setting.kubeconfig, setting, self.description)
-        setting.recorder.listen(membership.tell)
-        return membership
 
     # Life
 
@@ -203,7 +171,8 @@ class RunningNode:
             await source.start()
             await source.ready.wait()
         if not self._sources:
-            self.pods.set_desired([])
+            self._manifests_changed([])
+        self._belonging.follow_pods(self.pods)
         await self.managers.start_beside_pods()
         self._reconciler.start(self._reconcile_cgroups)
 
@@ -222,6 +191,7 @@ class RunningNode:
     async def remove_all_pods(self) -> None:
         """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
         await self._stop_sources()
+        await self._belonging.leave_pods()
         await self.pods.remove_all()
         self._cgroups.remove_all(kill=True, wait=2.0)
 
@@ -251,6 +221,10 @@ class RunningNode:
     def _capacity_changed(self) -> None:
         self.managers.admission.set_node(self.description.current())
         self.pods.something_changed()
+
+    def _manifests_changed(self, pods: list[Pod]) -> None:
+        self.pods.set_desired(pods)
+        self._belonging.manifests_changed(pods)
 
     def _manifest_fault(self, error: InvalidInput) -> None:
         self._setting.recorder.node(WARNING, "FailedManifest", str(error))
@@ -307,3 +281,14 @@ def _restart_backoff(config: KubeletConfiguration) -> Backoff:
     if settings is not None and settings.max_container_restart_period is not None:
         return Backoff(most=float(settings.max_container_restart_period))
     return Backoff()
+
+
+def _belong(setting: Setting, description: NodeDescription) -> Belonging:
+    """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
+    if setting.kubeconfig is None:
+        return Standalone()
+    from engine.node.membership import Membership
+
+    membership = Membership(setting.kubeconfig, setting, description)
+    setting.recorder.listen(membership.tell)
+    return membership

@@ -19,6 +19,7 @@ from engine.devices.run_options import DeviceRunOptions
 from engine.host.tasks import Tasks
 from engine.node.actions import Health
 from engine.node.backoff import Backoff
+from engine.node.belonging import Belonging
 from engine.node.image_pull import ImagePuller
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.runtime_health import RuntimeHealth
@@ -105,6 +106,7 @@ class Services:
     accounts: Accounts
     probes: Probes
     devices: Devices
+    belonging: Belonging
     recorder: EventRecorder
     tasks: Tasks
     backoff: Backoff

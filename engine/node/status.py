@@ -20,6 +20,7 @@ from engine.api.status import (
     PodStatus,
     ResourceAmounts,
     VolumeMountStatus,
+    is_own_condition,
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.restart_rules import could_restart_all, pod_restarts, should_restart
@@ -65,8 +66,8 @@ class StatusInputs:
 
 
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
-    """The whole status; transition times are kept from `pod.status` where a condition stays. A pod that was
-    `rejected` has no more than the reason."""
+    """The whole status; transition times are kept from `pod.status` where a condition stays, and so are
+    conditions that others say. A pod that was `rejected` has no more than the reason."""
     if inputs.rejected and inputs.ended is not None:
         reason, message = inputs.ended
         return PodStatus(
@@ -296,12 +297,14 @@ def _conditions(
             PodCondition(type="DisruptionTarget", status="True", reason=reason, message=message)
         )
     known = {condition.type: condition for condition in pod.status.conditions or []}
+    said = {condition.type for condition in conditions}
+    others = [c for c in known.values() if not is_own_condition(c.type) and c.type not in said]
     now = _time(inputs.now)
     for condition in conditions:
         before = known.get(condition.type)
         same = before is not None and before.status == condition.status
         condition.last_transition_time = before.last_transition_time if before is not None and same else now
-    return conditions
+    return [*conditions, *others]
 
 
 def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], phase: str) -> PodCondition:

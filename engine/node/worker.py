@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from engine.api.duration import Duration
 from engine.api.errors import KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
+from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod
-from engine.api.status import ResourceAmounts
+from engine.api.qos import is_static
+from engine.api.status import PodCondition, ResourceAmounts, is_own_condition
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
 from engine.cri.client import NotFound
@@ -77,6 +81,9 @@ class PodWorker:
         self._enter = enter
         self._moved_on = moved_on
         loop = asyncio.get_running_loop()
+        self._grace: int | None = None
+        self._ending = False
+        self._hasten: asyncio.Task[None] | None = None
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._wake = Wake()
@@ -156,9 +163,38 @@ class PodWorker:
             refusal.cancel()
             self._refusals.remove(refusal)
 
-    def remove(self) -> None:
-        """The pod's manifest has gone: end it and leave nothing."""
+    def remove(self, grace: int | None = None) -> None:
+        """Nobody wants the pod any more: end it within `grace` seconds (its own, if None), and leave nothing.
+
+        Told again, only a shorter grace changes anything.
+        """
+        shorter = grace is not None and (self._grace is None or grace < self._grace)
+        if shorter:
+            self._grace = grace
+        if shorter and self.life.state in (State.LEAVING, State.FAILING) and self._ending:
+            self._hasten = asyncio.create_task(self._stop_sooner(), name=f"hasten {self.pod.full_name}")
         self._tell(Event.REMOVE)
+
+    async def _stop_sooner(self) -> None:
+        """Ask the runtime again, while it still waits for the pod's containers."""
+        for container in self._services.watch.pod(self.pod.uid).running:
+            with contextlib.suppress(KubengineError):
+                await self._services.runtime.stop_container(container.id, self._grace or 0)
+
+    def describe(self, metadata: ObjectMeta) -> None:
+        """New labels, annotations or marks of the same pod."""
+        self.pod.metadata = metadata
+        self.wanted.metadata = metadata
+        self._wake.ring()
+
+    def hear(self, conditions: Sequence[PodCondition]) -> None:
+        """Conditions as the API has them: those that others say are taken over."""
+        status = self.pod.status
+        own = [c for c in status.conditions or () if is_own_condition(c.type)]
+        heard = [*own, *(c for c in conditions if not is_own_condition(c.type))]
+        if self.life.wanted and not self.life.final and heard != (status.conditions or []):
+            self.pod.status = msgspec.structs.replace(status, conditions=heard)
+            self._wake.ring()
 
     def _tell(self, event: Event, end: PodEnd | None = None) -> None:
         for action in self.life.tell(event, end):
@@ -473,14 +509,20 @@ class PodWorker:
 
     async def _stop(self) -> None:
         end = self.life.end
-        override = end.grace_period_seconds if end is not None else None
+        given = [
+            g for g in (end.grace_period_seconds if end is not None else None, self._grace) if g is not None
+        ]
         record = await self._services.watch.reread_pod(self.pod.uid)
-        await stop_pod(
-            self.pod,
-            record,
-            self._services,
-            lambda c: override if override is not None else grace_seconds(self.pod, c),
-        )
+        self._ending = True
+        try:
+            await stop_pod(
+                self.pod,
+                record,
+                self._services,
+                lambda c: min(given) if given else grace_seconds(self.pod, c),
+            )
+        finally:
+            self._ending = False
         self._services.cgroups.remove_pod(self.pod.uid)
 
     async def _take_away(self) -> None:
@@ -534,6 +576,7 @@ class PodWorker:
         if current != status:
             self.pod.status = current
             services.probes.remember(self.pod)
+            services.belonging.pod_changed(self.pod, may_run=self.life.holds)
 
     def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
         """What the runtime says that a container has, in the words of its manifest where they agree."""
@@ -549,7 +592,9 @@ class PodWorker:
         )
 
     def _known_start(self) -> float | None:
-        """A running pod of an earlier agent began when its first sandbox did."""
+        """When it began is kept in its status; else a running pod began when its first sandbox did."""
+        if not is_static(self.pod) and self.pod.status.start_time is not None:
+            return self.pod.status.start_time.timestamp()
         sandboxes = self._services.watch.pod(self.pod.uid).sandboxes
         return min((s.created_at for s in sandboxes), default=None)
 

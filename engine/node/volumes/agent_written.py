@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.api.errors import InvalidInput
 from engine.api.pod import DownwardAPIVolume, Pod, Volume
 from engine.api.quantity import Quantity
+from engine.api.struct import to_builtins
 from engine.host.beneath import make_directories, opened
 from engine.host.published import PublishedFile, publish, share_with_group
 from engine.node.environment import field_value, resource_value
@@ -29,9 +30,11 @@ def volume_files(
         return _downward(pod, volume.downward_api, host_ip, allocatable, None)
     files: dict[str, PublishedFile] = {}
     for source in (volume.projected and volume.projected.sources) or []:
-        if source.downward_api is not None:
-            assert volume.projected is not None
-            files |= _downward(pod, source.downward_api, host_ip, allocatable, volume.projected.default_mode)
+        if source.downward_api is None:
+            kinds = ", ".join(sorted(to_builtins(source)))
+            raise InvalidInput(f"projected {kinds or 'source'}: not supported yet")
+        assert volume.projected is not None
+        files |= _downward(pod, source.downward_api, host_ip, allocatable, volume.projected.default_mode)
     return files
 
 

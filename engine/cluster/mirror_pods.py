@@ -1,0 +1,157 @@
+"""Mirror pods: what the API server shows of the static pods that a node runs by itself.
+
+Facts of the kubelet v1.36 (`pkg/kubelet/pod/mirror_client.go`): the mirror is the static pod with its hash
+as annotation `kubernetes.io/config.mirror` and the Node as its owner; one that is deleted, or of another
+hash, is made anew; one without a static pod is deleted at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from engine.api.errors import KubengineError
+from engine.api.meta import OwnerReference
+from engine.api.pod import Pod
+from engine.api.qos import HASH_ANNOTATION, MIRROR_ANNOTATION
+from engine.api.struct import to_builtins
+from engine.cluster.client import ApiClient, ApiError
+
+FIRST_RETRY: Final = 0.5
+LAST_RETRY: Final = 30.0
+
+log = logging.getLogger("kubengine.cluster")
+
+
+def mirror_of(static: Pod, node: str, node_uid: str) -> dict[str, Any]:
+    """The mirror pod to be created."""
+    meta = static.metadata
+    owner = OwnerReference(api_version="v1", kind="Node", name=node, uid=node_uid, controller=True)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            **({"labels": meta.labels} if meta.labels else {}),
+            "annotations": {**static.annotations, MIRROR_ANNOTATION: _hash(static)},
+            "ownerReferences": [to_builtins(owner)],
+        },
+        "spec": to_builtins(static.spec),
+    }
+
+
+def shows(mirror: Pod, static: Pod) -> bool:
+    """Whether a mirror is this static pod's, and stays."""
+    same = mirror.annotations.get(MIRROR_ANNOTATION) == _hash(static)
+    return same and mirror.metadata.deletion_timestamp is None
+
+
+class MirrorPods:
+    """`want` the static pods by full name, once they are known; the rest tells what a watch hears."""
+
+    def __init__(self, client: ApiClient, node: str, *, node_uid: Callable[[], str]) -> None:
+        self._client = client
+        self._node = node
+        self._node_uid = node_uid
+        self._static: Mapping[str, Pod] | None = None
+        self._mirrors: dict[str, Pod] | None = None
+        self._failures: dict[str, int] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def stop(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def want(self, static: Mapping[str, Pod]) -> None:
+        self._static = static
+        self._settle_all()
+
+    def replaced(self, mirrors: Sequence[Pod]) -> list[str]:
+        """All mirrors that there are; the uids of those that there are no more."""
+        before, now = self._mirrors or {}, {mirror.uid for mirror in mirrors}
+        self._mirrors = {mirror.full_name: mirror for mirror in mirrors}
+        self._settle_all()
+        return [mirror.uid for mirror in before.values() if mirror.uid not in now]
+
+    def heard(self, mirror: Pod) -> None:
+        if self._mirrors is not None:
+            self._mirrors[mirror.full_name] = mirror
+            self._settle(mirror.full_name)
+
+    def deleted(self, mirror: Pod) -> None:
+        known = (self._mirrors or {}).get(mirror.full_name)
+        if known is not None and known.uid == mirror.uid:
+            assert self._mirrors is not None
+            del self._mirrors[mirror.full_name]
+        self._settle(mirror.full_name)
+
+    def uid_of(self, static: Pod) -> str:
+        """The uid of the mirror that shows a static pod, empty if there is none."""
+        mirror = (self._mirrors or {}).get(static.full_name)
+        return mirror.uid if mirror is not None and shows(mirror, static) else ""
+
+    def shown_by(self, mirror: Pod) -> Pod | None:
+        static = (self._static or {}).get(mirror.full_name)
+        return static if static is not None and shows(mirror, static) else None
+
+    def _settle_all(self) -> None:
+        for name in {**(self._static or {}), **(self._mirrors or {})}:
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        if self._static is None or self._mirrors is None or name in self._tasks:
+            return
+        static, mirror = self._static.get(name), self._mirrors.get(name)
+        if (static is None and mirror is None) or (static and mirror and shows(mirror, static)):
+            self._failures.pop(name, None)
+            return
+        self._tasks[name] = asyncio.create_task(self._work(name, static, mirror), name=f"mirror {name}")
+
+    async def _work(self, name: str, static: Pod | None, mirror: Pod | None) -> None:
+        """One step; the watch tells of its outcome, and then it is looked at again."""
+        try:
+            if mirror is not None:
+                await self._delete(mirror)
+            elif static is not None:
+                await self._create(static)
+        except KubengineError as error:
+            times = self._failures[name] = self._failures.get(name, 0) + 1
+            if times == 1:
+                log.warning("mirror of %s: %s", name, error)
+            await asyncio.sleep(min(FIRST_RETRY * 2.0 ** min(times - 1, 10), LAST_RETRY))
+        finally:
+            del self._tasks[name]
+        self._settle(name)
+
+    async def _create(self, static: Pod) -> None:
+        path = f"/api/v1/namespaces/{static.metadata.namespace}/pods"
+        made = await self._client.create(path, mirror_of(static, self._node, self._node_uid()), Pod)
+        assert self._mirrors is not None
+        self._mirrors.setdefault(made.full_name, made)
+
+    async def _delete(self, mirror: Pod) -> None:
+        meta = mirror.metadata
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": mirror.uid},
+        }
+        try:
+            await self._client.delete(f"/api/v1/namespaces/{meta.namespace}/pods/{meta.name}", options)
+        except ApiError as error:
+            if error.code not in (404, 409):
+                raise
+        known = (self._mirrors or {}).get(mirror.full_name)
+        if known is not None and known.uid == mirror.uid:
+            assert self._mirrors is not None
+            del self._mirrors[mirror.full_name]
+
+
+def _hash(static: Pod) -> str:
+    return static.annotations.get(HASH_ANNOTATION, "")

@@ -1,0 +1,92 @@
+"""What the API server is told of a pod: the node's status in the words of the API. Pure.
+
+Facts of the kubelet v1.36 (`pkg/kubelet/status`): conditions of others stay as the server has them, the
+node's own carry the generation that they speak of; a terminal phase is final and is not sent while
+something of the pod may run; a container that nobody knows the end of ends with `ContainerStatusUnknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from engine.api.meta import ObjectMeta
+from engine.api.status import (
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStatus,
+    PodCondition,
+    PodStatus,
+    is_own_condition,
+)
+from engine.api.struct import to_builtins
+from engine.cluster.merge import strategic_patch
+
+TERMINAL = ("Succeeded", "Failed")
+DISRUPTION = "DisruptionTarget"
+UNKNOWN, UNKNOWN_TEXT = (
+    "ContainerStatusUnknown",
+    "The container could not be located when the pod was terminated",
+)
+
+
+def status_to_send(status: PodStatus, server: PodStatus, meta: ObjectMeta, *, may_run: bool) -> PodStatus:
+    """`status` is the node's, `server` the API's; `meta` the API's metadata; `may_run`: something of the
+    pod runs, or will."""
+    told = msgspec.structs.replace(status, observed_generation=meta.generation)
+    conditions = {c.type: c for c in status.conditions or ()}
+    if server.phase in TERMINAL and told.phase != server.phase:
+        told.phase, told.reason, told.message = server.phase, server.reason, server.message
+    elif told.phase in TERMINAL and may_run:
+        told.phase, told.reason, told.message = server.phase, server.reason, server.message
+        conditions.pop(DISRUPTION, None)
+    own = [_of(c, meta.generation) for c in conditions.values() if is_own_condition(c.type)]
+    others = [c for c in server.conditions or () if not is_own_condition(c.type) and c.type != DISRUPTION]
+    disrupted = conditions.get(DISRUPTION)
+    known = [c for c in server.conditions or () if c.type == DISRUPTION]
+    told.conditions = [*own, *others, *([_of(disrupted, meta.generation)] if disrupted else known)] or None
+    told.start_time = server.start_time or told.start_time
+    if told.phase in TERMINAL and not may_run:
+        told.init_container_statuses = _ended(
+            told.init_container_statuses, server.init_container_statuses, apps=False
+        )
+        told.container_statuses = _ended(told.container_statuses, server.container_statuses, apps=True)
+    return told
+
+
+def status_patch(server: PodStatus, told: PodStatus) -> dict[str, Any]:
+    """The strategic merge patch of the status; empty where the server knows it all."""
+    return strategic_patch(to_builtins(server), to_builtins(told))
+
+
+def is_ready(status: PodStatus) -> bool:
+    return any(c.type == "Ready" and c.status == "True" for c in status.conditions or ())
+
+
+def _of(condition: PodCondition, generation: int) -> PodCondition:
+    return msgspec.structs.replace(condition, observed_generation=generation)
+
+
+def _ended(
+    statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None, *, apps: bool
+) -> list[ContainerStatus] | None:
+    """No container of a pod that is over runs or waits: it ended as the server knew, or nobody knows how."""
+    before = {status.name: status for status in known or ()}
+    return [
+        status
+        if status.state.terminated is not None or (status.state.waiting is not None and not apps)
+        else _lost(status, before.get(status.name))
+        for status in statuses or ()
+    ] or None
+
+
+def _lost(status: ContainerStatus, before: ContainerStatus | None) -> ContainerStatus:
+    if before is not None and before.state.terminated is not None:
+        return before
+    end = status.last_state.terminated if status.state.waiting is not None else None
+    if end is None:
+        end = ContainerStateTerminated(exit_code=137, reason=UNKNOWN, message=UNKNOWN_TEXT)
+    state = ContainerState(terminated=end)
+    return msgspec.structs.replace(status, state=state, ready=False, started=False)

@@ -1,0 +1,206 @@
+"""Tells the API server how pods are, and of those that were deleted that nothing is left of them.
+
+Only what has changed is sent, pods that become ready first, several at once; what fails is tried again
+with back-off for as long as the pod is there. Nothing runs while nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.errors import KubengineError, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Pod
+from engine.api.status import PodStatus
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.pod_status import TERMINAL, is_ready, status_patch, status_to_send
+
+AT_ONCE: Final = 16
+FIRST_RETRY: Final = 0.2
+LAST_RETRY: Final = 10.0
+
+log = logging.getLogger("kubengine.cluster")
+
+
+class _Answer(msgspec.Struct):
+    metadata: ObjectMeta
+    status: PodStatus
+
+
+@dataclass(slots=True)
+class _Told:
+    """One pod: the server's side, ours, and what of ours the server does not take up."""
+
+    meta: ObjectMeta
+    server: PodStatus
+    ours: PodStatus | None = None
+    may_run: bool = True
+    left: bool = False
+    taken_away: bool = False
+    residue: dict[str, Any] = field(default_factory=dict)
+    failures: int = 0
+    busy: bool = False
+    again: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.meta.namespace}/pods/{self.meta.name}"
+
+
+class PodWriter:
+    """Keyed by the uid in the API. `heard` and `forget` what a watch tells, `tell` and `left` what the node
+    knows; in any order, from the loop's thread."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+        self._pods: dict[str, _Told] = {}
+        self._urgent: dict[str, None] = {}
+        self._rest: dict[str, None] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    async def stop(self) -> None:
+        """Leaves unsaid what has not been said."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._pods.clear()
+        self._urgent.clear()
+        self._rest.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def heard(self, pod: Pod) -> None:
+        """The pod as the server has it now."""
+        known = self._pods.get(pod.uid)
+        if known is None:
+            self._pods[pod.uid] = _Told(pod.metadata, pod.status)
+            return
+        known.meta, known.server = pod.metadata, pod.status
+        self._mark(pod.uid)
+
+    def forget(self, uid: str) -> None:
+        """The server has no such pod any more."""
+        self._pods.pop(uid, None)
+        self._urgent.pop(uid, None)
+        self._rest.pop(uid, None)
+        timer = self._timers.pop(uid, None)
+        if timer is not None:
+            timer.cancel()
+
+    def tell(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
+        """The pod as the node has it now; one that the server has not is passed over."""
+        known = self._pods.get(uid)
+        if known is not None:
+            known.ours, known.may_run = status, may_run
+            self._mark(uid)
+
+    def left(self, uid: str) -> None:
+        """Nothing of the pod is left on the node."""
+        known = self._pods.get(uid)
+        if known is not None:
+            known.left, known.may_run = True, False
+            self._mark(uid)
+
+    def has_left(self, uid: str) -> bool:
+        known = self._pods.get(uid)
+        return known is not None and known.left
+
+    def _mark(self, uid: str) -> None:
+        known = self._pods[uid]
+        if known.busy:
+            known.again = True
+        elif uid not in self._timers:
+            urgent = known.ours is not None and is_ready(known.ours) != is_ready(known.server)
+            self._rest.pop(uid, None)
+            (self._urgent if urgent else self._rest)[uid] = None
+            self._pump()
+
+    def _pump(self) -> None:
+        while len(self._tasks) < AT_ONCE and (self._urgent or self._rest):
+            queue = self._urgent or self._rest
+            uid = next(iter(queue))
+            del queue[uid]
+            known = self._pods[uid]
+            if not self._is_due(known):
+                continue
+            known.busy = True
+            task = asyncio.create_task(self._work(uid, known), name=f"status of {known.meta.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._pump()
+
+    def _is_due(self, known: _Told) -> bool:
+        return bool(self._patch(known)) or self._is_to_go(known)
+
+    def _patch(self, known: _Told) -> dict[str, Any]:
+        if known.ours is None:
+            return {}
+        told = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run)
+        patch = status_patch(known.server, told)
+        return {} if patch == known.residue else patch
+
+    def _is_to_go(self, known: _Told) -> bool:
+        deleted = known.meta.deletion_timestamp is not None
+        return known.left and deleted and known.server.phase in TERMINAL and not known.taken_away
+
+    async def _work(self, uid: str, known: _Told) -> None:
+        try:
+            await self._send(known)
+        except KubengineError as error:
+            if isinstance(error, ApiError) and error.code in (404, 409):
+                log.info("%s; the pod has gone or is another one now", error)
+                known.ours = None
+            else:
+                self._retry(uid, known, error)
+        else:
+            known.failures = 0
+        finally:
+            known.busy = False
+        if known.again:
+            known.again = False
+            if uid in self._pods:
+                self._mark(uid)
+
+    async def _send(self, known: _Told) -> None:
+        patch = self._patch(known)
+        if patch:
+            body = {"metadata": {"uid": known.meta.uid}, "status": patch}
+            answer = await self._client.patch(f"{known.path}/status", body, _Answer)
+            if answer.metadata.uid == known.meta.uid:
+                known.meta, known.server = answer.metadata, answer.status
+                known.residue = {}
+                known.residue = self._patch(known) if not known.again else {}
+        if self._is_to_go(known):
+            options = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": known.meta.uid},
+            }
+            await self._client.delete(known.path, options)
+            known.taken_away = True
+
+    def _retry(self, uid: str, known: _Told, error: KubengineError) -> None:
+        if self._pods.get(uid) is not known:
+            return
+        known.failures += 1
+        if known.failures == 1 and not isinstance(error, Unavailable):
+            log.warning("%s", error)
+        delay = min(FIRST_RETRY * 2.0 ** min(known.failures - 1, 10), LAST_RETRY)
+        self._timers[uid] = asyncio.get_running_loop().call_later(delay, self._try_again, uid)
+
+    def _try_again(self, uid: str) -> None:
+        self._timers.pop(uid, None)
+        if uid in self._pods:
+            self._mark(uid)

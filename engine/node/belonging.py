@@ -1,0 +1,60 @@
+"""Where a node belongs: to a cluster (`engine.node.membership.Membership`), or nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.api.pod import Pod
+from engine.node.desired import MANIFESTS, WantedPods
+
+
+class Belonging(Protocol):
+    """What the node tells its cluster, and when it begins and ends to hear of it."""
+
+    sources: Sequence[str]
+    """Where the node's pods come from."""
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def follow_pods(self, pods: WantedPods) -> None:
+        """The cluster's pods come to the node from now on."""
+
+    async def leave_pods(self) -> None:
+        """What the cluster wants is heard no more."""
+
+    def conditions_changed(self) -> None:
+        """The node's conditions are other ones."""
+
+    def manifests_changed(self, pods: Sequence[Pod]) -> None:
+        """The pods that manifests want here."""
+
+    def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
+        """A pod's status is another one; `may_run`: something of it runs, or will."""
+
+    def pod_gone(self, pod: Pod) -> None:
+        """Nothing of a pod is left."""
+
+
+class Standalone:
+    """A node of no cluster: nobody is told, nobody asks."""
+
+    sources: Sequence[str] = (MANIFESTS,)
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def follow_pods(self, pods: WantedPods) -> None: ...
+
+    async def leave_pods(self) -> None: ...
+
+    def conditions_changed(self) -> None: ...
+
+    def manifests_changed(self, pods: Sequence[Pod]) -> None: ...
+
+    def pod_changed(self, pod: Pod, *, may_run: bool) -> None: ...
+
+    def pod_gone(self, pod: Pod) -> None: ...
