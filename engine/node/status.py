@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+
+import msgspec
 
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.api.qos import qos_class
@@ -96,6 +98,13 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     _addresses(pod, record, status)
     status.conditions = _conditions(pod, record, status, init, main, inputs)
     return status
+
+
+def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
+    """The node's status with the conditions that others say, as an API has them."""
+    own = [c for c in status.conditions or () if is_own_condition(c.type)]
+    others = [c for c in heard if not is_own_condition(c.type)]
+    return msgspec.structs.replace(status, conditions=[*own, *others] or None)
 
 
 def _pod_resources(pod: Pod, phase: str) -> ResourceAmounts:

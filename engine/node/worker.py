@@ -13,8 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from engine.api.duration import Duration
 from engine.api.errors import KubengineError, Refused
 from engine.api.events import NORMAL, WARNING
@@ -22,7 +20,7 @@ from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod
 from engine.api.qos import is_static
-from engine.api.status import PodCondition, ResourceAmounts, is_own_condition
+from engine.api.status import PodCondition, ResourceAmounts
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import status_resources
 from engine.cri.client import NotFound
@@ -42,8 +40,8 @@ from engine.node.starting import (
     start_container,
     start_sandbox,
 )
-from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status
-from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod
+from engine.node.status import FAILED, SUCCEEDED, StatusInputs, Waiting, pod_status, with_others
+from engine.node.stopping import grace_seconds, remove_dead, remove_pod, stop_container, stop_pod, stop_sooner
 from engine.node.termination_message import LastWords
 from engine.node.volumes import VolumeRefused
 from engine.node.wake import Wake
@@ -168,18 +166,12 @@ class PodWorker:
 
         Told again, only a shorter grace changes anything.
         """
-        shorter = grace is not None and (self._grace is None or grace < self._grace)
-        if shorter:
+        if grace is not None and (self._grace is None or grace < self._grace):
             self._grace = grace
-        if shorter and self.life.state in (State.LEAVING, State.FAILING) and self._ending:
-            self._hasten = asyncio.create_task(self._stop_sooner(), name=f"hasten {self.pod.full_name}")
+            if self._ending:
+                running = self._services.watch.pod(self.pod.uid).running
+                self._hasten = asyncio.create_task(stop_sooner(running, self._services, grace))
         self._tell(Event.REMOVE)
-
-    async def _stop_sooner(self) -> None:
-        """Ask the runtime again, while it still waits for the pod's containers."""
-        for container in self._services.watch.pod(self.pod.uid).running:
-            with contextlib.suppress(KubengineError):
-                await self._services.runtime.stop_container(container.id, self._grace or 0)
 
     def describe(self, metadata: ObjectMeta) -> None:
         """New labels, annotations or marks of the same pod."""
@@ -189,11 +181,9 @@ class PodWorker:
 
     def hear(self, conditions: Sequence[PodCondition]) -> None:
         """Conditions as the API has them: those that others say are taken over."""
-        status = self.pod.status
-        own = [c for c in status.conditions or () if is_own_condition(c.type)]
-        heard = [*own, *(c for c in conditions if not is_own_condition(c.type))]
-        if self.life.wanted and not self.life.final and heard != (status.conditions or []):
-            self.pod.status = msgspec.structs.replace(status, conditions=heard)
+        status = with_others(self.pod.status, conditions)
+        if self.life.holds and status != self.pod.status:
+            self.pod.status = status
             self._wake.ring()
 
     def _tell(self, event: Event, end: PodEnd | None = None) -> None:
@@ -509,9 +499,8 @@ class PodWorker:
 
     async def _stop(self) -> None:
         end = self.life.end
-        given = [
-            g for g in (end.grace_period_seconds if end is not None else None, self._grace) if g is not None
-        ]
+        limits = (end.grace_period_seconds if end is not None else None, self._grace)
+        limit = min((seconds for seconds in limits if seconds is not None), default=None)
         record = await self._services.watch.reread_pod(self.pod.uid)
         self._ending = True
         try:
@@ -519,7 +508,7 @@ class PodWorker:
                 self.pod,
                 record,
                 self._services,
-                lambda c: min(given) if given else grace_seconds(self.pod, c),
+                lambda c: limit if limit is not None else grace_seconds(self.pod, c),
             )
         finally:
             self._ending = False
