@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB")
+_SUFFIXES = ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki")
 
 
 def binary_size(amount: int) -> str:
@@ -15,3 +16,11 @@ def binary_size(amount: int) -> str:
             break
         size /= 1024
     return f"{size:.1f} {unit}"
+
+
+def quantity_size(amount: int) -> str:
+    """`512`, `1.5Gi`, `250Mi`, `-3Gi`: four digits, in the units in which manifests state amounts."""
+    for power, suffix in zip(range(6, 0, -1), _SUFFIXES, strict=True):
+        if abs(amount) >= 1024**power:
+            return f"{amount / 1024**power:.4g}{suffix}"
+    return str(amount)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-_UNITS = ((1 << 40, "Ti"), (1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
+from engine.api.sizes import quantity_size
+
 _AGES = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
 def show_bytes(amount: int | None) -> str:
     """`1.5Gi`; a dash for None."""
-    if amount is None:
-        return "-"
-    for unit, name in _UNITS:
-        if abs(amount) >= unit:
-            return f"{amount / unit:.1f}{name}"
-    return str(amount)
+    return "-" if amount is None else quantity_size(amount)
 
 
 def show_age(seconds: float) -> str:

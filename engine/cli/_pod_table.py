@@ -9,7 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-_UNITS = ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki"))
+from engine.cli._amounts import show_bytes
+
 _UNLIMITED = 1 << 60
 _PHASE_STYLE = {"Running": "green", "Succeeded": "green", "Pending": "yellow", "Failed": "red"}
 
@@ -93,16 +94,9 @@ def pod_table(rows: Iterable[Mapping[str, Any]], *, now: float, title: str | Non
             _age(row["startTime"], now),
             "-" if row["cpuShares"] is None else str(row["cpuShares"]),
             "-" if row["cpuQuota"] is None else f"{row['cpuQuota']:g}",
-            "-" if row["memoryLimit"] is None else _bytes(row["memoryLimit"]),
+            show_bytes(row["memoryLimit"]),
         )
     return table
-
-
-def _bytes(value: int) -> str:
-    for unit, suffix in _UNITS:
-        if value >= unit:
-            return f"{value / unit:.4g}{suffix}"
-    return str(value)
 
 
 def _age(start: str | None, now: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from engine.api.sizes import quantity_size
 from engine.cli._agent import Agent, agent_option, json_option, print_json
 
 if TYPE_CHECKING:
@@ -242,7 +243,5 @@ def _readable(name: str, text: str) -> str:
     if text == "-1":
         return "max"
     if text.isdigit() and name.startswith(("memory.", "hugetlb.")) and int(text) >= 1 << 20:
-        for unit, suffix in ((1 << 30, "Gi"), (1 << 20, "Mi")):
-            if int(text) >= unit:
-                return f"{int(text) / unit:.2f}".rstrip("0").rstrip(".") + suffix
+        return quantity_size(int(text))
     return text

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from engine.api.sizes import quantity_size
 from engine.cli._agent import Agent, agent_option, json_option, print_json
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -167,7 +168,5 @@ def _amount(resource: str, quantity: int) -> str:
     if resource == "cpu":
         return f"{quantity}m"
     if resource in ("memory", "ephemeral-storage") or resource.startswith("hugepages-"):
-        for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-            if quantity >= 1 << shift:
-                return f"{quantity / (1 << shift):.4g}{unit}"
+        return quantity_size(quantity)
     return str(quantity)

@@ -104,14 +104,6 @@ class RuntimeClient:
         except Unimplemented:
             return None
 
-    async def update_runtime_config(self, pod_cidr: str) -> None:
-        config = cri.RuntimeConfig(network_config=cri.NetworkConfig(pod_cidr=pod_cidr))
-        await self._runtime(
-            "UpdateRuntimeConfig",
-            cri.UpdateRuntimeConfigRequest(runtime_config=config),
-            cri.UpdateRuntimeConfigResponse,
-        )
-
     # Sandboxes
 
     async def run_pod_sandbox(self, config: cri.PodSandboxConfig, handler: str = "") -> str:
@@ -140,16 +132,6 @@ class RuntimeClient:
         request = cri.ListPodSandboxRequest(filter=filter)
         answer = await self._runtime("ListPodSandbox", request, cri.ListPodSandboxResponse)
         return list(answer.items)
-
-    async def update_pod_sandbox_resources(
-        self, sandbox_id: str, resources: cri.LinuxContainerResources
-    ) -> None:
-        """Does nothing where the runtime is too old (before Kubernetes 1.33)."""
-        request = cri.UpdatePodSandboxResourcesRequest(pod_sandbox_id=sandbox_id, resources=resources)
-        try:
-            await self._runtime("UpdatePodSandboxResources", request, cri.UpdatePodSandboxResourcesResponse)
-        except Unimplemented:
-            return
 
     async def pod_sandbox_stats(self, sandbox_id: str) -> cri.PodSandboxStats:
         request = cri.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)

@@ -1,4 +1,4 @@
-"""What decisions read: NumPy columns with one row per pod, image or device, kept current row by row.
+"""What decisions read: NumPy columns with one row per pod or image, kept current row by row.
 
 `PodTable` is one node (or a few), `ClusterTables` many nodes' rows end to end with an offsets array, both
 over the same `PodColumns`, whose docstring lists each column with its dtype and unit. Rows keep their
@@ -35,7 +35,6 @@ from engine.tables.columns import (
     STATIC,
     PodColumns,
 )
-from engine.tables.devices import FREE, DeviceColumns, DeviceTable
 from engine.tables.eviction import eviction_order
 from engine.tables.images import NEVER, ImageColumns, ImageTable
 from engine.tables.names import CPU_ID, EPHEMERAL_STORAGE_ID, MEMORY_ID, PODS_ID, ResourceNames
@@ -50,7 +49,6 @@ __all__ = [
     "CRITICAL",
     "DO_NOT_PREEMPT_ANNOTATION",
     "EPHEMERAL_STORAGE_ID",
-    "FREE",
     "GUARANTEED",
     "HAS_PRIORITY",
     "LIVE",
@@ -64,8 +62,6 @@ __all__ = [
     "QOS_NAMES",
     "STATIC",
     "ClusterTables",
-    "DeviceColumns",
-    "DeviceTable",
     "ImageColumns",
     "ImageTable",
     "PodColumns",

@@ -43,7 +43,7 @@ def test_images_lists_them(agent):
     shown = run(images_command.command)
     assert shown.exit_code == 0, shown.output
     assert "example.com/00:1" in shown.output
-    assert "5 images, 5.0Gi; collected from 85 % of the disk down to 80 %, order lru" in shown.output
+    assert "5 images, 5Gi; collected from 85 % of the disk down to 80 %, order lru" in shown.output
     assert len(json.loads(run(images_command.command, "--json").output)["images"]) == 5
 
 
@@ -51,7 +51,7 @@ def test_gc_dry_run_and_gc(agent):
     planned = run(images_command.command, "gc", "--dry-run")
     assert planned.exit_code == 0, planned.output
     assert "would-remove" in planned.output
-    assert "the image file system was 90 % full, to free: 1.0Gi" in planned.output
+    assert "the image file system was 90 % full, to free: 1Gi" in planned.output
     assert agent.runtime.removed == []
     done = run(images_command.command, "gc", "--json")
     assert json.loads(done.output)["removed"] == agent.runtime.removed != []
@@ -97,5 +97,5 @@ def test_eviction_shows_distance_and_order(agent):
 
 
 def test_amounts():
-    assert [show_bytes(n) for n in (None, 0, 1536, -(3 << 30))] == ["-", "0", "1.5Ki", "-3.0Gi"]
+    assert [show_bytes(n) for n in (None, 0, 1536, -(3 << 30))] == ["-", "0", "1.5Ki", "-3Gi"]
     assert [show_age(s) for s in (-1, 59, 120, 7200, 3 * 86400)] == ["0s", "59s", "2m", "2h", "3d"]

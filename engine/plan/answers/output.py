@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.api.errors import InvalidInput
+from engine.api.sizes import binary_size
 from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer
@@ -147,9 +148,4 @@ def readable(amount: int, unit: str) -> str:
     """`3.2 GiB`, `1,250 milli-CPU`, `12 pods`."""
     if unit != "bytes":
         return f"{amount:,} {unit}".strip()
-    size = float(amount)
-    for name in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
-        if abs(size) < 1024 or name == "PiB":
-            return f"{size:,.0f} {name}" if name == "B" else f"{size:,.1f} {name}"
-        size /= 1024
-    return ""
+    return binary_size(amount) if amount >= 0 else f"-{binary_size(-amount)}"

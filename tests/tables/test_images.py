@@ -1,11 +1,11 @@
-"""ImageTable and DeviceTable: rows by name, growth, reuse."""
+"""ImageTable: rows by name, growth, reuse."""
 
 from __future__ import annotations
 
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.tables import FREE, DeviceTable, ImageTable
+from engine.tables import ImageTable
 
 
 def test_images():
@@ -21,19 +21,3 @@ def test_images():
         table.add("sha256:x", size=-1, detected=0.0)
     with pytest.raises(InvalidInput, match="no such image"):
         table.remove("sha256:5")
-
-
-def test_devices():
-    table = DeviceTable(capacity=2)
-    rows = [table.add(3, f"d{i}", healthy=i != 2, numa=1 << (i % 2)) for i in range(6)]
-    table.add(4, "d0", healthy=True)
-    table.columns.owner[rows[0]] = 17
-    assert table.counts(3) == (6, 5, 4)
-    assert table.remove(3, "d0") == rows[0]
-    assert table.columns.owner[rows[0]] == FREE
-    assert table.counts(3) == (5, 4, 4)
-    assert (table.device(rows[1]), table.row(4, "d0")) == ("d1", 6)
-    with pytest.raises(InvalidInput, match="already"):
-        table.add(4, "d0", healthy=True)
-    with pytest.raises(InvalidInput, match="NUMA"):
-        table.add(4, "d9", healthy=True, numa=1 << 64)
