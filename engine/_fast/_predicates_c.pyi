@@ -14,12 +14,3 @@ def short_on_each_node(
     pod_limit: NDArray[np.int64],
     threads: int = 0,
 ) -> NDArray[np.int64]: ...
-def short_for_each_pod(
-    wanted: NDArray[np.int64],
-    overhead: NDArray[np.int64],
-    droppable: NDArray[np.uint8],
-    used: NDArray[np.int64],
-    pods: int,
-    allocatable: NDArray[np.int64],
-    pod_limit: int,
-) -> NDArray[np.int64]: ...

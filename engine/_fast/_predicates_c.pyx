@@ -68,22 +68,3 @@ def short_on_each_node(const int64_t[::1] wanted, const int64_t[::1] overhead, c
                     wanted[resource], overhead[resource], droppable[resource], used[resource, node],
                     allocatable[resource, node])
     return shortage
-
-
-def short_for_each_pod(const int64_t[:, ::1] wanted, const int64_t[:, ::1] overhead,
-                       const uint8_t[::1] droppable, const int64_t[::1] used, int64_t pods,
-                       const int64_t[::1] allocatable, int64_t pod_limit):
-    cdef int64_t count = wanted.shape[0], resources = wanted.shape[1], pod, resource
-    if (overhead.shape[0] != count or overhead.shape[1] != resources or droppable.shape[0] != resources
-            or used.shape[0] != resources or allocatable.shape[0] != resources):
-        raise ValueError(f"expected {resources} resources and {count} pods in every array")
-    shortage = np.zeros((count, resources + 1), np.int64)
-    cdef int64_t[:, ::1] out = shortage
-    with nogil:
-        for pod in range(count):
-            out[pod, 0] = max(0, pods + 1 - pod_limit)
-            for resource in range(resources):
-                out[pod, resource + 1] = missing(
-                    wanted[pod, resource], overhead[pod, resource], droppable[resource], used[resource],
-                    allocatable[resource])
-    return shortage

@@ -62,31 +62,6 @@ def short_on_each_node(
     return shortage
 
 
-def short_for_each_pod(
-    wanted: Int64s,
-    overhead: Int64s,
-    droppable: NDArray[np.uint8],
-    used: Int64s,
-    pods: int,
-    allocatable: Int64s,
-    pod_limit: int,
-) -> Int64s:
-    """Many pods, each by itself, on one node: `wanted`, `overhead` int64[P, R]; `used`, `allocatable`
-    int64[R]. Returns int64[P, R + 1], a shortage per pod."""
-    shortage = np.zeros((len(wanted), wanted.shape[1] + 1), np.int64)
-    for pod in range(len(wanted)):
-        shortage[pod] = _short(
-            wanted[pod].tolist(),
-            overhead[pod].tolist(),
-            droppable.tolist(),
-            used.tolist(),
-            pods,
-            allocatable.tolist(),
-            pod_limit,
-        )
-    return shortage
-
-
 def _short(
     wanted: list[int],
     overhead: list[int],

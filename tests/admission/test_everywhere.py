@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from engine.admission import AdmittedPods, InsufficientResource, decide
-from engine.admission.everywhere import NOT_SHORT, admit_everywhere, shortages_on
+from engine.admission.everywhere import shortages_everywhere, used_on_each_node, victims_everywhere
 from engine.api.documents import convert
+from engine.api.meta import ObjectMeta
 from engine.api.node import Node
-from engine.api.pod import Pod
-from engine.tables import ClusterTables, ResourceNames
+from engine.api.pod import Pod, PodSpec
+from engine.api.qos import is_critical
+from engine.tables import ClusterTables
 
 
 def random_pod(rng: np.random.Generator, name: str, **spec: Any) -> Pod:
@@ -48,53 +50,35 @@ def test_every_node_says_what_it_says_alone(seed):
         for i in range(8)
     ]
     cluster = ClusterTables.from_objects(nodes)
+    used = used_on_each_node(cluster)
     for number in range(10):
         pod = random_pod(rng, f"wanted-{number}")
-        answer = admit_everywhere(cluster, pod)
+        short = shortages_everywhere(cluster, pod, used)
+        taken = victims_everywhere(cluster, pod, short.ids, short.missing)
         for index, (node, pods) in enumerate(nodes):
             verdict = decide(AdmittedPods(node, pods), pod)
-            victims = answer.victims[answer.victim_offsets[index] : answer.victim_offsets[index + 1]]
-            assert answer.admits[index] == verdict.admit
-            assert answer.fits[index] == (not verdict.failures)
-            chosen = verdict.preemption.victims if verdict.preemption is not None else ()
-            assert [cluster.uids[row] for row in victims] == list(chosen)
-            if verdict.failures:
-                first = verdict.failures[0]
-                assert isinstance(first, InsufficientResource)
-                if cluster.resources.find(first.resource) is not None:
-                    assert cluster.resources.name(int(answer.first_short[index])) == first.resource
-            else:
-                assert answer.first_short[index] == NOT_SHORT
+            missing = zip(short.resources, short.missing[:, index].tolist(), strict=True)
+            failed = [f for f in verdict.failures if isinstance(f, InsufficientResource)]
+            expected = [(failure.resource, failure.missing) for failure in failed]
+            assert [(name, amount) for name, amount in missing if amount] == expected
+            wanted = dict(zip(short.resources, short.wanted[:, index].tolist(), strict=True))
+            assert all(wanted[failure.resource] == failure.requested for failure in failed)
+            if is_critical(pod):
+                assert verdict.admit is not taken.left[:, index].any()
+                victims = taken.rows[taken.offsets[index] : taken.offsets[index + 1]]
+                chosen = verdict.preemption.victims if verdict.preemption is not None else ()
+                assert [cluster.uids[row] for row in victims] == list(chosen)
 
 
-def test_ineligible_nodes_do_nothing():
+def test_nodes_that_need_nothing_lose_nobody():
     rng = np.random.default_rng(1)
     node = random_node(rng, "n")
     cluster = ClusterTables.from_objects([(node, [random_pod(rng, f"p{i}") for i in range(9)])])
-    critical = convert(
-        {
-            "metadata": {"name": "c", "uid": "c"},
-            "spec": {"priority": 2_000_000_001, "containers": [{"name": "c"}]},
-        },
-        Pod,
-        "c",
-    )
-    answer = admit_everywhere(cluster, critical)
-    assert answer.admits.all()
-    assert len(answer.victims)
-    answer = admit_everywhere(cluster, critical, eligible=np.zeros(1, np.bool_))
-    assert not answer.admits.any()
-    assert not len(answer.victims)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_many_pods_on_one_node(seed):
-    rng = np.random.default_rng(seed)
-    admitted = AdmittedPods(random_node(rng, "n"), [random_pod(rng, f"p{i}") for i in range(4)])
-    wanted = [random_pod(rng, f"w{i}") for i in range(12)]
-    names = ResourceNames()
-    shortage = shortages_on(admitted.node, admitted.used, len(admitted), wanted, names)
-    for pod, missing in zip(wanted, shortage.tolist(), strict=True):
-        expected = {failure.resource: failure.missing for failure in admitted.check(pod)}
-        got = dict(zip(("pods", *names.names), missing, strict=True))
-        assert {name: amount for name, amount in got.items() if amount} == expected
+    pod = Pod(metadata=ObjectMeta(name="c", uid="c"), spec=PodSpec(priority=2_000_000_001))
+    short = shortages_everywhere(cluster, pod, used_on_each_node(cluster))
+    taken = victims_everywhere(cluster, pod, short.ids, short.missing)
+    assert len(taken.rows)
+    assert not taken.left.any()
+    taken = victims_everywhere(cluster, pod, short.ids, np.zeros_like(short.missing))
+    assert not len(taken.rows)
+    assert not taken.left.any()

@@ -31,18 +31,6 @@ def test_shortages(data, resources, nodes, pods):
         arguments = (wanted[pod], overhead[pod], droppable, used, counts, allocatable, pod_limit)
         expected = twin.short_on_each_node(*arguments).tolist()
         assert kernel.short_on_each_node(*arguments, threads=2).tolist() == expected
-    for node in range(nodes):
-        there = [np.ascontiguousarray(column[:, node]) for column in (used, allocatable)]
-        arguments = (
-            wanted,
-            overhead,
-            droppable,
-            there[0],
-            int(counts[node]),
-            there[1],
-            int(pod_limit[node]),
-        )
-        assert kernel.short_for_each_pod(*arguments).tolist() == twin.short_for_each_pod(*arguments).tolist()
 
 
 @given(st.data(), st.integers(1, 4), st.lists(st.integers(0, 4), max_size=6))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from engine._fast.preemption import victims_by_node
+from engine.admission.everywhere import victims_everywhere
 from engine.admission.failures import WrongOS
 from engine.admission.preemption import KUBELET
 from engine.api.pod import Pod
@@ -77,7 +77,8 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
         return
     needs = np.where(tries, checked.missing, 0)
     if parameters.policy == KUBELET:
-        chosen_offsets, chosen, left = _victims(use, pod, checked, needs)
+        victims = victims_everywhere(use.tables, pod, checked.ids, needs, threads=use.threads)
+        chosen_offsets, chosen, left = victims.offsets, victims.rows, victims.left
     else:
         chosen_offsets, chosen, left, unproven = victims_by_policy(
             use, pod, checked, needs, parameters.policy
@@ -95,32 +96,6 @@ def _ask(rows: Rows, use: NodeUse, pod: Pod, parameters: PreemptParameters) -> N
     if parameters.account:
         short_where = short_nodes(checked, needs)
         list_account(rows, use, pod, parameters.policy, short_where, chosen_offsets, chosen, stuck)
-
-
-def _victims(
-    use: NodeUse, pod: Pod, checked: Fit, needs: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]:
-    """Offsets, rows, and what stays short as int64[k, nodes]."""
-    columns = use.tables.columns
-    offered = checked.ids < columns.resources
-    unknown = needs[~offered]
-    asked = np.where(unknown.any(axis=0), 0, needs[offered]) if len(unknown) else needs[offered]
-    offsets, chosen, left = victims_by_node(
-        columns.ranking,
-        columns.qos,
-        columns.flags,
-        columns.priority,
-        use.tables.offsets,
-        is_critical(pod),
-        pod.spec.priority,
-        np.ascontiguousarray(checked.ids[offered]),
-        np.ascontiguousarray(asked.T),
-        use.threads,
-    )
-    everything = np.zeros_like(needs)
-    everything[offered] = left.T
-    everything[~offered] = unknown
-    return offsets, chosen, everything
 
 
 def _first_short(checked: Fit, missing: NDArray[np.int64]) -> pa.DictionaryArray:
