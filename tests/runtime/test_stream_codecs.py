@@ -250,7 +250,11 @@ def test_websocket_noise_is_refused_or_waited_for(noise: bytes) -> None:
         (b"\x82\xff" + struct.pack("!Q", 1 << 40), "more than"),
         (b"".join(masked(b"x" * 60_000, 0 if n else 2, final=False) for n in range(20)), "more than"),
     ],
-)
+    ids=[
+        "unmasked", "reserved-bit", "unknown-opcode", "long-ping", "split-ping", "continues-nothing",
+        "begins-twice", "no-text", "too-long", "too-long-in-pieces",
+    ],
+)  # fmt: skip
 def test_broken_websocket_frames_are_named(data: bytes, word: str) -> None:
     with pytest.raises(websocket.WebSocketError, match=word):
         list(websocket.Framing().feed(data))

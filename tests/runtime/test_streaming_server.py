@@ -272,6 +272,7 @@ async def test_credit_comes_back_for_what_was_taken(made: Made) -> None:
 @pytest.mark.parametrize(
     ("data", "code"),
     [(b"\x82\x01x", 1002), (b"\x82\xff" + struct.pack("!Q", 1 << 40), 1009), (masked(b"x", 0), 1002)],
+    ids=["unmasked", "too-long", "continues-nothing"],
 )
 async def test_noise_instead_of_websocket_frames_is_told_why(made: Made, data: bytes, code: int) -> None:
     client = await WebSocket.connect(made.url(), V4, early=data)
