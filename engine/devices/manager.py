@@ -95,7 +95,9 @@ class DeviceManager:
         self._waiting: dict[str, float] = {}
         self._news = asyncio.Event()
         self._freed = asyncio.Event()
-        self._ending: set[asyncio.Task[None]] = set()
+        tasks = tasks or Tasks(registry)
+        self._following = tasks.passing("device-plugin")
+        self._closing = tasks.passing("device-plugin-close")
         self.numa = numa or Numa.of_machine()
         self.policy = TopologyPolicy.from_config(
             config.topology_manager_policy,
@@ -119,7 +121,9 @@ class DeviceManager:
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry)
         self._watcher = (
-            PluginWatcher(registry_dir.resolve(), self.connect, self.disconnect, self._deadlines, make_watch)
+            PluginWatcher(
+                registry_dir.resolve(), self.connect, self.disconnect, self._deadlines, make_watch, tasks
+            )
             if registry_dir is not None and make_watch is not None
             else None
         )
@@ -163,7 +167,8 @@ class DeviceManager:
         await self._registration.stop()
         endpoints = list(self._endpoints.values())
         self._endpoints.clear()
-        await asyncio.gather(*(endpoint.close() for endpoint in endpoints), *self._ending)
+        await asyncio.gather(*(endpoint.close() for endpoint in endpoints), self._closing.wait())
+        await self._following.stop()
         await self._file.stop()
 
     # Plugins.
@@ -183,7 +188,7 @@ class DeviceManager:
         earlier = self._endpoints.get(resource)
         self._endpoints[resource] = endpoint
         self.state.connect(resource)
-        endpoint.watching = asyncio.create_task(self._follow(endpoint), name=f"device plugin {resource}")
+        endpoint.watching = self._following.start(self._follow(endpoint), resource)
         log.info("plugin of %s registered at %s", resource, socket)
         if earlier is not None:
             log.info("plugin of %s at %s is replaced by %s", resource, earlier.path, socket)
@@ -212,13 +217,10 @@ class DeviceManager:
                     self._tell()
         except ValueError as error:
             log.error("plugin of %s: %s", resource, error)
-        except Exception:
-            log.exception("plugin of %s: its devices cannot be followed any more", resource)
-        if self._endpoints.get(resource) is endpoint:
-            self._lost(endpoint)
-            closing = asyncio.create_task(endpoint.close())
-            self._ending.add(closing)
-            closing.add_done_callback(self._ending.discard)
+        finally:
+            if self._endpoints.get(resource) is endpoint:
+                self._lost(endpoint)
+                self._closing.start(endpoint.close(), resource)
 
     def _lost(self, endpoint: Endpoint) -> None:
         del self._endpoints[endpoint.resource]

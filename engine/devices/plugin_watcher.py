@@ -19,6 +19,7 @@ import grpc
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.devices.endpoint import Deadlines, check_socket_path, rpc_error
 from engine.devices.registration import VERSION, Connect, check_resource_name
+from engine.host.tasks import Tasks
 from engine.wire import pluginregistration_v1_pb2 as wire
 from engine.wire.pluginregistration_v1_pb2_grpc import RegistrationStub
 
@@ -60,6 +61,7 @@ class PluginWatcher:
         disconnect: Callable[[str, Path], Awaitable[None]],
         deadlines: Deadlines,
         make_watch: MakeWatch,
+        tasks: Tasks,
     ) -> None:
         self._directory = directory
         self._connect = connect
@@ -68,6 +70,7 @@ class PluginWatcher:
         self._make_watch = make_watch
         self._watch: DirectoryWatch | None = None
         self._watched: set[Path] = set()
+        self._serving = tasks.passing("plugin-socket")
         self._tasks: dict[Path, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -80,10 +83,7 @@ class PluginWatcher:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._serving.stop()
         self._tasks.clear()
 
     def _event(self, mask: int, directory: Path, name: str) -> None:
@@ -121,7 +121,7 @@ class PluginWatcher:
             elif len(self._tasks) >= MAX_SOCKETS:
                 log.error("%s: %d plugin sockets are the most; passed over", path, MAX_SOCKETS)
                 return
-            self._tasks[path] = asyncio.create_task(self._serve(path), name=f"plugin socket {path}")
+            self._tasks[path] = self._serving.start(self._serve(path), str(path))
 
     async def _serve(self, path: Path) -> None:
         """Register one socket and hold on to it until it is removed."""

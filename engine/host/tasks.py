@@ -43,9 +43,47 @@ class Tasks:
         task = self._tasks[name] = BackgroundTask(name, self)
         return task
 
+    def passing(self, name: str) -> PassingTasks:
+        """Tasks of one kind that come and go."""
+        return PassingTasks(name, self)
+
     def health(self) -> list[tuple[str, str | None]]:
         """Each task that was started and not stopped, with what is wrong with it, None if nothing is."""
         return [(name, task.trouble()) for name, task in self._tasks.items() if task.wanted]
+
+
+class PassingTasks:
+    """Tasks of one kind that come and go: one whose work fails is said and counted, and not started again."""
+
+    def __init__(self, kind: str, tasks: Tasks) -> None:
+        self._kind = kind
+        self._failures = tasks.failures
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
+        """`name` says which of its kind it is."""
+        task = asyncio.create_task(self._to_its_end(work, name), name=f"{self._kind} {name}".rstrip())
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Returns when all that were started have ended."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def stop(self) -> None:
+        """Cancels all and waits for their ends."""
+        for task in self._running:
+            task.cancel()
+        await self.wait()
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._failures.inc(self._kind)
+            log.error("%s %s failed", self._kind, name, exc_info=error)
 
 
 class BackgroundTask:

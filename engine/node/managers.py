@@ -123,6 +123,7 @@ class Managers:
             clock=clock,
             on_result=lambda result: pods().notify(result.pod_uid),
             runtime_socket=runtime.socket,
+            tasks=tasks,
         )
         self.admission = Admission(
             node=Node(),

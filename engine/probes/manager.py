@@ -7,7 +7,7 @@ import logging
 import random
 import resource
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.api.status import PodStatus
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.probes.exec_tree import Leftovers
 from engine.probes.library import Outcome, run_http, run_tcp
@@ -71,6 +72,7 @@ class ProbeManager:
         clock: Callable[[], float],
         on_result: Callable[[ProbeResult], None],
         runtime_socket: Path | None = None,
+        tasks: Tasks | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         if section.metrics not in ("container", "pod", "off"):
@@ -97,7 +99,7 @@ class ProbeManager:
         """By key, which the native loop counts from 0 and gives again."""
         self._numbers = 0
         self._library = asyncio.Semaphore(section.library_concurrency)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._work = (tasks or Tasks(registry)).passing("probe-work")
         self._leftovers = Leftovers()
         self.entries = 0
         """How often the native loop has called for Python."""
@@ -118,9 +120,7 @@ class ProbeManager:
         await asyncio.to_thread(self._thread.join)
         self._thread = None
         self._native.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.stop()
 
     def add_pod(self, pod: Pod, *, restored: PodStatus | None = None) -> None:
         """Begin to probe a pod; again has no effect.
@@ -354,18 +354,13 @@ class ProbeManager:
                 )
             )
         if what & NEWS_DUE:
-            self._do(self._run_library(worker, generation))
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._work.start(self._run_library(worker, generation))
 
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
         worker.output = why = self._why(worker, reason, detail, excerpt)
         if reason == Reason.EXEC_TIMEOUT:
             cut_off = worker.spec.timeout % 1 > 0
-            self._do(self._leftovers.kill(worker.key, worker.container.runtime_id, cut_off=cut_off))
+            self._work.start(self._leftovers.kill(worker.key, worker.container.runtime_id, cut_off=cut_off))
         name = worker.spec.type.capitalize()
         if outcome == rule.OUTCOME_WARNING:
             self._event(worker, "ProbeWarning", f"{name} probe warning: {why}")

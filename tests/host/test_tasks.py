@@ -164,3 +164,30 @@ async def test_a_task_that_somebody_cancelled_is_in_trouble():
     await turns()
     assert task.trouble() == "ended"
     await task.stop()
+
+
+async def test_what_comes_and_goes_is_waited_for_cancelled_and_its_failures_are_seen(
+    caplog: pytest.LogCaptureFixture,
+):
+    registry = Registry()
+    passing = Tasks(registry).passing("errand")
+    done = []
+
+    async def work(outcome: str) -> None:
+        if outcome == "fails":
+            raise ValueError("no such door")
+        if outcome == "waits":
+            await asyncio.Event().wait()
+        done.append(outcome)
+
+    failing = passing.start(work("fails"), "first")
+    passing.start(work("ends"), "second")
+    await passing.wait()
+    assert done == ["ends"]
+    assert failing.exception() is None
+    assert "errand first failed" in caplog.text
+    assert "no such door" in caplog.text
+    waiting = passing.start(work("waits"))
+    await turns()
+    await passing.stop()
+    assert waiting.cancelled()
