@@ -65,6 +65,7 @@ class PassingTasks:
         task = asyncio.create_task(self._to_its_end(work, name), name=f"{self._kind} {name}".rstrip())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
         return task
 
     async def wait(self) -> None:

@@ -79,9 +79,8 @@ class PodWorker:
         self._enter = enter
         self._moved_on = moved_on
         loop = asyncio.get_running_loop()
-        self._grace: int | None = None
-        self._ending = False
-        self._hasten: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._hastening = services.tasks.passing("pod-hasten")
         self._stopped: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._wake = Wake()
@@ -166,12 +165,7 @@ class PodWorker:
 
         Told again, only a shorter grace changes anything.
         """
-        if grace is not None and (self._grace is None or grace < self._grace):
-            self._grace = grace
-            if self._ending:
-                running = self._services.watch.pod(self.pod.uid).running
-                self._hasten = asyncio.create_task(stop_sooner(running, self._services, grace))
-        self._tell(Event.REMOVE)
+        self._tell(Event.REMOVE, grace=grace)
 
     def describe(self, metadata: ObjectMeta) -> None:
         """New labels, annotations or marks of the same pod."""
@@ -186,16 +180,25 @@ class PodWorker:
             self.pod.status = status
             self._wake.ring()
 
-    def _tell(self, event: Event, end: PodEnd | None = None) -> None:
-        for action in self.life.tell(event, end):
+    def _tell(self, event: Event, end: PodEnd | None = None, grace: int | None = None) -> None:
+        for action in self.life.tell(event, end, grace):
             if action is Action.INTERRUPT:
                 self._services.probes.ending(self.pod.uid)
                 self._interrupt()
             elif action is Action.LEAVE:
                 self._services.accounts.leaves(self.pod.uid)
+            elif action is Action.HASTEN:
+                self._hasten()
             else:
                 self._release()
         self._wake.ring()
+
+    def _hasten(self) -> None:
+        """Ask the runtime again, where it has been asked to stop the pod and was given longer."""
+        grace = self.life.given_grace
+        if self._stopping and grace is not None:
+            running = self._services.watch.pod(self.pod.uid).running
+            self._hastening.start(stop_sooner(running, self._services, grace), self.pod.full_name)
 
     def _release(self) -> None:
         """The pod holds nothing of the node any more."""
@@ -212,6 +215,7 @@ class PodWorker:
         self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._hastening.stop()
 
     @property
     def gone(self) -> bool:
@@ -498,21 +502,17 @@ class PodWorker:
                 return
 
     async def _stop(self) -> None:
-        end = self.life.end
-        limits = (end.grace_period_seconds if end is not None else None, self._grace)
-        limit = min((seconds for seconds in limits if seconds is not None), default=None)
         record = await self._services.watch.reread_pod(self.pod.uid)
-        self._ending = True
+        self._stopping = True
         try:
-            await stop_pod(
-                self.pod,
-                record,
-                self._services,
-                lambda c: limit if limit is not None else grace_seconds(self.pod, c),
-            )
+            await stop_pod(self.pod, record, self._services, self._grace_of)
         finally:
-            self._ending = False
+            self._stopping = False
         self._services.cgroups.remove_pod(self.pod.uid)
+
+    def _grace_of(self, container: ContainerRecord) -> int:
+        given = self.life.given_grace
+        return given if given is not None else grace_seconds(self.pod, container)
 
     async def _take_away(self) -> None:
         record = await self._services.watch.reread_pod(self.pod.uid)

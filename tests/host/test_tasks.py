@@ -185,9 +185,13 @@ async def test_what_comes_and_goes_is_waited_for_cancelled_and_its_failures_are_
     await passing.wait()
     assert done == ["ends"]
     assert failing.exception() is None
+    assert registry.counter("kubengine_task_failures_total", "", ["task"]).values == {("errand",): 1}
     assert "errand first failed" in caplog.text
     assert "no such door" in caplog.text
     waiting = passing.start(work("waits"))
     await turns()
     await passing.stop()
     assert waiting.cancelled()
+    early = passing.start(work("waits"))
+    await passing.stop()
+    assert early.cancelled()

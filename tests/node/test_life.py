@@ -55,3 +55,34 @@ def test_what_a_pod_held_is_given_back_when_it_stops_to_hold_it_and_not_before(e
         assert (Action.LEAVE in actions) == (before is not State.LEAVING and life.state is State.LEAVING)
         if before in RUNS and life.state not in RUNS | OVER:
             assert Action.INTERRUPT in actions
+
+
+@given(st.lists(st.none() | st.integers(0, 100), min_size=1), st.sampled_from([State.WORKING, State.FAILING]))
+def test_told_again_to_leave_only_a_shorter_grace_changes_anything(graces, state):
+    life = PodLife(state, END if state is State.FAILING else None)
+    for grace in graces:
+        before, stopping = life.grace, life.state in (State.FAILING, State.LEAVING)
+        actions = life.tell(Event.REMOVE, grace=grace)
+        shorter = grace is not None and (before is None or grace < before)
+        assert life.state is State.LEAVING
+        assert life.grace == (grace if shorter else before)
+        assert (Action.HASTEN in actions) == (shorter and stopping)
+    assert life.grace == min((grace for grace in graces if grace is not None), default=None)
+
+
+def test_the_node_and_the_sources_may_each_give_a_grace_and_the_shorter_one_holds():
+    life = PodLife(State.WORKING)
+    assert life.given_grace is None
+    life.tell(Event.FAIL, PodEnd("Evicted", "no room", grace_period_seconds=3))
+    assert life.given_grace == 3
+    life.tell(Event.REMOVE, grace=9)
+    assert life.given_grace == 3
+    life.tell(Event.REMOVE, grace=1)
+    assert life.given_grace == 1
+
+
+def test_only_a_pod_that_is_told_to_leave_has_a_grace_from_its_sources():
+    life = PodLife(State.WORKING)
+    life.grace = 5
+    with pytest.raises(Bug, match="told to leave"):
+        life.validate()

@@ -7,6 +7,10 @@
       ▾  │
     REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ REMOVING ──removed──▸ GONE
 
+A pod that is told again to leave changes nothing, but a grace period that came with it and is shorter holds
+from then on: a grace only shrinks. That a source forgets the pod only once it knows its last status is the
+source's own affair and comes after GONE.
+
 Whoever holds a `PodLife` tells it what happened and does the actions that come back, in their order.
 A pod holds what it was given (amounts, ports, devices) until a `RELEASE`, which comes only when nothing
 of it runs any more. An end is for good: no event leads from FINISHED or FAILED back to work.
@@ -52,6 +56,7 @@ class Action(Enum):
     INTERRUPT = "stop doing what is being done for it"
     LEAVE = "let others be judged as if it were not here"
     RELEASE = "give back what it held"
+    HASTEN = "if it is being stopped, stop it within the grace that is left now"
 
 
 S, E, A = State, Event, Action
@@ -85,6 +90,8 @@ HOLDING: Final = frozenset({S.ENTERING, S.WORKING, S.FAILING, S.LEAVING})
 OVER: Final = frozenset({S.REJECTED, S.FINISHED, S.FAILED, S.REMOVING, S.GONE})
 """States in which nothing of a pod runs, or will without another event."""
 
+STOPPING: Final = frozenset({S.FAILING, S.LEAVING})
+
 UNWANTED: Final = frozenset({S.LEAVING, S.REMOVING, S.GONE})
 
 
@@ -94,9 +101,21 @@ class PodLife:
     def __init__(self, state: State = State.ENTERING, end: PodEnd | None = None) -> None:
         self.state = state
         self.end = end
+        self.grace: int | None = None
+        """Seconds that its sources leave it to stop, None for its own."""
 
-    def tell(self, event: Event, end: PodEnd | None = None) -> tuple[Action, ...]:
-        """What is to be done now. `Bug` for an event that cannot happen in this state."""
+    def tell(self, event: Event, end: PodEnd | None = None, grace: int | None = None) -> tuple[Action, ...]:
+        """What is to be done now. `Bug` for an event that cannot happen in this state.
+
+        `end` comes with FAIL and REJECT; `grace`, in seconds, may come with REMOVE.
+        """
+        shorter = grace is not None and (self.grace is None or grace < self.grace)
+        hasten = (Action.HASTEN,) if shorter and self.state in STOPPING else ()
+        if shorter:
+            self.grace = grace
+        return (*self._move(event, end), *hasten)
+
+    def _move(self, event: Event, end: PodEnd | None) -> tuple[Action, ...]:
         if (self.state, event) in IGNORED:
             return ()
         if (self.state, event) not in TRANSITIONS:
@@ -133,8 +152,16 @@ class PodLife:
         """Whether the node, or its source, has ended it and nothing of it runs."""
         return self.state in (State.FAILED, State.REMOVING, State.GONE)
 
+    @property
+    def given_grace(self) -> int | None:
+        """Seconds that each container has to stop, whatever it asks for itself; None for what it asks."""
+        limits = (self.end.grace_period_seconds if self.end is not None else None, self.grace)
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def validate(self) -> None:
         """Raises `Bug` where what is kept contradicts the state."""
+        if self.grace is not None and self.wanted:
+            raise Bug(f"{self.state.name} and told to leave", subject="pod life")
         needs_end = self.state in (State.REJECTED, State.FAILING, State.FAILED)
         if needs_end and self.end is None:
             raise Bug(f"{self.state.name} without a reason", subject="pod life")
