@@ -122,14 +122,17 @@ class Watch(Generic[T]):
         await self._watch({"resourceVersion": self._version}, None)
 
     async def _stream_list(self) -> bool:
-        """The first set as a stream, and what follows it; False where the server knows no such thing."""
+        """The first set as a stream, and what follows it; False where it has to be listed instead.
+
+        A server whose etcd is older than 3.5.8 refuses each stream with an error of its own.
+        """
         params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
         try:
             await self._watch(params, {})
         except ApiError as error:
-            if error.code not in KNOWS_NO_STREAMS:
+            if self._version:
                 raise
-            self._streams = False
+            self._streams = error.code not in KNOWS_NO_STREAMS
             return False
         return True
 
