@@ -1,0 +1,456 @@
+"""A whole node in a world of its own: one thread, a clock that only moves when nothing else can, a runtime
+and a device plugin that are called without sockets, and agents that can be dropped between any two steps.
+
+What is real: `Node` with all of its rooms, manifests and kept files on disk, the hollow runtime's rules.
+What is not: gRPC, threads (their work is done at once) and time. Nothing here depends on the machine's speed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from engine.admission.manager import PREEMPTING
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import KubengineError, Refused, Unavailable
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.pod import Pod
+from engine.api.quantity import Quantity
+from engine.cri.client import NotFound, RuntimeClient, Unimplemented
+from engine.devices.checkpoint import decode
+from engine.devices.manager import DeviceManager
+from engine.node import Node
+from engine.runtime.hollow import HollowRuntime
+from engine.runtime.image_service import ImageService
+from engine.runtime.records import EXITED, RUNNING, Container
+from engine.runtime.server import snake_case
+from engine.wire import cri_v1_pb2 as cri
+from engine.wire import deviceplugin_v1beta1_pb2 as wire
+
+GPU = "example.com/gpu"
+CPUS, MEMORY = 4, 8 << 30
+EPOCH = 1_750_000_000.0
+STOP_SECONDS = 1.5
+SEPARATE_STEPS = 40_000
+"""More steps than that without a pause mean that something spins."""
+
+FACTS = "model/facts"
+"""Annotation of a pod: what it was asked with, as the world checks it."""
+
+
+class StepLoop(asyncio.SelectorEventLoop):
+    """A loop that is run one step at a time. `clock` outlives it; work for threads is done at once."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+        super().__init__()
+        self.set_exception_handler(lambda _loop, _context: None)
+
+    def time(self) -> float:
+        return self.clock[0]
+
+    def run_in_executor(self, _executor: Any, work: Any, *args: Any) -> Any:
+        done = self.create_future()
+        try:
+            done.set_result(work(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def step(self) -> None:
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def next_time(self) -> float | None:
+        """None where something can go on now, else when the next timer is due (infinity: none)."""
+        if self._ready:  # type: ignore[attr-defined]
+            return None
+        scheduled = self._scheduled  # type: ignore[attr-defined]
+        return min((handle.when() for handle in scheduled if not handle.cancelled()), default=float("inf"))
+
+
+class DirectRuntime(RuntimeClient):
+    """The node's client; a call suspends before and after its effect, and is lost while the runtime is."""
+
+    world: World
+
+    async def close(self) -> None: ...
+
+    async def _call(self, service: str, name: str, request: Any, answer: Any, timeout: float | None) -> Any:
+        runtime = self.world.runtime
+        target = runtime.service if service.endswith("RuntimeService") else self.world.image_service
+        subject = f"CRI {name}"
+        async with asyncio.timeout(timeout or self._timeout):
+            await asyncio.sleep(STOP_SECONDS if name == "StopContainer" else 0)
+            self._check(subject)
+            try:
+                result = await getattr(target, snake_case(name))(
+                    type(request).FromString(request.SerializeToString())
+                )
+            except KubengineError as error:
+                kinds = {"NOT_FOUND": NotFound, "UNIMPLEMENTED": Unimplemented, "UNAVAILABLE": Unavailable}
+                raise kinds.get(error.grpc_status, Refused)(str(error), subject=subject) from None
+            data = result if isinstance(result, bytes) else result.SerializeToString()
+            await asyncio.sleep(0)
+            self._check(subject)
+            return answer.FromString(data)
+
+    async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
+        self._check("events")
+        async for event in self.world.runtime.service.get_container_events(cri.GetEventsRequest()):
+            yield cri.ContainerEventResponse.FromString(event)
+
+    def _check(self, subject: str) -> None:
+        if not self.world.runtime_answers:
+            raise Unavailable("the runtime does not answer", subject=subject)
+
+
+class DirectEndpoint:
+    """The device manager's end of the plugin."""
+
+    world: World
+
+    def __init__(self, resource: str, path: Path, _deadlines: object) -> None:
+        self.resource = resource
+        self.path = path
+        self.options = wire.DevicePluginOptions()
+        self.watching: asyncio.Task[None] | None = None
+        self._lists: asyncio.Queue[int | None] = asyncio.Queue()
+
+    async def connect(self) -> None:
+        await asyncio.sleep(0)
+        self._check()
+        self.world.listeners.append(self._lists)
+
+    async def devices(self) -> AsyncIterator[bytes]:
+        count = self.world.devices
+        while count is not None:
+            devices = [wire.Device(ID=f"gpu-{i}", health="Healthy") for i in range(count)]
+            yield wire.ListAndWatchResponse(devices=devices).SerializeToString()
+            count = await self._lists.get()
+
+    async def allocate(self, containers: Any) -> list[wire.ContainerAllocateResponse]:
+        await asyncio.sleep(0.01)
+        self._check()
+        return [wire.ContainerAllocateResponse(envs={"GPUS": ",".join(sorted(ids))}) for ids in containers]
+
+    async def close(self) -> None:
+        if self.watching is not None and self.watching is not asyncio.current_task():
+            self.watching.cancel()
+            await asyncio.gather(self.watching, return_exceptions=True)
+
+    def _check(self) -> None:
+        if self.world.devices is None:
+            raise Unavailable("no plugin", subject=self.resource)
+
+
+def _claimed(manager: DeviceManager) -> None:
+    manager.plugin_dir.mkdir(parents=True, exist_ok=True)
+
+
+async def _served() -> None:
+    """In place of sockets that nobody would connect to."""
+
+
+class World:
+    """Manifests, a runtime, a plugin (`devices`: how many it has, None without one) and at most one agent.
+
+    `faults` tells what must never happen: a device in two containers that run, more on the node than fits,
+    an entry lost from the checkpoint, a pod that had ended and runs again.
+    """
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="kw-"))
+        self.manifests = self.directory / "manifests"
+        self.manifests.mkdir()
+        self.clock = [0.0]
+        self.node: Node | None = None
+        self.loop: StepLoop | None = None
+        self.starting: asyncio.Task[None] | None = None
+        self.devices: int | None = None
+        self.listeners: list[asyncio.Queue[int | None]] = []
+        self.runtime_answers = True
+        self.faults: list[str] = []
+        self.most = 0
+        self.tries = 0
+        self._dead: list[tuple[StepLoop, Node]] = []
+        self._patches = contextlib.ExitStack()
+        capacity = {
+            "cpu": Quantity.from_value(CPUS),
+            "memory": Quantity.from_value(MEMORY),
+            "ephemeral-storage": Quantity.from_value(1 << 40),
+            "pods": Quantity.from_value(110),
+        }
+        for target, value in {
+            "engine.node.machine.capacity": lambda *_: capacity,
+            "engine.node.node.RuntimeClient": type("Direct", (DirectRuntime,), {"world": self}),
+            "engine.devices.manager.Endpoint": type("Direct", (DirectEndpoint,), {"world": self}),
+            "engine.devices.manager.DeviceManager.claim": _claimed,
+            "engine.devices.registration.RegistrationServer.start": lambda _: _served(),
+            "engine.devices.registration.RegistrationServer.stop": lambda _: _served(),
+            "engine.devices.pod_resources.PodResourcesServer.start": lambda _: _served(),
+            "engine.devices.pod_resources.PodResourcesServer.stop": lambda _: _served(),
+            "time.time_ns": self._time_ns,
+        }.items():
+            self._patches.enter_context(patch(target, value))
+        self.runtime = HollowRuntime(self.directory / "cri.sock")
+        self.image_service = ImageService(self.runtime.backend.images)
+        start = self.runtime.backend.start_container
+
+        async def checked(container: Container) -> None:
+            await start(container)
+            self._check_start(container)
+
+        self.runtime.backend.start_container = checked  # type: ignore[method-assign]
+        with contextlib.closing(StepLoop(self.clock)) as loop:
+            loop.run_until_complete(self.runtime.service.start())
+
+    def _time_ns(self) -> int:
+        """Each a little later, as on a machine."""
+        self.clock[0] += 1e-6
+        return int((EPOCH + self.clock[0]) * 1e9)
+
+    # Manifests
+
+    def write(self, name: str, **facts: Any) -> None:
+        """`facts`: cpu (milli), memory (bytes), gpus, port (0: none), never (restarts), critical."""
+        self.tries += 1
+        amounts = {"cpu": f"{facts['cpu']}m", "memory": str(facts["memory"])}
+        if facts["gpus"]:
+            amounts[GPU] = str(facts["gpus"])
+        container: dict[str, Any] = {
+            "name": "c",
+            "image": f"busybox:{self.tries}",
+            "imagePullPolicy": "IfNotPresent",
+            "resources": {"requests": amounts, "limits": amounts},
+        }
+        if facts["port"]:
+            container["ports"] = [{"containerPort": 80, "hostPort": facts["port"]}]
+        spec: dict[str, Any] = {"terminationGracePeriodSeconds": 5, "containers": [container]}
+        if facts["never"]:
+            spec["restartPolicy"] = "Never"
+        if facts["critical"]:
+            spec["priorityClassName"] = "system-node-critical"
+            spec["priority"] = 2_000_001_000
+        metadata = {"name": name, "annotations": {FACTS: json.dumps(facts)}}
+        document = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        path = self.manifests / f"{name}.json"
+        unfinished = path.with_name(f".{name}")
+        unfinished.write_text(json.dumps(document))
+        unfinished.replace(path)
+
+    def names(self) -> list[str]:
+        return sorted(path.stem for path in self.manifests.glob("[a-z]*.json"))
+
+    def delete(self, name: str) -> None:
+        (self.manifests / f"{name}.json").unlink()
+
+    # Agents
+
+    def start_agent(self) -> None:
+        self.loop = StepLoop(self.clock)
+        config = KubeletConfiguration(
+            static_pod_path=str(self.manifests),
+            pod_logs_dir=str(self.directory / "logs"),
+            resolv_conf="",
+            cgroups_per_qos=False,
+            enforce_node_allocatable=[],
+            eviction_hard={"memory.available": "0%"},
+            image_gc_high_threshold_percent=100,
+        )
+        self.node = Node(
+            config=config,
+            kubengine_config=KubengineConfiguration(),
+            runtime_endpoint="/model",
+            root=self.directory / "root",
+            name="n1",
+            clock=lambda: EPOCH + self.clock[0],
+        )
+        self.starting = self.loop.create_task(self._start(self.node))
+
+    async def _start(self, node: Node) -> None:
+        await node.start()
+        if self.devices is not None:
+            await self._register(node)
+
+    async def _register(self, node: Node) -> None:
+        with contextlib.suppress(Unavailable):
+            await node.rooms["devices"].connect(GPU, self.directory / "gpu.sock")  # type: ignore[attr-defined]
+
+    def agent_dies(self) -> None:
+        """Wherever it is, without a last word; the kernel takes its lock back."""
+        if self.node is None or self.loop is None:
+            return
+        if self.node._lock is not None:
+            os.close(self.node._lock)
+            self.node._lock = None
+        self._dead.append((self.loop, self.node))
+        self.node = self.loop = self.starting = None
+        self.runtime.service._events._listeners.clear()
+        self.listeners.clear()
+
+    # Plugin and runtime
+
+    def plugin_comes(self, count: int) -> None:
+        self.plugin_dies()
+        self.devices = count
+        if self.node is not None and self.loop is not None and "devices" in self.node.rooms:
+            self.loop.create_task(self._register(self.node))
+
+    def plugin_dies(self) -> None:
+        self.devices = None
+        for lists in self.listeners:
+            lists.put_nowait(None)
+        self.listeners.clear()
+
+    def runtime_dies(self) -> None:
+        """Its containers run on; what it answers is lost."""
+        self.runtime_answers = False
+        self.runtime.service._events.close()
+
+    def running(self) -> list[Container]:
+        records = self.runtime.service.records.containers.values()
+        return sorted((c for c in records if c.state == RUNNING), key=lambda c: c.created_at)
+
+    def ends(self, container: Container, code: int) -> None:
+        self.runtime.end_container(container.id, exit_code=code)
+
+    # Time
+
+    def steps(self, count: int) -> None:
+        """So many steps at most, without any time passing."""
+        for _ in range(count):
+            if self.loop is None:
+                return
+            self.loop.step()
+
+    def pass_time(self, seconds: float) -> None:
+        """All that can happen happens, and so do all timers of that time."""
+        until = self.clock[0] + seconds
+        budget = SEPARATE_STEPS
+        while self.loop is not None:
+            self.loop.step()
+            budget -= 1
+            assert budget, "something spins"
+            due = self.loop.next_time()
+            if due is None:
+                continue
+            self.loop.step()  # what the kernel tells, if it does
+            due = self.loop.next_time()
+            if due is None:
+                continue
+            if due > until:
+                break
+            self.clock[0] = max(self.clock[0], due)
+        self.clock[0] = max(self.clock[0], until)
+
+    # What must never be
+
+    def _check_start(self, started: Container) -> None:
+        running = [*self.running(), started]
+        held = [id for container in running for id in _gpus(container)]
+        if len(held) != len(set(held)):
+            self.faults.append(f"given twice: {sorted(held)}")
+        self.most = max(self.most, len(held))
+        facts = [_facts(container) for container in running]
+        for amount, limit in (("cpu", 1000 * CPUS), ("memory", MEMORY)):
+            if sum(each[amount] for each in facts) > limit:
+                self.faults.append(f"too much {amount}: {[each[amount] for each in facts]}")
+        ports = [each["port"] for each in facts if each["port"]]
+        if len(ports) != len(set(ports)):
+            self.faults.append(f"port given twice: {ports}")
+        names = [container.sandbox.config.metadata.name for container in running]
+        if len(names) != len(set(names)):
+            self.faults.append(f"two pods of one name: {names}")
+        if len(_gpus(started)) != _facts(started)["gpus"]:
+            self.faults.append(f"it asked for {_facts(started)['gpus']}, has {_gpus(started)}")
+        for earlier in self.runtime.service.records.containers.values():
+            same = earlier.sandbox.config.metadata.uid == started.sandbox.config.metadata.uid
+            if same and earlier.state == EXITED and earlier.started_at and _facts(started)["never"]:
+                self.faults.append(f"{started.sandbox.config.metadata.name} had ended and runs again")
+
+    def check(self) -> None:
+        """Raises AssertionError for a fault so far."""
+        path = self.directory / "root/device-plugins/kubelet_internal_checkpoint"
+        entries = decode(path.read_bytes()).pod_device_entries or () if path.exists() else ()
+        kept: dict[str, set[str]] = {}
+        for entry in entries:
+            kept.setdefault(entry.pod_uid, set()).update(entry.devices)
+        for container in self.running():
+            uid = container.sandbox.config.metadata.uid
+            if not set(_gpus(container)) <= kept.get(uid, set()):
+                self.faults.append(f"lost from the checkpoint: {uid}: {_gpus(container)}, it has {kept}")
+        assert not self.faults, self.faults
+
+    def check_settled(self) -> None:
+        """Where nothing is missing and nothing has to be waited for: pods run, have ended or are rejected."""
+        assert self.node is not None
+        assert self.starting is not None
+        self.starting.result()
+        shown = {pod.metadata.name: pod for pod in self.node.pods()}
+        assert sorted(shown) == [f"{name}-n1" for name in self.names()], "wanted and shown"
+        for pod in shown.values():
+            assert pod.status.phase in ("Running", "Succeeded", "Failed"), (
+                pod.metadata.name,
+                pod.status.phase,
+                pod.status,
+            )
+        for pod in shown.values():
+            if pod.status.reason and pod.status.reason != PREEMPTING:
+                self._check_rejected(pod)
+        runs = {container.sandbox.config.metadata.uid for container in self.running()}
+        assert runs == {pod.uid for pod in shown.values() if pod.status.phase == "Running"}
+
+    def _check_rejected(self, pod: Pod) -> None:
+        """Who is turned away does not fit, whatever came first."""
+        wanted = json.loads(pod.metadata.annotations[FACTS])
+        facts = [_facts(container) for container in self.running()]
+        room = {"cpu": 1000 * CPUS, "memory": MEMORY, "gpus": self.devices or 0}
+        fits = all(sum(each[name] for each in [*facts, wanted]) <= most for name, most in room.items())
+        port_free = not wanted["port"] or wanted["port"] not in [each["port"] for each in facts]
+        assert not (fits and port_free), f"{pod.metadata.name} fits and was rejected: {pod.status.reason}"
+
+    def close(self) -> None:
+        self.agent_dies()
+        for loop, node in self._dead:
+            _bury(loop, node)
+        self._patches.close()
+        shutil.rmtree(self.directory)
+
+
+def _bury(loop: StepLoop, node: Node) -> None:
+    """Lets go of what an agent that died held, in a world that nobody looks at any more."""
+    with contextlib.suppress(BaseException):
+        loop.run_until_complete(asyncio.wait_for(node.stop(), 5))
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    for _ in range(20):
+        loop.step()
+    loop.close()
+
+
+def _facts(container: Container) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(container.sandbox.config.annotations[FACTS])
+    return facts
+
+
+def _gpus(container: Container) -> list[str]:
+    told = {e.key: e.value.decode() for e in container.config.envs}.get("GPUS", "")
+    return told.split(",") if told else []
+
+
+@contextlib.contextmanager
+def world() -> Iterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        made.close()
