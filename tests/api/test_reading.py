@@ -44,7 +44,8 @@ def read(spec: str, container: str = "") -> Pod:
         ("2001-12-14T21:59:43Z", "2001-12-14T21:59:43Z"),
         ("yes", True),
         ("Off", False),
-        ("n", False),
+        *((letter, letter in "yY") for letter in "yYnN"),
+        *((letter, letter) for letter in "tTfFoO"),
         ("~", None),
         ("", None),
         ("Null", None),
@@ -161,3 +162,12 @@ def test_a_host_path_says_where_it_is(path: str) -> None:
     """An empty one mounted the host's root, a relative one made directories where the agent ran."""
     with pytest.raises(InvalidInput, match=r"hostPath.path: expected an absolute path without \.\."):
         check_pod(read(f"  volumes: [{{name: v, hostPath: {{path: {path}}}}}]\n"), "test")
+
+
+@pytest.mark.parametrize("name", ["y", "Y", "n", "N", "yes", "No", "on", "OFF"])
+def test_a_name_that_yaml_takes_for_a_boolean_is_refused_unless_quoted(name: str) -> None:
+    manifest = "apiVersion: v1\nkind: Pod\nmetadata: {name: %s}\nspec: {containers: [{name: c, image: i}]}\n"
+    with pytest.raises(InvalidInput, match=r"metadata.name"):
+        parse_pods((manifest % name).encode(), "a.yaml")
+    ((pod,), _) = parse_pods((manifest % f'"{name}"').encode(), "a.yaml")
+    assert pod.metadata.name == name
