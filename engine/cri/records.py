@@ -19,6 +19,8 @@ EXITED = cri.CONTAINER_EXITED
 UNKNOWN = cri.CONTAINER_UNKNOWN
 
 NANO = 1e-9
+CANCELED = "context canceled"
+"""In what containerd and CRI-O say of a call whose caller has gone; the embedded runtime says nothing."""
 
 _STAGES: dict[int, int] = {CREATED: 0, UNKNOWN: 1, RUNNING: 1, EXITED: 2}
 """A container's life goes one way; what says otherwise is old news."""
@@ -182,9 +184,12 @@ def container_record(
 
 def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:
     """An agent that dies in the middle of StartContainer takes the call with it, and the runtime calls the
-    container exited though it never ran: a new agent starts it, and that is not a restart. One that the
-    runtime has lost all track of has no times at all and may well have run."""
+    container exited though it never ran: a new agent starts it, and that is not a restart. One that could
+    not be started has words about it, which are another's than those of a call that lost its caller. One
+    that the runtime has lost all track of has no times at all and may well have run."""
     never_ran = status.state == EXITED and not status.started_at
+    if status.message and CANCELED not in status.message:
+        return False
     return never_ran and 0 < status.created_at * NANO < agent_began
 
 

@@ -64,8 +64,12 @@ def test_a_start_that_was_cut_short_stays_one_when_the_runtime_loses_track_of_it
 def test_a_start_that_an_earlier_agent_left_half_done_is_not_a_run():
     status = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, created_at=5_000_000_000, exit_code=128)
     assert container_record(status, "s", agent_began=10.0).state == CREATED
+    status.message = "failed to create shim task: context canceled: unknown"
+    assert container_record(status, "s", agent_began=10.0).state == CREATED
     assert container_record(status, "s", agent_began=4.0).state == EXITED
-    status.started_at = 6_000_000_000
+    status.message = 'exec: "absent": executable file not found in $PATH'
+    assert container_record(status, "s", agent_began=10.0).state == EXITED
+    status.message, status.started_at = "", 6_000_000_000
     assert container_record(status, "s", agent_began=10.0).state == EXITED
     lost = cri.ContainerStatus(id="x", state=cri.CONTAINER_EXITED, exit_code=255)
     assert container_record(lost, "s", agent_began=10.0).state == EXITED

@@ -249,3 +249,23 @@ async def test_a_bad_record_of_an_end_is_named_and_holds_up_nobody(bench, caplog
     await bench.start()
     await eventually(lambda: bench.running("job"))
     assert str(kept) in caplog.text
+
+
+async def test_a_start_that_failed_is_not_tried_again_by_the_next_agent_where_nothing_restarts(bench):
+    spec = {"containers": [container("bad"), container("good")], "restartPolicy": "Never"}
+    bench.write("job", spec, annotations={f"{PREFIX}start-error.bad": "no such file"})
+
+    def state_of_bad() -> Any:
+        pod = bench.pod("job")
+        statuses = (pod.status.container_statuses if pod is not None else None) or []
+        return next((s.state.terminated for s in statuses if s.name == "bad"), None)
+
+    await eventually(lambda: bench.running("job") and state_of_bad())
+    before = state_of_bad()
+    assert before.reason == "StartError"
+    calls = bench.runtime.counts()["StartContainer"]["calls"]
+    await bench.restart()
+    bench.write("later", {"containers": [container()]})
+    await eventually(lambda: bench.running("job", "later"))
+    assert bench.runtime.counts()["StartContainer"]["calls"] == calls + 1
+    assert state_of_bad() == before
