@@ -27,7 +27,7 @@ from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import Deadlines, Endpoint
 from engine.devices.plugin_watcher import MakeWatch, PluginWatcher
 from engine.devices.pod_resources import PodResourcesServer
-from engine.devices.registration import RegistrationServer, check_resource_name, prepare_directory
+from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
@@ -98,6 +98,7 @@ class DeviceManager:
         tasks = tasks or Tasks(registry)
         self._following = tasks.passing("device-plugin")
         self._closing = tasks.passing("device-plugin-close")
+        self._claimed = False
         self.numa = numa or Numa.of_machine()
         self.policy = TopologyPolicy.from_config(
             config.topology_manager_policy,
@@ -146,9 +147,19 @@ class DeviceManager:
             buckets=TOPOLOGY_BUCKETS,
         )
 
+    def claim(self) -> None:
+        """Take the sockets and clear the plugin directory. Raises `Refused`, having touched nothing, where
+        another process serves one. `start` does it too, if it was not done before."""
+        if self._claimed:
+            return
+        if self._pod_resources is not None:
+            self._pod_resources.claim()
+        self._registration.claim()
+        self._claimed = True
+
     async def start(self) -> None:
-        """Take over the plugin directory: read the checkpoint, clear old sockets, listen for plugins."""
-        prepare_directory(self.plugin_dir)
+        """Read the checkpoint, then answer plugins."""
+        self.claim()
         now = self._clock()
         self.state.restore(self._file.load(now), now)
         await self._file.start()

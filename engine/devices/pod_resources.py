@@ -17,7 +17,7 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import NO_NODE, Entry
 from engine.devices.endpoint import check_socket_path
-from engine.devices.registration import serve_on
+from engine.devices.registration import claim_for
 from engine.devices.state import DeviceState
 from engine.host.sockets import Claim
 from engine.metrics import Registry
@@ -95,14 +95,19 @@ class PodResourcesServer:
         self._server: grpc.aio.Server | None = None
         self._claim: Claim | None = None
 
-    async def start(self) -> None:
-        """Listen. Raises `Refused` if the socket cannot be bound."""
+    def claim(self) -> None:
+        """Make the socket ours, which nobody is answered at yet. Raises `Refused` if it cannot be bound."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
         add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
-        self._claim = await serve_on(server, self.path)
+        self._claim = claim_for(server, self.path)
         self._server = server
+
+    async def start(self) -> None:
+        """Answer, at a socket that is claimed by now."""
+        assert self._server is not None
+        await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:

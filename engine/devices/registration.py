@@ -33,14 +33,18 @@ Connect = Callable[[str, Path], Awaitable[None]]
 """`(resource, socket path)`: connect to a plugin; raises a `KubengineError` if it cannot be had."""
 
 
-def prepare_directory(directory: Path) -> None:
-    """Make the plugin directory ours: mode 0750, labelled for SELinux, no file in it but the checkpoint."""
+def _make_directory(directory: Path) -> None:
+    """Mode 0750, labelled for SELinux."""
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     if SELINUX.exists():
         try:
             os.setxattr(directory, "security.selinux", SELINUX_LABEL)
         except OSError as error:
             log.warning("%s: SELinux label refused: %s", directory, error.strerror)
+
+
+def _clear_directory(directory: Path) -> None:
+    """Leaves no file in the plugin directory but the checkpoint: plugins then serve anew."""
     for entry in directory.iterdir():
         if entry.name != FILE_NAME and (entry.is_symlink() or not entry.is_dir()):
             entry.unlink(missing_ok=True)
@@ -68,12 +72,21 @@ class RegistrationServer(RegistrationServicer):
         self._server: grpc.aio.Server | None = None
         self._claim: Claim | None = None
 
-    async def start(self) -> None:
-        """Listen. Raises `Refused` if the socket cannot be bound."""
+    def claim(self) -> None:
+        """Make the plugin directory ours and its socket, which nobody is answered at yet.
+
+        Raises `Refused`, having touched nothing, if another process serves the socket.
+        """
+        _make_directory(self._directory)
         server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
         add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        self._claim = await serve_on(server, self.path)
+        self._claim = claim_for(server, self.path, before=lambda: _clear_directory(self._directory))
         self._server = server
+
+    async def start(self) -> None:
+        """Answer plugins, at a socket that is claimed by now."""
+        assert self._server is not None
+        await self._server.start()
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -109,8 +122,8 @@ class RegistrationServer(RegistrationServicer):
         return path
 
 
-async def serve_on(server: grpc.aio.Server, path: Path) -> Claim:
-    """Start a server on a unix socket that only its owner may open."""
+def claim_for(server: grpc.aio.Server, path: Path, *, before: Callable[[], object] = lambda: None) -> Claim:
+    """Give a server a unix socket that only its owner may open. Raises `Refused` as `claim` does."""
 
     def bind(at: str) -> None:
         try:
@@ -118,6 +131,4 @@ async def serve_on(server: grpc.aio.Server, path: Path) -> Claim:
         except RuntimeError as error:
             raise Refused(f"cannot listen: {error}", subject=str(path)) from error
 
-    held = claim(path, bind)
-    await server.start()
-    return held
+    return claim(path, bind, before=before)

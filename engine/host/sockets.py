@@ -33,12 +33,19 @@ class Claim(NamedTuple):
                 self.path.unlink()
 
 
-def claim(path: Path, bind: Callable[[str], object], *, mode: int = 0o600) -> Claim:
+def claim(
+    path: Path,
+    bind: Callable[[str], object],
+    *,
+    mode: int = 0o600,
+    before: Callable[[], object] = lambda: None,
+) -> Claim:
     """Puts the socket that `bind` makes, and listens on, at `path`, with `mode` and whole.
 
     `bind` gets the path to make it at, in a directory that only this user can enter. A socket that nobody
-    listens on is replaced. Raises `Refused` naming `path` where somebody does, where that can't be told and
-    where something else has the name, `InvalidInput` for a path that no client could connect to.
+    listens on is replaced; `before` is called when `path` is known to be free and not yet taken. Raises
+    `Refused` naming `path` where somebody listens, where that can't be told and where something else has
+    the name, `InvalidInput` for a path that no client could connect to.
     """
     if len(os.fsencode(path)) > LONGEST:
         raise InvalidInput(f"longer than the {LONGEST} bytes of a unix socket's path", subject=str(path))
@@ -50,6 +57,7 @@ def claim(path: Path, bind: Callable[[str], object], *, mode: int = 0o600) -> Cl
             identity = _identity(os.lstat(name, dir_fd=directory))
             with _turn(path.parent):
                 _check_free(path)
+                before()
                 os.rename(name, path, src_dir_fd=directory)
     except OSError as error:
         raise Refused(error.strerror or str(error), subject=str(path), errno=error.errno) from None

@@ -103,7 +103,6 @@ class Node:
         try:
             runtime_name = await self._wait_for_runtime(runtime)
             cgroups = self._make_cgroups(capacity)
-            cgroups.start()
             self._running = RunningNode(
                 self._setting,
                 capacity=capacity,

@@ -51,7 +51,7 @@ RECONCILE_SECONDS = 60.0
 
 
 class RunningNode:
-    """Uses a runtime that has answered and a cgroup tree that is made; `stop` ends the use of both."""
+    """Uses a runtime that has answered and a cgroup tree that `start` makes; `stop` ends the use of both."""
 
     def __init__(
         self,
@@ -161,6 +161,8 @@ class RunningNode:
 
     async def start(self) -> None:
         """Raises what stops a node from working; `stop` then ends what has begun."""
+        self.managers.devices.claim()
+        self._cgroups.start()
         self._belonging.start()
         await self.managers.start_before_pods()
         await self.watch.start()

@@ -14,6 +14,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.cli._agent_process import AgentOptions, AgentProcess
+from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 
 
@@ -41,6 +42,7 @@ async def refused(root: Path, hollow: HollowRuntime, **config: int) -> str:
             root_dir=root,
             node_name="n1",
             clean_up=False,
+            kubeconfig=None,
         )
     )
     with pytest.raises(Refused) as raised:
@@ -72,3 +74,36 @@ async def test_a_live_kubelet_s_socket_stops_the_agent_before_it_touches_anythin
         assert f"{path}: another process serves this socket" in said
         assert plugin.exists()
         assert path.exists()
+
+
+@pytest.mark.parametrize("directory", ["device-plugins", "pod-resources"])
+async def test_a_kubelet_that_comes_while_the_runtime_is_waited_for_keeps_what_it_has(directory):
+    with tempfile.TemporaryDirectory(prefix="kc-") as short:
+        root = Path(short) / "root"
+        path, plugin = root / directory / "kubelet.sock", root / "device-plugins" / "plugin.sock"
+        hollow = HollowRuntime(Path(short) / "cri.sock")
+        node = Node(
+            config=KubeletConfiguration(cgroups_per_qos=False, enforce_node_allocatable=[]),
+            runtime_endpoint=str(hollow.socket),
+            root=root,
+        )
+        starting = asyncio.create_task(node.start())
+        while not (root / "kubengine.lock").exists():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for each in (path, plugin):
+            each.parent.mkdir(exist_ok=True)
+        plugin.touch()
+        with socket.socket(socket.AF_UNIX) as kubelet:
+            kubelet.bind(str(path))
+            kubelet.listen()
+            before = path.lstat().st_ino
+            async with hollow:
+                with pytest.raises(Refused, match=f"{path}: another process serves this socket"):
+                    await starting
+                await node.stop()
+                assert hollow.counts().keys() == {"Version"}
+        assert path.lstat().st_ino == before
+        assert plugin.exists()
+        left = {p.name for p in root.rglob("*") if not p.is_dir()}
+        assert left == {"kubengine.lock", "plugin.sock", "kubelet.sock"}
+        assert len(list(root.rglob("kubelet.sock"))) == 1

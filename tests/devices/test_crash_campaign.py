@@ -1,7 +1,7 @@
 """Agents killed -9 at many points, with device pods that come, go and are edited while none is there.
 
 No device is ever in two containers that run, and whoever runs with devices has its entry in the checkpoint.
-`KUBENGINE_CRASH_POINTS` says how many points (`make chaos`: 1,000).
+`KUBENGINE_CRASH_POINTS` says how many points (`make chaos`: 1,000), `KUBENGINE_CRASH_SEED` which.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
-
 from engine.devices.checkpoint import decode
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 
 GPU = "example.com/gpu"
 POINTS = int(os.environ.get("KUBENGINE_CRASH_POINTS", "100"))
+SEED = int(os.environ.get("KUBENGINE_CRASH_SEED", "1"))
 LAST_OPERATION = 150
 LIFETIME = 0.6
 NAMES = "abcdef"
@@ -93,11 +92,10 @@ class Campaign:
             self.faults.append(f"lost from the checkpoint: {lost}, it has {kept}")
 
 
-@pytest.mark.parametrize("seed", [1])
-async def test_no_crash_gives_a_device_twice_or_loses_one(seed):
+async def test_no_crash_gives_a_device_twice_or_loses_one():
     with tempfile.TemporaryDirectory(prefix="kx-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-            campaign = Campaign(Path(short), runtime, seed)
+            campaign = Campaign(Path(short), runtime, SEED)
             agents = await asyncio.create_subprocess_exec(
                 sys.executable,
                 str(Path(__file__).with_name("forking_agents.py")),
