@@ -18,7 +18,9 @@ from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import NodeView, SignalReader
+from engine.eviction.signals import MEMORY
 from engine.eviction.thresholds import thresholds_from_config
+from engine.eviction.usage import PodUsage, rank
 from engine.tables import PodTable
 from engine.tables import eviction as ranking
 
@@ -53,6 +55,15 @@ def test_look(benchmark, reader):
     benchmark(look)
 
 
+def pod_of(number: int, mebibytes: int) -> Pod:
+    requests = {"memory": Quantity.from_value(mebibytes << 20)}
+    container = Container(name="c", resources=ResourceRequirements(requests=requests))
+    return Pod(
+        metadata=ObjectMeta(name=f"p{number}", uid=f"uid{number}"),
+        spec=PodSpec(priority=number % 5 * 100, containers=[container]),
+    )
+
+
 @pytest.mark.parametrize("which", KERNELS)
 @pytest.mark.parametrize("count", RANKING)
 def test_rank_by_memory(benchmark, monkeypatch, count, which):
@@ -61,25 +72,23 @@ def test_rank_by_memory(benchmark, monkeypatch, count, which):
     monkeypatch.setattr(ranking, "order_by_excess", KERNELS[which].order_by_excess)
     random = np.random.default_rng(1)
     requests = random.integers(0, 1 << 10, count)
-    table = PodTable.from_pods(
-        Pod(
-            metadata=ObjectMeta(name=f"p{n}", uid=f"uid{n}"),
-            spec=PodSpec(
-                priority=int(n % 5) * 100,
-                containers=[
-                    Container(
-                        name="c",
-                        resources=ResourceRequirements(
-                            requests={"memory": Quantity.from_value(int(requests[n]) << 20)}
-                        ),
-                    )
-                ],
-            ),
-        )
-        for n in range(count)
-    )
+    table = PodTable.from_pods(pod_of(n, int(requests[n])) for n in range(count))
     rows = np.array([table.row(f"uid{n}") for n in range(count)], np.int32)
     usage = random.integers(0, 1 << 30, count)
     known = (random.random(count) > 0.01).astype(np.uint8)
     order = benchmark(ranking.eviction_order, table.columns, rows, "memory", usage, known)
     assert len(order) == count
+
+
+@pytest.mark.parametrize("count", RANKING)
+def test_rank_by_memory_agent(benchmark, count):
+    """The same as the manager asks it: pods, what was measured of each, admission's rows."""
+    benchmark.group = f"rank {count} pods by memory (kubelet: {RANKING[count]})"
+    random = np.random.default_rng(1)
+    pods = [pod_of(n, int(request)) for n, request in enumerate(random.integers(0, 1 << 10, count))]
+    usage = {
+        pod.uid: PodUsage(memory=int(amount))
+        for pod, amount in zip(pods, random.integers(0, 1 << 30, count), strict=True)
+    }
+    table = PodTable.from_pods(pods)
+    assert benchmark(lambda: next(iter(rank(table, pods, usage, MEMORY))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from engine.api.pod import Pod
@@ -13,6 +14,7 @@ from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, NODEFS_AVAILABLE, PIDS, Observations
 from engine.eviction.thresholds import Threshold
 from engine.eviction.usage import PodUsage, rank
+from engine.tables.pods import PodTable
 
 SHOWN = 20
 
@@ -21,6 +23,7 @@ def explain(
     tracker: PressureTracker,
     layout: Layout,
     observations: Observations,
+    table: PodTable,
     pods: Sequence[Pod],
     usage: Mapping[str, PodUsage],
     *,
@@ -41,7 +44,9 @@ def explain(
         "first": {
             resource: [
                 _candidate(place, pod, amount, resource)
-                for place, (pod, amount) in enumerate(rank(pods, usage, resource, parts)[:SHOWN], 1)
+                for place, (pod, amount) in enumerate(
+                    islice(rank(table, pods, usage, resource, parts), SHOWN), 1
+                )
             ]
             for resource, parts in starved.items()
         },

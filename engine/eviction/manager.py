@@ -37,11 +37,12 @@ from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
 from engine.eviction.readings import NodeView, SignalReader
 from engine.eviction.signals import RESOURCE_OF, Observations
 from engine.eviction.thresholds import Threshold, thresholds_from_config
-from engine.eviction.usage import PodUsage, rank
+from engine.eviction.usage import PodUsage, Ranking, rank
 from engine.host.tasks import Tasks
 from engine.images.filesystem import runtime_filesystems, same_device
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
+from engine.tables.pods import PodTable
 
 HARD_GRACE_SECONDS: Final = 1
 CLEANUP_TIMEOUT: Final = 30.0
@@ -65,6 +66,7 @@ log = logging.getLogger("kubengine.eviction")
 class EvictionManager:
     """Keeps memory, disk and process ids above their thresholds.
 
+    `table` has the rows of the pods that the node has taken; pods without one go by their specs.
     `kill_pod` ends a pod for good; `pod_cgroup(uid)` is its cgroup's path; `pod_cleaned_up(uid)` tells
     that nothing of it is left (default: its cgroup is gone); `view` says what counts as the node.
     `images` and `containers` are what it cleans up first. `conditions_changed` is called when a node
@@ -79,6 +81,7 @@ class EvictionManager:
         active_pods: Callable[[], Sequence[Pod]],
         kill_pod: KillPod,
         pod_cgroup: PodCgroup,
+        table: PodTable | None = None,
         section: EvictionSection | None = None,
         registry: Registry | None = None,
         tasks: Tasks | None = None,
@@ -98,6 +101,7 @@ class EvictionManager:
         self._config = config
         self._configured = thresholds_from_config(config)
         self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
+        self._table = table if table is not None else PodTable()
         self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
         self._runtime, self._images, self._containers = runtime, images, containers
         self._clock, self._monotonic = clock, monotonic
@@ -160,7 +164,7 @@ class EvictionManager:
         pods = list(self._active_pods())
         usage = await self.meter.whole(pods) if whole else self.meter.quick(pods)
         observations = self.reader.read(self._monotonic())
-        return explain(self.tracker, self.reader.layout, observations, pods, usage, disk=whole)
+        return explain(self.tracker, self.reader.layout, observations, self._table, pods, usage, disk=whole)
 
     async def synchronize(self) -> list[Pod]:
         """One look. Returns the pods that were ended: at most one for a threshold, all that are over
@@ -192,13 +196,11 @@ class EvictionManager:
     async def ranking(self, signal: str, pods: Sequence[Pod]) -> list[tuple[Pod, int | None]]:
         """Pods in the order in which `signal` would evict them, with the usage that counts."""
         usage = await self.meter.whole(pods) if is_disk(signal) else self.meter.quick(pods)
-        return self._ranked(signal, pods, usage)
+        return list(self._ranked(signal, pods, usage))
 
-    def _ranked(
-        self, signal: str, pods: Sequence[Pod], usage: dict[str, PodUsage]
-    ) -> list[tuple[Pod, int | None]]:
+    def _ranked(self, signal: str, pods: Sequence[Pod], usage: dict[str, PodUsage]) -> Ranking:
         parts = measured_parts(self.reader.layout, signal) if is_disk(signal) else ()
-        return rank(pods, usage, RESOURCE_OF[signal], parts)
+        return rank(self._table, pods, usage, RESOURCE_OF[signal], parts)
 
     async def _evict_one(
         self, threshold: Threshold, seen: Pressure, observations: Observations, pods: Sequence[Pod]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.api.pod import Pod
 from engine.eviction.layout import Part
 from engine.eviction.signals import INODES, MEMORY, PIDS
 from engine.tables import PodTable
-from engine.tables.eviction import eviction_order
+from engine.tables.eviction import Ranked, standing_of_pods, standing_order
 
 
 class Disk(NamedTuple):
@@ -26,6 +28,8 @@ class Disk(NamedTuple):
 
 
 NO_DISK: Final = Disk()
+_UNKNOWN: Final = -1
+_RANKED_BY: Final[Mapping[str, Ranked]] = {MEMORY: "memory", PIDS: "processes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,37 +64,47 @@ class PodUsage:
         return total
 
 
+class Ranking:
+    """Pods in the order in which they would be evicted, each with the amount that put it there (None = no
+    stats): `order` int32[n] are positions in `pods` and `amounts`."""
+
+    def __init__(self, pods: Sequence[Pod], amounts: Sequence[int | None], order: NDArray[np.int32]) -> None:
+        self._pods, self._amounts, self._order = pods, amounts, order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[tuple[Pod, int | None]]:
+        for position in self._order:
+            yield self._pods[position], self._amounts[position]
+
+
 def rank(
+    table: PodTable,
     pods: Sequence[Pod],
     usage: Mapping[str, PodUsage],
     resource: str,
     parts: Sequence[Part] = (),
-) -> list[tuple[Pod, int | None]]:
-    """Pods, first to be evicted first, each with the amount that put it there (None = no stats).
-
-    `resource` is the starved one; `parts` what counts of the disk.
-    """
+) -> Ranking:
+    """`resource` is the starved one; `parts` what counts of the disk. Requests and priorities come from
+    `table`, or from a pod's spec where it has no row."""
     read = _reader(resource, parts)
-    amounts = [read(usage[pod.uid]) if pod.uid in usage else None for pod in pods]
-    table = PodTable.from_pods(pods)
-    ranked_by = {MEMORY: "memory", PIDS: "processes"}.get(resource, "ephemeral-storage")
-    rows = np.array([table.row(pod.uid) for pod in pods], np.int32)
-    order = eviction_order(
-        table.columns,
-        rows,
-        ranked_by,  # type: ignore[arg-type]
-        np.array([amount or 0 for amount in amounts], np.int64),
-        np.array([amount is not None for amount in amounts], np.uint8),
+    uids = [pod.metadata.uid for pod in pods]
+    amounts = [read(one) if (one := usage.get(uid)) is not None else None for uid in uids]
+    measured = np.array([_UNKNOWN if amount is None else amount for amount in amounts], np.int64)
+    known = measured != _UNKNOWN
+    by = _RANKED_BY.get(resource, "ephemeral-storage")
+    order = standing_order(
+        standing_of_pods(table, uids, pods, by), by, np.where(known, measured, 0), known.astype(np.uint8)
     )
-    place = {int(row): position for position, row in enumerate(rows)}
-    return [(pods[place[int(row)]], amounts[place[int(row)]]) for row in order]
+    return Ranking(pods, amounts, order)
 
 
 def _reader(resource: str, parts: Sequence[Part]) -> Callable[[PodUsage], int | None]:
     if resource == MEMORY:
-        return lambda usage: usage.memory
+        return attrgetter("memory")
     if resource == PIDS:
-        return lambda usage: usage.processes
+        return attrgetter("processes")
     if resource == INODES:
         return lambda usage: usage.disk(parts).inodes if usage.disk_known else None
     return lambda usage: usage.disk(parts).bytes if usage.disk_known else None

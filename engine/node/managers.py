@@ -81,6 +81,13 @@ class Managers:
             pod_logs_dir=Path(config.pod_logs_dir),
             clock=clock,
         )
+        self.admission = Admission(
+            node=Node(),
+            kill_pod=lambda pod, end: pods().kill(pod, end),
+            recorder=recorder,
+            registry=registry,
+            section=section.preemption,
+        )
         pods_cgroup = cgroups.root_path() if cgroups.enabled else None
         self.eviction = EvictionManager(
             config=config,
@@ -88,6 +95,7 @@ class Managers:
             active_pods=lambda: pods().active(),
             kill_pod=lambda pod, end: pods().kill(pod, end),
             pod_cgroup=cgroups.pod_path,
+            table=self.admission.admitted.table,
             section=section.eviction,
             registry=registry,
             tasks=tasks,
@@ -124,13 +132,6 @@ class Managers:
             on_result=lambda result: pods().notify(result.pod_uid),
             runtime_socket=runtime.socket,
             tasks=tasks,
-        )
-        self.admission = Admission(
-            node=Node(),
-            kill_pod=lambda pod, end: pods().kill(pod, end),
-            recorder=recorder,
-            registry=registry,
-            section=section.preemption,
         )
         self._logs = LogRotation(
             config=config,

@@ -2,18 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.eviction_ranking import order_by_count, order_by_excess
+from engine.api.pod import Pod
 from engine.tables.columns import PodColumns, Rows
 from engine.tables.names import EPHEMERAL_STORAGE_ID, MEMORY_ID
+from engine.tables.pods import PodTable
 
 Ranked = Literal["memory", "ephemeral-storage", "inodes", "processes"]
 
 _FRACTION_OF: Final = {MEMORY_ID: 0, EPHEMERAL_STORAGE_ID: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What puts pods in order beside their usage, one entry a pod.
+
+    priority int32[n]; request int64[n] of what is short; fraction int32[n] or None, by how many billionths
+    `request` was rounded up."""
+
+    priority: NDArray[np.int32]
+    request: NDArray[np.int64]
+    fraction: NDArray[np.int32] | None
+
+
+def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
+    """That of the given rows, in their order."""
+    resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
+    fraction = None
+    if columns.fractions:
+        none = (0, 0)
+        fraction = np.array(
+            [columns.fractions.get(row, none)[_FRACTION_OF[resource]] for row in rows.tolist()], np.int32
+        )
+    return Standing(columns.priority[rows], columns.ranking[resource][rows], fraction)
+
+
+def standing_of_pods(table: PodTable, uids: Sequence[str], pods: Sequence[Pod], by: Ranked) -> Standing:
+    """That of pods, given with their uids: by their rows, and of those that have none by their specs.
+
+    Raises `InvalidInput` for an amount in a spec that no table takes.
+    """
+    rows = table.find_rows(uids)
+    absent = np.flatnonzero(rows < 0)
+    found = standing(table.columns, rows, by)
+    if not len(absent):
+        return found
+    others = PodTable.from_pods(pods[position] for position in absent.tolist())
+    there = standing(others.columns, others.rows(), by)
+    found.priority[absent] = there.priority
+    found.request[absent] = there.request
+    fraction = found.fraction
+    if fraction is not None or there.fraction is not None:
+        fraction = np.zeros(len(pods), np.int32) if fraction is None else fraction
+        fraction[absent] = 0 if there.fraction is None else there.fraction
+    return Standing(found.priority, found.request, fraction)
+
+
+def standing_order(
+    pods: Standing, by: Ranked, usage: NDArray[np.int64], known: NDArray[np.uint8]
+) -> NDArray[np.int32]:
+    """Positions int32[n], first to be evicted first; `usage` and `known` as for `eviction_order`."""
+    if by == "processes":
+        return order_by_count(usage, known, pods.priority)
+    return order_by_excess(usage, known, pods.request, pods.fraction, pods.priority, by == "inodes")
 
 
 def eviction_order(
@@ -30,16 +88,4 @@ def eviction_order(
     excess is over the ephemeral-storage request in bytes, as the kubelet does) or processes; known 0 is a
     pod without stats.
     """
-    priority = columns.priority[rows]
-    if by == "processes":
-        return rows[order_by_count(usage, known, priority)]
-    resource = MEMORY_ID if by == "memory" else EPHEMERAL_STORAGE_ID
-    fraction = None
-    if columns.fractions:
-        none = (0, 0)
-        fraction = np.array(
-            [columns.fractions.get(row, none)[_FRACTION_OF[resource]] for row in rows.tolist()], np.int32
-        )
-    return rows[
-        order_by_excess(usage, known, columns.ranking[resource][rows], fraction, priority, by == "inodes")
-    ]
+    return rows[standing_order(standing(columns, rows, by), by, usage, known)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -145,6 +146,10 @@ class PodTable:
             return self._row_of[uid]
         except KeyError:
             raise InvalidInput("no pod with this uid in the table", subject=uid or "''") from None
+
+    def find_rows(self, uids: Sequence[str]) -> Rows:
+        """int32[n]: the rows of these uids, -1 for one that is not there."""
+        return np.fromiter(map(self._row_of.get, uids, repeat(-1)), ROW, len(uids))
 
     def uid(self, row: int) -> str:
         return self._uids[row]

@@ -16,6 +16,7 @@ from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import Observation
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
+from engine.tables import PodTable
 
 from .private_node import MIB, make_pod
 
@@ -245,9 +246,28 @@ def test_the_message_names_containers_above_their_request():
 def test_ranking_puts_pods_without_stats_first_for_memory():
     pods = [make_pod("a", memory_request="1Gi"), make_pod("b"), make_pod("c")]
     usage = {"uid-a": PodUsage(memory=MIB), "uid-b": PodUsage(memory=MIB)}
-    assert [(pod.metadata.name, amount) for pod, amount in rank(pods, usage, "memory")] == [
+    assert [(pod.metadata.name, amount) for pod, amount in rank(PodTable(), pods, usage, "memory")] == [
         ("c", None), ("b", MIB), ("a", MIB),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("resource", ["memory", "ephemeral-storage", "pids"])
+@pytest.mark.parametrize("rows", [[], [0, 2], [3, 1, 0, 2]], ids=["no rows", "some rows", "all rows"])
+def test_a_pods_row_ranks_it_as_its_spec_does(resource, rows):
+    """Half a byte above the request decides, also where only pods without a row have fractions."""
+    pods = [
+        make_pod("low", memory_request="1Mi", priority=1),
+        make_pod("whole", memory_request="2"),
+        make_pod("high", memory_request="1Mi", priority=2),
+        make_pod("fraction", memory_request="1500m"),
+    ]
+    usage = {pod.uid: PodUsage(memory=2, processes=place, disk_known=True) for place, pod in enumerate(pods)}
+    wanted = [pod for pod, _ in rank(PodTable.from_pods(pods), pods, usage, resource)]
+    table = PodTable.from_pods([make_pod("another", priority=7), *(pods[row] for row in rows)])
+    table.remove("uid-another")
+    assert [pod for pod, _ in rank(table, pods, usage, resource)] == wanted
+    if resource == "memory":
+        assert [pod.metadata.name for pod in wanted] == ["fraction", "whole", "low", "high"]
 
 
 @pytest.mark.parametrize(

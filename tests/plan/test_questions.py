@@ -41,7 +41,7 @@ from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.snapshot.objects import node_object, pods_of_node
-from engine.tables import QOS_NAMES
+from engine.tables import QOS_NAMES, PodTable
 
 
 def rows_of(answer: Any, node: str) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def test_eviction_goes_in_the_agents_order(cluster, resource, starved):
             value = cluster.pods[f"usage/{resource}"][first + index].as_py()
             field = {"memory": "memory", "processes": "processes"}[resource]
             usage[pod.uid] = PodUsage(**{field: value})
-        order = [pod.full_name for pod, _ in rank(pods, usage, starved) if not is_critical(pod)]
+        order = [pod.full_name for pod, _ in rank(PodTable(), pods, usage, starved) if not is_critical(pod)]
         evicted = [row["object"] for row in rows_of(answer, name) if row["decision"] == "evict"]
         assert evicted == order[: len(evicted)]
         if "stuck" in [row["decision"] for row in rows_of(answer, name)]:
