@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "device-plugin": "Serve a sample device plugin, to try an agent with.",
     "devices": "Show device plugin resources, their devices and who holds them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
+    "kubelet": "Run the node agent with the kubelet's flags and configuration files.",
     "plan": "What-ifs over a whole cluster: preemption, eviction, GC, cgroups, drains.",
     "probes": "Show probes, their state and cost; measure a target.",
     "runtime": "Serve the Container Runtime Interface from the embedded runtime.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from engine.api.events import Event
 from engine.api.pod import Pod
@@ -22,6 +23,9 @@ from engine.node.api_pods import ApiPods
 from engine.node.description import NodeDescription
 from engine.node.desired import API, MANIFESTS, WantedPods
 from engine.node.setting import Setting
+
+HEARTBEAT_SECONDS: Final = 10.0
+"""A call's deadline, so that a lease of 40 s outlives a server that hangs (kubelet v1.36)."""
 
 
 class Membership:
@@ -39,7 +43,10 @@ class Membership:
         where = load_kubeconfig(kubeconfig)
         name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
         self._client = ApiClient(
-            where, Credentials(where, clock=clock), user_agent=f"kubengine/{engine_version()}"
+            where,
+            Credentials(where, clock=clock),
+            user_agent=f"kubengine/{engine_version()}",
+            timeout=HEARTBEAT_SECONDS,
         )
         self._node = NodeKeeper(
             self._client,

@@ -1,0 +1,231 @@
+"""The kubelet's command line (v1.36): which flags set a field of its configuration, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from engine.api.errors import InvalidInput
+
+Read = Callable[[str], Any]
+
+
+def _flag(text: str) -> bool:
+    match text.lower():
+        case "true" | "t" | "1":
+            return True
+        case "false" | "f" | "0":
+            return False
+    raise ValueError("expected true or false")
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def pairs(text: str, sign: str = "=") -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in _list(text):
+        name, found, value = part.partition(sign)
+        if not found or not name.strip():
+            raise ValueError(f"expected NAME{sign}VALUE, got {part!r}")
+        pairs[name.strip()] = value.strip()
+    return pairs
+
+
+def _thresholds(text: str) -> dict[str, str]:
+    return pairs(text, "<")
+
+
+def _gates(text: str) -> dict[str, bool]:
+    return {name: _flag(value) for name, value in pairs(text).items()}
+
+
+def _taints(text: str) -> list[dict[str, str]]:
+    """`KEY=VALUE:EFFECT` and `KEY:EFFECT`."""
+    taints = []
+    for part in _list(text):
+        named, found, effect = part.rpartition(":")
+        key, _, value = named.partition("=")
+        if not found or not key or effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
+            raise ValueError(f"expected KEY[=VALUE]:EFFECT, got {part!r}")
+        taints.append({"key": key, "value": value, "effect": effect})
+    return taints
+
+
+def _reserved_memory(text: str) -> list[dict[str, Any]]:
+    """`0:memory=1Gi,hugepages-1M=2Gi;1:memory=2Gi`: NUMA nodes and what is kept of them."""
+    kept = []
+    for part in filter(None, text.split(";")):
+        node, found, limits = part.partition(":")
+        if not found or not node.strip().isdigit():
+            raise ValueError(f"expected NUMA-NODE:TYPE=AMOUNT,…, got {part!r}")
+        kept.append({"numaNode": int(node), "limits": pairs(limits)})
+    return kept
+
+
+def _headers(text: str) -> dict[str, list[str]]:
+    """`NAME:VALUE,NAME:VALUE`."""
+    headers: dict[str, list[str]] = {}
+    for name, value in pairs(text, ":").items():
+        headers.setdefault(name, []).append(value)
+    return headers
+
+
+_TEXT: Final[Mapping[str, str]] = {
+    "address": "address",
+    "authentication-token-webhook-cache-ttl": "authentication.webhook.cacheTTL",
+    "authorization-mode": "authorization.mode",
+    "authorization-webhook-cache-authorized-ttl": "authorization.webhook.cacheAuthorizedTTL",
+    "authorization-webhook-cache-unauthorized-ttl": "authorization.webhook.cacheUnauthorizedTTL",
+    "cgroup-driver": "cgroupDriver",
+    "cgroup-root": "cgroupRoot",
+    "client-ca-file": "authentication.x509.clientCAFile",
+    "cluster-domain": "clusterDomain",
+    "container-log-max-size": "containerLogMaxSize",
+    "container-runtime-endpoint": "containerRuntimeEndpoint",
+    "cpu-cfs-quota-period": "cpuCFSQuotaPeriod",
+    "cpu-manager-policy": "cpuManagerPolicy",
+    "cpu-manager-reconcile-period": "cpuManagerReconcilePeriod",
+    "eviction-pressure-transition-period": "evictionPressureTransitionPeriod",
+    "file-check-frequency": "fileCheckFrequency",
+    "hairpin-mode": "hairpinMode",
+    "healthz-bind-address": "healthzBindAddress",
+    "http-check-frequency": "httpCheckFrequency",
+    "image-service-endpoint": "imageServiceEndpoint",
+    "kube-api-content-type": "contentType",
+    "kube-reserved-cgroup": "kubeReservedCgroup",
+    "kubelet-cgroups": "kubeletCgroups",
+    "manifest-url": "staticPodURL",
+    "memory-manager-policy": "memoryManagerPolicy",
+    "minimum-image-ttl-duration": "imageMinimumGCAge",
+    "node-status-update-frequency": "nodeStatusUpdateFrequency",
+    "pod-cidr": "podCIDR",
+    "pod-manifest-path": "staticPodPath",
+    "provider-id": "providerID",
+    "reserved-cpus": "reservedSystemCPUs",
+    "resolv-conf": "resolvConf",
+    "runtime-request-timeout": "runtimeRequestTimeout",
+    "streaming-connection-idle-timeout": "streamingConnectionIdleTimeout",
+    "sync-frequency": "syncFrequency",
+    "system-cgroups": "systemCgroups",
+    "system-reserved-cgroup": "systemReservedCgroup",
+    "tls-cert-file": "tlsCertFile",
+    "tls-min-version": "tlsMinVersion",
+    "tls-private-key-file": "tlsPrivateKeyFile",
+    "topology-manager-policy": "topologyManagerPolicy",
+    "topology-manager-scope": "topologyManagerScope",
+    "volume-plugin-dir": "volumePluginDir",
+    "volume-stats-agg-period": "volumeStatsAggPeriod",
+}
+_NUMBERS: Final[Mapping[str, str]] = {
+    "container-log-max-files": "containerLogMaxFiles",
+    "event-burst": "eventBurst",
+    "event-qps": "eventRecordQPS",
+    "eviction-max-pod-grace-period": "evictionMaxPodGracePeriod",
+    "healthz-port": "healthzPort",
+    "image-gc-high-threshold": "imageGCHighThresholdPercent",
+    "image-gc-low-threshold": "imageGCLowThresholdPercent",
+    "kube-api-burst": "kubeAPIBurst",
+    "kube-api-qps": "kubeAPIQPS",
+    "max-open-files": "maxOpenFiles",
+    "max-pods": "maxPods",
+    "node-status-max-images": "nodeStatusMaxImages",
+    "oom-score-adj": "oomScoreAdj",
+    "pod-max-pids": "podPidsLimit",
+    "pods-per-core": "podsPerCore",
+    "port": "port",
+    "read-only-port": "readOnlyPort",
+    "registry-burst": "registryBurst",
+    "registry-qps": "registryPullQPS",
+}
+_FLAGS: Final[Mapping[str, str]] = {
+    "anonymous-auth": "authentication.anonymous.enabled",
+    "authentication-token-webhook": "authentication.webhook.enabled",
+    "cgroups-per-qos": "cgroupsPerQOS",
+    "contention-profiling": "enableContentionProfiling",
+    "cpu-cfs-quota": "cpuCFSQuota",
+    "enable-controller-attach-detach": "enableControllerAttachDetach",
+    "enable-debugging-handlers": "enableDebuggingHandlers",
+    "enable-server": "enableServer",
+    "fail-cgroupv1": "failCgroupV1",
+    "fail-swap-on": "failSwapOn",
+    "kernel-memcg-notification": "kernelMemcgNotification",
+    "local-storage-capacity-isolation": "localStorageCapacityIsolation",
+    "make-iptables-util-chains": "makeIPTablesUtilChains",
+    "protect-kernel-defaults": "protectKernelDefaults",
+    "register-node": "registerNode",
+    "rotate-certificates": "rotateCertificates",
+    "rotate-server-certificates": "serverTLSBootstrap",
+    "runonce": "runOnce",
+    "seccomp-default": "seccompDefault",
+    "serialize-image-pulls": "serializeImagePulls",
+}
+_OTHERS: Final[Mapping[str, tuple[str, Read]]] = {
+    "allowed-unsafe-sysctls": ("allowedUnsafeSysctls", _list),
+    "cluster-dns": ("clusterDNS", _list),
+    "cpu-manager-policy-options": ("cpuManagerPolicyOptions", pairs),
+    "enforce-node-allocatable": ("enforceNodeAllocatable", _list),
+    "eviction-hard": ("evictionHard", _thresholds),
+    "eviction-minimum-reclaim": ("evictionMinimumReclaim", pairs),
+    "eviction-soft": ("evictionSoft", _thresholds),
+    "eviction-soft-grace-period": ("evictionSoftGracePeriod", pairs),
+    "feature-gates": ("featureGates", _gates),
+    "kube-reserved": ("kubeReserved", pairs),
+    "manifest-url-header": ("staticPodURLHeader", _headers),
+    "qos-reserved": ("qosReserved", pairs),
+    "register-with-taints": ("registerWithTaints", _taints),
+    "reserved-memory": ("reservedMemory", _reserved_memory),
+    "system-reserved": ("systemReserved", pairs),
+    "tls-cipher-suites": ("tlsCipherSuites", _list),
+    "topology-manager-policy-options": ("topologyManagerPolicyOptions", pairs),
+}
+FIELDS: Final[Mapping[str, tuple[str, Read]]] = {
+    **{flag: (field, str) for flag, field in _TEXT.items()},
+    **{flag: (field, int) for flag, field in _NUMBERS.items()},
+    **{flag: (field, _flag) for flag, field in _FLAGS.items()},
+    **_OTHERS,
+}
+SWITCHES: Final = frozenset(_FLAGS)
+"""Flags that need no value."""
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    "bootstrap-kubeconfig": "asks the API server for a client certificate",
+    "cert-dir": "says where certificates that the agent asks for are kept",
+    "cloud-provider": "hands the Node to a cloud's controller manager",
+    "exit-on-lock-contention": "ends the agent when another takes its lock file",
+    "experimental-allocatable-ignore-eviction": "leaves eviction thresholds out of allocatable",
+    "experimental-mounter-path": "mounts with a program of its own",
+    "image-credential-provider-bin-dir": "says where credential providers are",
+    "image-credential-provider-config": "asks programs for registry credentials",
+    "lock-file": "holds a lock while the agent runs",
+    "maximum-dead-containers": "keeps so many dead containers on the node",
+    "maximum-dead-containers-per-container": "keeps so many dead instances of a container",
+    "minimum-container-ttl-duration": "keeps dead containers for so long",
+    "node-ip": "chooses the node's address",
+    "runtime-cgroups": "names the runtime's cgroup for statistics",
+    "log-flush-frequency": "says how often logs are flushed",
+    "log-text-info-buffer-size": "buffers log messages",
+    "log-text-split-stream": "writes errors and the rest to two streams",
+    "log-json-info-buffer-size": "buffers log messages",
+    "log-json-split-stream": "writes errors and the rest to two streams",
+    "logging-format": "chooses the log's form",
+    "vmodule": "chooses the log's level by source file",
+    "pod-infra-container-image": "keeps the pause image from image garbage collection",
+}
+"""Flags of the kubelet that have no effect here, and what they would do."""
+
+
+def apply_flags(document: dict[str, Any], flags: Mapping[str, str]) -> None:
+    """Set in a KubeletConfiguration (plain data) what `flags` say. Maps are merged name by name, as the
+    kubelet does with feature gates; everything else replaces. Raises InvalidInput naming the flag."""
+    for flag, text in flags.items():
+        field, read = FIELDS[flag]
+        try:
+            value = read(text)
+        except ValueError as error:
+            raise InvalidInput(str(error), subject=f"--{flag}") from None
+        *outer, last = field.split(".")
+        section = document
+        for name in outer:
+            section = section.setdefault(name, {})
+        section[last] = {**(section.get(last) or {}), **value} if flag == "feature-gates" else value

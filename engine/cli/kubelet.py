@@ -1,0 +1,97 @@
+"""`kubengine kubelet`: the node agent, started with the kubelet's command line."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from engine.cli._places import ROOT_DIR
+from engine.cli._start_up import lean_imports
+
+MOST_VERBOSE_INFO = 3
+
+log = logging.getLogger("kubengine.run")
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="KubeletConfiguration.")
+@click.option("--config-dir", type=click.Path(path_type=Path), metavar="DIR", help="Drop-ins, *.conf.")
+@click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Join this cluster.")
+@click.option("--root-dir", type=click.Path(path_type=Path), default=ROOT_DIR, show_default=True)
+@click.option("--hostname-override", metavar="NAME", help="The node's name.  [default: the host name]")
+@click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
+@click.option("-v", "--v", "verbosity", type=int, default=0, help="Log level; from 4 on everything.")
+@click.pass_context
+def command(
+    context: click.Context,
+    config: Path | None,
+    config_dir: Path | None,
+    kubeconfig: Path | None,
+    root_dir: Path,
+    hostname_override: str | None,
+    node_labels: str | None,
+    verbosity: int,
+) -> None:
+    """Run the node agent in a kubelet's place: same flags, same configuration files.
+
+    Every flag of the kubelet v1.36 is accepted. Those that set a configuration field win over the files;
+    those without effect here say so, and unknown ones are passed over with a warning.
+    """
+    with lean_imports():
+        import asyncio
+
+        import msgspec
+
+        from engine.api.kubengine_config import KubengineConfiguration
+        from engine.cli._agent_process import AgentOptions, AgentProcess
+        from engine.cli._kubelet_config import load_kubelet_config
+        from engine.cli._kubelet_flags import pairs
+
+    level = logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = load_kubelet_config(config, config_dir, config_flags(context.args))
+    ours = KubengineConfiguration()
+    if node_labels:
+        ours = msgspec.structs.replace(ours, node_labels=pairs(node_labels))
+    process = AgentProcess(
+        AgentOptions(
+            config=settings,
+            kubengine_config=ours,
+            runtime=settings.container_runtime_endpoint,
+            root_dir=root_dir.absolute(),
+            node_name=hostname_override,
+            kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
+            clean_up=False,
+        )
+    )
+    asyncio.run(process.run())
+
+
+def config_flags(arguments: list[str]) -> dict[str, str]:
+    """The flags that set a configuration field, the last of each; the others are said to have no effect.
+
+    As the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
+    """
+    from engine.cli._kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
+
+    flags: dict[str, str] = {}
+    left = list(arguments)
+    while left:
+        argument = left.pop(0)
+        if not argument.startswith("-"):
+            log.warning("%s: not a flag, passed over", argument)
+            continue
+        name, given, value = argument.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if not given:
+            bare = name in SWITCHES or not left or left[0].startswith("-")
+            value = "true" if bare else left.pop(0)
+        if name in FIELDS:
+            flags[name] = value
+        elif name in WITHOUT_EFFECT:
+            log.warning("--%s has no effect here; for the kubelet it %s", name, WITHOUT_EFFECT[name])
+        else:
+            log.warning("--%s: no flag of the kubelet v1.36, passed over", name)
+    return flags

@@ -1,0 +1,122 @@
+"""A real etcd and kube-apiserver with Node authorization, from the folder that KUBE_BIN names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from engine.testing.apiserver import Authority
+
+ADMIN_TOKEN = "admintoken"
+
+
+class ControlPlane:
+    """Runs while it is entered. `admin` and `node` are kubeconfigs; the node is n1."""
+
+    def __init__(self, directory: Path, binaries: Path) -> None:
+        self._directory, self._binaries = directory, binaries
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._port, self._etcd, self._peer = (_free_port() for _ in range(3))
+        self._authority = Authority(directory / "authority")
+        pair = self._authority.issue("system:node:n1", organization="system:nodes")
+        self.admin = self._kubeconfig("admin", {"token": ADMIN_TOKEN})
+        self.node = self._kubeconfig(
+            "node", {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        )
+
+    def __enter__(self) -> Self:
+        etcd = shutil.which("etcd")
+        assert etcd is not None
+        peer = f"http://127.0.0.1:{self._peer}"
+        client = f"http://127.0.0.1:{self._etcd}"
+        self._start(
+            etcd,
+            f"--data-dir={self._directory}/etcd",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        )
+        self.start_apiserver()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._running):
+            process.kill()
+            process.wait(20)
+
+    def start_apiserver(self) -> None:
+        key, tokens = self._directory / "sa.key", self._directory / "tokens.csv"
+        subprocess.run(
+            ["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=60
+        )
+        tokens.write_text(f"{ADMIN_TOKEN},admin,1,system:masters\n")
+        server = self._authority.issue("kube-apiserver", alternatives="IP:127.0.0.1")
+        self._start(
+            str(self._binaries / "kube-apiserver"),
+            f"--etcd-servers=http://127.0.0.1:{self._etcd}",
+            f"--secure-port={self._port}",
+            "--bind-address=127.0.0.1",
+            f"--tls-cert-file={server.certificate}",
+            f"--tls-private-key-file={server.key}",
+            f"--client-ca-file={self._authority.certificate}",
+            f"--token-auth-file={tokens}",
+            "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=NodeRestriction",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--service-account-issuer=https://test",
+            "--service-cluster-ip-range=10.0.0.0/24",
+        )
+        self._until_ready()
+
+    def _start(self, *command: str) -> None:
+        log = (self._directory / f"{Path(command[0]).name}.log").open("ab")
+        with log:
+            self._running.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self._directory))
+
+    def _until_ready(self) -> None:
+        context = ssl.create_default_context(cafile=str(self._authority.certificate))
+        end = time.monotonic() + 120
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{self._port}/readyz", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        )
+        while True:
+            try:
+                with urllib.request.urlopen(request, context=context, timeout=5):
+                    return
+            except (OSError, urllib.error.URLError):
+                assert time.monotonic() < end, f"kube-apiserver is not ready, see {self._directory}"
+                time.sleep(0.2)
+
+    def _kubeconfig(self, name: str, user: dict[str, Any]) -> Path:
+        authority = base64.b64encode(self._authority.certificate.read_bytes()).decode()
+        cluster = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority-data": authority}
+        path = self._directory / f"{name}.kubeconfig"
+        path.write_text(
+            json.dumps(
+                {
+                    "current-context": "it",
+                    "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+                    "clusters": [{"name": "it", "cluster": cluster}],
+                    "users": [{"name": "it", "user": user}],
+                }
+            )
+        )
+        return path
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
