@@ -64,10 +64,11 @@ bench: build
 	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group
 
 FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 0
 fuzz: build
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(FUZZ_PACKAGES)); fi
 	@$(BIN)/pip install -q 'atheris>=3' || echo 'no atheris for this Python: readers are fuzzed without coverage' >&2
-	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS)
+	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 CHAOS_POINTS ?= 1000
 chaos: build

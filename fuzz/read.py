@@ -1,4 +1,4 @@
-"""Feed one reader: `python fuzz/read.py NAME SECONDS DIRECTORY`; a failing input is left in DIRECTORY.
+"""Feed one reader: `python fuzz/read.py NAME SECONDS SEED DIRECTORY`; a failing input is left in DIRECTORY.
 
 With atheris installed the run is guided by coverage; without, the seeds are mutated at random.
 """
@@ -47,7 +47,7 @@ def mutated(seeds: list[bytes], chance: random.Random) -> bytes:
 
 
 def main() -> int:
-    name, seconds, directory = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    name, seconds, seed, directory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     try:
         import atheris
@@ -59,14 +59,15 @@ def main() -> int:
 
             read = readers.READERS[name]()
         corpus = directory / "corpus"
-        arguments = [sys.argv[0], f"-max_total_time={seconds}", f"-max_len={MOST}", "-rss_limit_mb=4096"]
-        atheris.Setup([*arguments, f"-artifact_prefix={directory}/crash-", str(corpus)], read)
+        arguments = [sys.argv[0], f"-max_total_time={seconds}", f"-seed={seed}", f"-max_len={MOST}"]
+        atheris.Setup(
+            [*arguments, "-rss_limit_mb=4096", f"-artifact_prefix={directory}/crash-", str(corpus)], read
+        )
         atheris.Fuzz()
         return 0
     from fuzz import readers
 
     read = readers.READERS[name]()
-    seed = int(time.time())
     chance, end, runs = random.Random(seed), time.monotonic() + seconds, 0
     seeds = [path.read_bytes() for path in sorted((directory / "corpus").iterdir())]
     while time.monotonic() < end:

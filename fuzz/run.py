@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -69,13 +70,13 @@ SEEDS: dict[str, list[bytes]] = {
 }
 
 
-Command = Callable[[Path, int], list[str]]
+Command = Callable[[Path, int, int], list[str]]
 
 
 def c_harness(name: str) -> Command:
     """A C harness: libFuzzer's program where clang has its library, else a plain one."""
 
-    def command(directory: Path, seconds: int) -> list[str]:
+    def command(directory: Path, seconds: int, seed: int) -> list[str]:
         program, corpus = directory / name, directory / "corpus"
         source = [str(HERE / f"fuzz_{name}.c"), "-I", str(HEADERS), "-g", "-O1", "-o", str(program)]
         strict = "-fno-sanitize-recover=all"
@@ -84,29 +85,32 @@ def c_harness(name: str) -> Command:
             shutil.which("clang")
             and subprocess.run(coverage, capture_output=True, check=False).returncode == 0
         ):
-            return [str(program), f"-max_total_time={seconds}", "-max_len=16384", str(corpus)]
+            return [
+                str(program),
+                f"-max_total_time={seconds}",
+                f"-seed={seed}",
+                "-max_len=16384",
+                str(corpus),
+            ]
         plain = [*source, str(HERE / "standalone.c")]
         subprocess.run(["cc", f"-fsanitize={SANITIZERS}", strict, *plain], check=True)
-        return [str(program), str(seconds), *map(str, sorted(corpus.iterdir()))]
+        return [str(program), str(seconds), str(seed), *map(str, sorted(corpus.iterdir()))]
 
     return command
 
 
 def python_reader(name: str) -> Command:
-    return lambda directory, seconds: [
-        sys.executable,
-        str(HERE / "read.py"),
-        name,
-        str(seconds),
-        str(directory),
-    ]
+    def command(directory: Path, seconds: int, seed: int) -> list[str]:
+        return [sys.executable, str(HERE / "read.py"), name, str(seconds), str(seed), str(directory)]
+
+    return command
 
 
 HARNESSES = {name: (c_harness(name), seeds) for name, seeds in SEEDS.items()}
 HARNESSES |= {name: (python_reader(name), readers.SEEDS[name]) for name in readers.READERS}
 
 
-def run(name: str, seconds: int) -> str:
+def run(name: str, seconds: int, seed: int) -> str:
     """What went wrong, or nothing."""
     make, seeds = HARNESSES[name]
     with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as work:
@@ -119,7 +123,7 @@ def run(name: str, seconds: int) -> str:
             shutil.copy(kept, corpus)
         environment = os.environ | {"TMPDIR": work}
         done = subprocess.run(
-            make(directory, seconds), cwd=directory, env=environment, capture_output=True, check=False
+            make(directory, seconds, seed), cwd=directory, env=environment, capture_output=True, check=False
         )
         crashes = list(directory.glob("crash*"))
         for crash in crashes:
@@ -136,13 +140,16 @@ def run(name: str, seconds: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for each harness")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed tries the same inputs; 0 is any")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(sorted(HARNESSES))}; all")
     arguments = parser.parse_args()
     names = arguments.names or list(HARNESSES)
     if unknown := set(names) - set(HARNESSES):
         parser.error(f"no such harness: {', '.join(sorted(unknown))}")
+    seed = arguments.seed or random.randrange(1, 1 << 31)
+    print(f"seed {seed}", flush=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        failures = [text for text in pool.map(lambda name: run(name, arguments.seconds), names) if text]
+        failures = [text for text in pool.map(lambda name: run(name, arguments.seconds, seed), names) if text]
     for text in failures:
         print(text, file=sys.stderr)
     return 1 if failures else 0

@@ -1,5 +1,5 @@
 /* A stand-in for libFuzzer where clang is missing: mutates seeds without coverage feedback.
- * usage: fuzzer SECONDS SEED_FILE...   A crash leaves its input in ./crash. */
+ * usage: fuzzer SECONDS SEED SEED_FILE...   A crash leaves its input in ./crash. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,8 +24,8 @@ int main(int argc, char **argv) {
     int count = 0, i;
     unsigned long runs = 0;
     time_t end = time(0) + atoi(argv[1]);
-    state ^= (uint64_t)time(0) << 20;
-    for (i = 2; i < argc && count < 64; i++) {
+    state ^= (uint64_t)atoi(argv[2]) << 20;
+    for (i = 3; i < argc && count < 64; i++) {
         FILE *file = fopen(argv[i], "rb");
         if (!file) return perror(argv[i]), 1;
         lengths[count] = fread(seeds[count], 1, MOST, file);
