@@ -206,3 +206,12 @@ def _line(type_: str, value: dict[str, Any]) -> bytes:
     import json
 
     return json.dumps({"type": type_, "object": value}).encode()
+
+
+async def test_what_cannot_be_streamed_is_listed(server: ApiServer, client: ApiClient, follower: Follower):
+    server.fail(500, path="^/api/v1/pods$")
+    await client.create(PODS, pod("a"), Any)
+    await follower.until("a")
+    first, second = [seen.params for seen in server.requests if seen.path == "/api/v1/pods"][:2]
+    assert "sendInitialEvents" in first
+    assert "watch" not in second

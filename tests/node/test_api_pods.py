@@ -1,0 +1,238 @@
+"""A node whose pods come from an API server: a real agent, a hollow runtime, the test API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.node import Node
+from engine.runtime.hollow import HollowRuntime
+from engine.testing.apiserver import ApiServer, Fault
+from tests.node_bench import Bench, container
+from tests.waiting import PATIENCE, eventually
+
+PODS = "/api/v1/namespaces/default/pods"
+Object = dict[str, Any]
+
+
+class Joined(Bench):
+    """A bench whose node belongs to `server`'s cluster."""
+
+    kubeconfig: Path
+
+    async def start(self) -> Node:
+        self.node = Node(
+            config=self.config,
+            runtime_endpoint=str(self.endpoint),
+            root=self.root,
+            name="n1",
+            kubeconfig=self.kubeconfig,
+        )
+        await self.node.start()
+        return self.node
+
+
+class Cluster:
+    """What users do with the API."""
+
+    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+        self.server, self.client = server, client
+
+    async def run(self, name: str, node: str = "n1", **spec: Any) -> Object:
+        wanted = {
+            "nodeName": node,
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container()],
+            **spec,
+        }
+        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": wanted}
+        return await self.client.create(PODS, value, Object)
+
+    async def pod(self, name: str) -> Object | None:
+        try:
+            return await self.client.get(f"{PODS}/{name}", Object)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    async def when(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
+        """The pod, once something holds of it."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                pod = await self.pod(name)
+                if holds(pod):
+                    return pod
+                await asyncio.sleep(0.05)
+
+    async def until(self, name: str, phase: str) -> Object:
+        found = await self.when(name, lambda pod: pod is not None and pod["status"].get("phase") == phase)
+        assert found is not None
+        return found
+
+    async def gone(self, name: str) -> None:
+        await self.when(name, lambda pod: pod is None)
+
+    async def ready(self, name: str, other_than: str = "") -> Object:
+        found = await self.when(
+            name,
+            lambda pod: (
+                pod is not None
+                and pod["metadata"]["uid"] != other_than
+                and condition(pod, "Ready").get("status") == "True"
+            ),
+        )
+        assert found is not None
+        return found
+
+    async def delete(self, name: str, grace: int = 1) -> None:
+        await self.client.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
+
+    def asked(self, method: str, part: str) -> int:
+        return sum(r.method == method and part in r.path for r in self.server.requests)
+
+
+def condition(pod: Object, kind: str) -> Object:
+    found = [c for c in pod["status"].get("conditions", ()) if c["type"] == kind]
+    return found[0] if found else {}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with ApiServer(tmp_path / "api") as server:
+        config = load_kubeconfig(server.kubeconfig("admin"))
+        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
+        yield Cluster(server, client)
+        client.close()
+
+
+@pytest.fixture
+async def joined(tmp_path: Path, hollow: HollowRuntime, cluster: Cluster) -> AsyncIterator[Joined]:
+    bench = Joined(tmp_path, hollow.socket)
+    bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+    yield bench
+    await bench.close()
+
+
+async def test_a_pod_runs_is_told_of_and_leaves_the_api_when_it_is_deleted(joined: Joined, cluster: Cluster):
+    await joined.start()
+    await cluster.run("web")
+    await cluster.run("other", node="n2")
+    pod = await cluster.ready("web")
+    assert pod["status"]["phase"] == "Running"
+    assert pod["status"]["containerStatuses"][0]["containerID"]
+    await cluster.delete("web")
+    await cluster.gone("web")
+    other = await cluster.pod("other")
+    assert other is not None
+    assert other["status"]["phase"] == "Pending"
+
+
+async def test_nothing_is_said_while_nothing_changes_and_others_conditions_stay(
+    joined: Joined, cluster: Cluster
+):
+    await joined.start()
+    await cluster.run("web", readinessGates=[{"conditionType": "example.com/gate"}])
+    await cluster.until("web", "Running")
+    gate = {"type": "example.com/gate", "status": "True"}
+    await cluster.client.patch(f"{PODS}/web/status", {"status": {"conditions": [gate]}}, Object)
+    pod = await cluster.ready("web")
+    assert condition(pod, "example.com/gate") == gate
+    said = cluster.asked("PATCH", "web/status")
+    label = {"metadata": {"labels": {"a": "b"}}}
+    await cluster.client.patch(f"{PODS}/web", label, Object)
+    await cluster.run("next")
+    await cluster.ready("next")
+    assert cluster.asked("PATCH", "web/status") == said
+    assert joined.node is not None
+    assert next(p for p in joined.node.pods() if p.metadata.name == "web").metadata.labels == {"a": "b"}
+
+
+async def test_a_rejected_pod_has_failed_for_good(joined: Joined, cluster: Cluster):
+    await joined.start()
+    await cluster.run("big", containers=[container(resources={"requests": {"cpu": "9000"}})])
+    pod = await cluster.until("big", "Failed")
+    assert pod["status"]["reason"] == "OutOfcpu"
+    assert pod["status"]["message"].startswith("Pod was rejected: ")
+    await joined.restart()
+    await cluster.run("next")
+    await cluster.ready("next")
+    assert await cluster.pod("big") == pod
+    await cluster.delete("big")
+    await cluster.gone("big")
+
+
+async def test_an_agent_that_comes_back_restarts_nothing(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime
+):
+    await joined.start()
+    await cluster.run("web")
+    before = await cluster.ready("web")
+    assert joined.node is not None
+    await joined.node.stop()
+    await cluster.server.stop()
+    await joined.start()
+    assert [p.metadata.name for p in joined.node.pods()] == []
+    assert [p.metadata.name for p in joined.node.running.running_pods()] == ["web"]
+    await cluster.server.start()
+    await eventually(lambda: [p.metadata.name for p in joined.node.pods()] == ["web"])  # type: ignore[union-attr]
+    after = await cluster.ready("web")
+    assert after["status"] == before["status"]
+
+
+async def test_a_pod_deleted_while_no_agent_was_there_ends_when_one_comes(joined: Joined, cluster: Cluster):
+    await joined.start()
+    await cluster.run("gone")
+    await cluster.run("deleted")
+    await cluster.ready("gone")
+    await cluster.ready("deleted")
+    assert joined.node is not None
+    await joined.node.stop()
+    await cluster.delete("deleted", grace=30)
+    await cluster.delete("gone", grace=0)
+    await joined.start()
+    await cluster.gone("deleted")
+    await eventually(lambda: joined.node.running.running_pods() == [])  # type: ignore[union-attr]
+
+
+async def test_status_is_told_again_until_the_server_takes_it(joined: Joined, cluster: Cluster):
+    for fault in (500, Fault.DROP):
+        cluster.server.fail(fault, path="/pods/web/status", times=2)
+    await joined.start()
+    await cluster.run("web")
+    await cluster.ready("web")
+
+
+async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_there(
+    joined: Joined, cluster: Cluster
+):
+    path = joined.write("st", {"containers": [container()]})
+    await joined.start()
+    mirror = await cluster.ready("st-n1")
+    owner = mirror["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["name"], owner["controller"]) == ("Node", "n1", True)
+    await cluster.delete("st-n1", grace=0)
+    again = await cluster.ready("st-n1", other_than=mirror["metadata"]["uid"])
+    assert again["status"]["containerStatuses"] == mirror["status"]["containerStatuses"]
+    joined.write("st", {"containers": [container(args=["x"])]})
+    await cluster.ready("st-n1", other_than=again["metadata"]["uid"])
+    path.unlink()
+    await cluster.gone("st-n1")
+
+
+async def test_what_the_node_cannot_give_yet_is_waited_for_and_said(joined: Joined, cluster: Cluster):
+    await joined.start()
+    token = {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+    await cluster.run("token", volumes=[{"name": "t", **token}])
+    await eventually(lambda: "FailedMount" in joined.reasons())
+    pod = await cluster.pod("token")
+    assert pod is not None
+    assert pod["status"]["phase"] == "Pending"
