@@ -117,8 +117,8 @@ def run(name: str, seconds: int, seed: int) -> str:
         directory = Path(work)
         corpus = directory / "corpus"
         corpus.mkdir()
-        for number, seed in enumerate(seeds):
-            (corpus / f"seed-{number}").write_bytes(seed)
+        for number, beginning in enumerate(seeds):
+            (corpus / f"seed-{number}").write_bytes(beginning)
         for kept in (HERE / "corpus" / name).glob("*"):
             shutil.copy(kept, corpus)
         environment = os.environ | {"TMPDIR": work}
