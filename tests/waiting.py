@@ -12,7 +12,7 @@ PATIENCE = 240.0
 """Seconds; below pytest's own time limit, so that a failure says what did not come true."""
 
 
-async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:
+async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE, *, every: float = 0.01) -> None:
     """Wait until a condition, which may be a coroutine function, holds."""
     deadline = time.monotonic() + seconds
     while True:
@@ -22,7 +22,7 @@ async def eventually(condition: Callable[[], Any], seconds: float = PATIENCE) ->
         if held:
             return
         assert time.monotonic() < deadline, _missed(condition, seconds)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(every)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> None:

@@ -1,6 +1,7 @@
 """Many containers with a one-second liveness probe on the hollow runtime, in this process's own network.
 
-`python soaking.py KIND CONTAINERS SECONDS`, inside a network namespace of its own; prints one JSON object.
+`python soaking.py KIND CONTAINERS PROBES`, inside a network namespace of its own, until each has had so
+many probes; prints one JSON object.
 A failing liveness probe restarts the container, as the node would.
 """
 
@@ -25,6 +26,7 @@ from engine.metrics import Registry
 from engine.probes.manager import ProbeManager, ProbeResult
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
+from tests.waiting import eventually
 
 PROBES = {
     "http": {"httpGet": {"port": 8080, "path": "/healthz"}},
@@ -95,7 +97,12 @@ class Containers:
         await self.start(result.pod_uid)
 
 
-async def soak(kind: str, containers: int, seconds: float) -> dict[str, Any]:
+def least(node: Containers) -> int:
+    """How many probes the container with the fewest has had."""
+    return min(sum(probe["outcomes"].values()) for probe in node.manager.describe()["probes"])
+
+
+async def soak(kind: str, containers: int, probes: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ks-") as directory:
         async with HollowRuntime(Path(directory) / "cri.sock") as runtime:
             client = RuntimeClient(str(runtime.socket))
@@ -114,16 +121,14 @@ async def soak(kind: str, containers: int, seconds: float) -> dict[str, Any]:
             await node.manager.start()
             for number in range(containers):
                 await node.add(number, PROBES[kind])
-            await asyncio.sleep(2)
+            await eventually(lambda: least(node) >= 2)
             entries, cpu = node.manager.entries, time.process_time()
-            await asyncio.sleep(seconds)
+            await eventually(lambda: least(node) >= 2 + probes, every=0.5)
             cpu = time.process_time() - cpu
-            described = node.manager.describe()
-            loop = described["loop"]
+            loop = node.manager.describe()["loop"]
             found = {
                 "restarts": node.restarts,
                 "outcomes": loop["outcomes"],
-                "least": min(sum(probe["outcomes"].values()) for probe in described["probes"]),
                 "entries": node.manager.entries - entries,
                 "late": loop["late"],
                 "cpu_seconds": cpu,
@@ -136,13 +141,13 @@ async def soak(kind: str, containers: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    kind, containers, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    kind, containers, probes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     server = [sys.executable, str(Path(__file__).with_name("answering.py"))]
     with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as answering:
         assert answering.stdout is not None
         answering.stdout.readline()
-        found = asyncio.run(soak(kind, containers, seconds))
+        found = asyncio.run(soak(kind, containers, probes))
         assert answering.stdin is not None
         answering.stdin.close()
     print(json.dumps(found))  # noqa: T201

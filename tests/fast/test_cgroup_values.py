@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cgroup_scenes import as_pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from engine.cgroups.conversion import shares_to_weight
 from engine.cgroups.levels import Contribution, LevelRules, LevelSums
 from engine.cgroups.values import PodRules, pod_values
 from engine.tables.pods import PodTable
+from tests.cgroups.cgroup_scenes import as_pod
 
 GI = 1 << 30
 CPU = st.sampled_from(["0", "1m", "20m", "250m", "999m", "1", "1500m", "64", "300"])
