@@ -81,7 +81,7 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
             continue
         hint = _without_none(hints[name])
         if get_origin(hint) is dict:
-            plain[name] = _mapping(name, value)
+            plain[name] = key_values(name, value)
         elif isinstance(value, tuple):
             inner = get_args(hint)[0]
             structured = inner not in (str, int) and get_origin(inner) is not Literal
@@ -96,7 +96,8 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
         raise InvalidInput(text, subject=f"--{option}" if option else kind.__name__) from None
 
 
-def _mapping(name: str, values: tuple[str, ...]) -> dict[str, Any]:
+def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
+    """`KEY=VALUE` texts, several in one with commas. Raises `InvalidInput` naming the option."""
     found: dict[str, Any] = {}
     for text in values:
         parts = [text] if "{" in text else text.split(",")

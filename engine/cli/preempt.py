@@ -1,4 +1,4 @@
-"""`kubengine preempt --dry-run`: whether a node takes a pod, and who would die for it."""
+"""`kubengine preempt`: whether a node takes a pod, and who would die for it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Required: say what would happen, evict nothing.")
-@click.option(
-    "-f", "--file", "file", type=FILE, required=True, help="The pod that wants to come (YAML, JSON)."
-)
+@click.option("--dry-run", is_flag=True, help="Said for clearness: this command never evicts anybody.")
+@click.option("-f", "--file", "file", type=FILE, help="Manifest of the pod that wants to come (YAML, JSON).")
+@click.option("--requests", multiple=True, metavar="KEY=VALUE", help="Resource requests of the pod instead.")
+@click.option("--limits", multiple=True, metavar="KEY=VALUE", help="Resource limits.")
+@click.option("--name", default="", help="How the answer calls the pod.")
+@click.option("--priority", type=click.IntRange(-(2**31), 2**31 - 1), help="spec.priority")
+@click.option("--critical", is_flag=True, help="Priority 2000000000: the pod may preempt.")
 @click.option("--static", is_flag=True, help="Treat it as a pod from the manifest directory: critical.")
 @click.option(
     "--policy", metavar="NAME", default="", help="kubelet, priority or minimal.  [default: the node's]"
@@ -30,7 +33,12 @@ def command(
     agent: Agent,
     as_json: bool,
     dry_run: bool,
-    file: Path,
+    file: Path | None,
+    requests: tuple[str, ...],
+    limits: tuple[str, ...],
+    name: str,
+    priority: int | None,
+    critical: bool,
     static: bool,
     policy: str,
     node: Path | None,
@@ -43,11 +51,10 @@ def command(
 
     Exit status: 0 the pod is taken (perhaps after preemption), 3 it is not.
     """
-    if not dry_run:
-        raise click.UsageError("this command evicts nobody; say --dry-run")
     if pods_file is not None and node is None:
         raise click.UsageError("--pods needs --node")
-    pod = _one_pod(file, static)
+    pod = _asked_pod(file, requests, limits)
+    _change(pod, name=name, priority=priority, critical=critical, static=static)
     if node is None:
         from engine.api.struct import to_json
 
@@ -62,19 +69,40 @@ def command(
         raise click.exceptions.Exit(3)
 
 
-def _one_pod(file: Path, static: bool) -> Any:
-    from engine.api.documents import load_pods
+def _asked_pod(file: Path | None, requests: tuple[str, ...], limits: tuple[str, ...]) -> Any:
+    """From the manifest, with one container of these amounts where they are given."""
+    from engine.api.documents import convert, load_pods
     from engine.api.errors import InvalidInput
-    from engine.api.qos import SOURCE_ANNOTATION
+    from engine.api.pod import Pod
+    from engine.cli.plan_options import key_values
 
-    pods, warnings = load_pods(file)
-    for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+    if file is None and not requests and not limits:
+        raise click.UsageError("say which pod: --file or --requests")
+    pods = [convert({"metadata": {"name": "pod"}}, Pod, "pod")]
+    if file is not None:
+        pods, warnings = load_pods(file)
+        for warning in warnings:
+            click.echo(f"warning: {warning}", err=True)
     if len(pods) != 1:
         raise InvalidInput(f"expected one Pod, got {len(pods)}", subject=str(file))
-    if static:
-        pods[0].metadata.annotations = {**pods[0].annotations, SOURCE_ANNOTATION: "file"}
+    if requests or limits:
+        amounts = {"requests": key_values("requests", requests), "limits": key_values("limits", limits)}
+        container = {"name": "main", "resources": amounts}
+        pods[0].spec.containers = convert({"spec": {"containers": [container]}}, Pod, "pod").spec.containers
+        pods[0].spec.init_containers = None
     return pods[0]
+
+
+def _change(pod: Any, *, name: str, priority: int | None, critical: bool, static: bool) -> None:
+    from engine.api.qos import SOURCE_ANNOTATION, SYSTEM_CRITICAL_PRIORITY
+
+    pod.metadata.name = name or pod.metadata.name
+    if critical:
+        pod.spec.priority = SYSTEM_CRITICAL_PRIORITY
+    if priority is not None:
+        pod.spec.priority = priority
+    if static:
+        pod.metadata.annotations = {**pod.annotations, SOURCE_ANNOTATION: "file"}
 
 
 def _from_files(pod: Any, node_file: Path, pods_file: Path | None, policy: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`kubengine preempt --dry-run` on files."""
+"""`kubengine preempt` on files."""
 
 from __future__ import annotations
 
@@ -69,11 +69,27 @@ def test_a_pod_that_fits(files):
     assert run(files, "--dry-run").output == "default/wanted fits.\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [([], "--dry-run"), (["--dry-run", "--policy", "best"], "kubelet, priority, minimal")],
-)
-def test_wrong_usage(files, arguments, words):
-    result = run(files, *arguments)
+def test_an_unknown_policy_is_wrong_usage(files):
+    result = run(files, "--policy", "best")
     assert result.exit_code == 2
-    assert words in result.output
+    assert "kubelet, priority, minimal" in result.output
+
+
+def test_the_pod_may_be_said_in_the_planners_options(files):
+    arguments = ["--node", str(files / "node.yaml"), "--pods", str(files / "pods.yaml"), "--json"]
+    said = ["--requests", "cpu=1,memory=1Mi", "--name", "said"]
+    plain = CliRunner().invoke(command, [*arguments, *said])
+    assert plain.exit_code == 3
+    assert json.loads(plain.output)["reason"] == "OutOfcpu"
+    critical = CliRunner().invoke(command, [*arguments, *said, "--critical"])
+    assert critical.exit_code == 0, critical.output
+    assert json.loads(critical.output)["preemption"]["victims"] == ["u1"]
+    missing = CliRunner().invoke(command, arguments)
+    assert missing.exit_code == 2
+    assert "say which pod: --file or --requests" in missing.output
+
+
+def test_options_change_the_manifests_pod(files):
+    changed = json.loads(run(files, "--requests", "cpu=200m", "--name", "other", "--json").output)
+    assert (changed["pod"], changed["admit"]) == ("default/other", True)
+    assert json.loads(run(files, "--priority", "2000000000", "--json").output)["admit"]

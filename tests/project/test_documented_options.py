@@ -1,0 +1,83 @@
+"""The subcommands and options that the documents name are those of the commands' own help."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from engine.cli import _kubengine
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+_OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*|-[a-zA-Z])(?![\w-])")
+
+
+def command_lines(text: str) -> Iterator[str]:
+    """What follows `kubengine` in a code span or on a line of a block, up to a pipe or a comment."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    for found in re.findall(r"(?:^ {4,}|^|`|\$ |/|sudo |\| )kubengine ([^`\n]+)", text, re.MULTILINE):
+        yield re.split(r" \| | #| > |  ", found)[0]
+
+
+def options(command: click.Command) -> set[str]:
+    params = command.get_params(click.Context(command))
+    return {"-h"} | {name for param in params for name in (*param.opts, *param.secondary_opts)}
+
+
+def called(line: str) -> tuple[list[str], set[str]]:
+    """The commands on a line from the top, and every option that may stand there."""
+    command: click.Command = _kubengine
+    path, known = [], options(command)
+    for word in line.split():
+        if not isinstance(command, click.Group):
+            break
+        below = command.get_command(click.Context(command), word)
+        if below is not None:
+            command = below
+            path.append(word)
+            known |= options(command)
+        elif path and re.fullmatch(r"[a-z][a-z-]+", word):
+            raise AssertionError(f"kubengine {' '.join(path)} has no command {word}: kubengine {line}")
+    return path, known
+
+
+def every_option() -> set[str]:
+    known: set[str] = set()
+    waiting: list[click.Command] = [_kubengine]
+    while waiting:
+        command = waiting.pop()
+        known |= options(command)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            below = (command.get_command(context, name) for name in command.list_commands(context))
+            waiting += [one for one in below if one is not None]
+    return known
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_options_on_command_lines_are_the_commands_own(document: Path) -> None:
+    for line in command_lines(document.read_text()):
+        path, known = called(line)
+        unknown = {name for name in _OPTION.findall(line) if name not in known}
+        assert not unknown, f"kubengine {' '.join(path)} has no {unknown}: kubengine {line}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_options_named_alone_exist_somewhere(document: Path) -> None:
+    known = every_option()
+    spans = re.findall(r"`(--[a-z][^`\n]*)`", document.read_text())
+    unknown = {name for span in spans for name in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", span)} - known
+    assert not unknown
+
+
+def test_a_wrong_option_on_a_line_is_seen() -> None:
+    _, known = called("plan evict --resource memory cluster.kes")
+    assert "--resource" in known
+    assert "--only-labels" not in known
+    with pytest.raises(AssertionError, match="no command evicted"):
+        called("plan evicted cluster.kes")
