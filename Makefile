@@ -35,7 +35,7 @@ help:
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
-	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points under device pods that come and go'
+	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; fail every file operation and runtime call'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -72,7 +72,7 @@ fuzz: build
 
 CHAOS_POINTS ?= 1000
 chaos: build
-	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) $(PYTEST) tests/devices/test_crash_campaign.py
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 $(PYTEST) tests/node/test_fault_walk.py tests/devices/test_crash_campaign.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

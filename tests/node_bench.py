@@ -49,9 +49,14 @@ class Bench:
 
     async def restart(self) -> Node:
         """Like a stop and a start of the agent: pods stay."""
-        assert self.node is not None
-        await self.node.stop()
+        await self.stop()
         return await self.start()
+
+    async def stop(self) -> None:
+        """Like a stop of the agent: pods stay. One that fails to stop is not used again."""
+        assert self.node is not None
+        node, self.node = self.node, None
+        await node.stop()
 
     async def close(self) -> None:
         if self.node is not None:

@@ -19,6 +19,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.cli._places import default_socket
 from engine.cli._start_up import settle
 from engine.host.notify import ServiceManager, beat
+from engine.host.stopping import stop_all
 from engine.node import Node
 from engine.server import Server
 
@@ -86,8 +87,7 @@ class AgentProcess:
             self._server.bind()
             await self._run_with_runtime(show)
         finally:
-            await self._server.stop()
-            await self.node.stop()
+            await stop_all([self._server.stop, self.node.stop])
         if self._cleaning_up:
             click.echo("every pod is removed", err=True)
 
@@ -124,8 +124,7 @@ class AgentProcess:
                 if task is not None:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
-            await self._server.stop()
-            await self.node.stop()
+            await stop_all([self._server.stop, self.node.stop])
 
     def _trouble(self) -> str:
         return "; ".join(f"{check}: {error}" for check, error in self.node.healthz() if error)

@@ -191,7 +191,8 @@ async def _serve(make: Callable[[], _Runtime], stats_file: Path | None, clean_up
             if stats_file is not None:
                 _write_stats(stats_file, runtime.counts())
             try:
-                await asyncio.wait_for(done.wait(), 1.0 if stats_file is not None else None)
+                async with asyncio.timeout(1.0 if stats_file is not None else None):
+                    await done.wait()
             except TimeoutError:
                 continue
     finally:

@@ -32,6 +32,7 @@ from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
 from engine.devices.topology import Numa, TopologyPolicy
+from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 
@@ -171,16 +172,14 @@ class DeviceManager:
 
     async def stop(self) -> None:
         """End all connections and write the checkpoint. Pods keep their devices."""
-        if self._pod_resources is not None:
-            await self._pod_resources.stop()
-        if self._watcher is not None:
-            await self._watcher.stop()
-        await self._registration.stop()
+        servers = (self._pod_resources, self._watcher, self._registration)
+        stops = [server.stop for server in servers if server is not None]
+        await stop_all([*stops, self._end_connections, self._following.stop, self._file.stop])
+
+    async def _end_connections(self) -> None:
         endpoints = list(self._endpoints.values())
         self._endpoints.clear()
         await asyncio.gather(*(endpoint.close() for endpoint in endpoints), self._closing.wait())
-        await self._following.stop()
-        await self._file.stop()
 
     # Plugins.
 

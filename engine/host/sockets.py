@@ -111,6 +111,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _private_directory(parent: Path) -> Iterator[int]:
+    """A descriptor of it. That it can't be taken away is no reason to give up what was made in it."""
     path = parent / f".{os.urandom(4).hex()}"
     path.mkdir(mode=0o700)
     try:
@@ -118,8 +119,10 @@ def _private_directory(parent: Path) -> Iterator[int]:
         try:
             yield descriptor
         finally:
-            for left in os.listdir(descriptor):
-                os.unlink(left, dir_fd=descriptor)
+            with contextlib.suppress(OSError):
+                for left in os.listdir(descriptor):
+                    os.unlink(left, dir_fd=descriptor)
             os.close(descriptor)
     finally:
-        path.rmdir()
+        with contextlib.suppress(OSError):
+            path.rmdir()

@@ -5,7 +5,7 @@ Each gets what it needs from the node and knows nothing of the others but what i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,7 @@ from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.host.inotify import Watch
 from engine.host.sockets import is_served
+from engine.host.stopping import stop_all
 from engine.images.manager import ImageManager
 from engine.node.log_rotation import LogRotation
 from engine.node.pods import NodePods
@@ -171,18 +172,7 @@ class Managers:
 
     async def stop(self) -> None:
         """Every room is stopped even if one fails to."""
-        await _each([room.stop for room in (*self._beside_pods, *self._before_pods)])
-
-
-async def _each(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    failure: Exception | None = None
-    for call in calls:
-        try:
-            await call()
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+        await stop_all(room.stop for room in (*self._beside_pods, *self._before_pods))
 
 
 def refuse_served_sockets(root: Path) -> None:

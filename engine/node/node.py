@@ -116,12 +116,14 @@ class Node:
         await self._running.start()
 
     async def stop(self) -> None:
-        """Leaves pods as they are."""
-        if self._running is not None:
-            await self._running.stop()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
+        try:
+            if self._running is not None:
+                await self._running.stop()
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     async def remove_all_pods(self) -> None:
         """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""

@@ -22,6 +22,7 @@ from engine.api.quantity import Quantity
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
+from engine.host.stopping import stop_all
 from engine.node import machine
 from engine.node.backoff import Backoff
 from engine.node.belonging import Belonging, Standalone
@@ -171,7 +172,7 @@ class RunningNode:
         self._conditions_changed()
         for source in self._sources:
             await source.start()
-            await source.ready.wait()
+            await source.looked.wait()
         if not self._sources:
             self._manifests_changed([])
         self._belonging.follow_pods(self.pods)
@@ -179,16 +180,23 @@ class RunningNode:
         self._reconciler.start(self._reconcile_cgroups)
 
     async def stop(self) -> None:
-        """Leaves pods as they are."""
-        await self._belonging.stop()
-        await self._stop_sources()
-        await self._reconciler.stop()
-        await self.pods.stop()
-        await self.runtime_health.stop()
-        await self.watch.stop()
-        await self.managers.stop()
+        """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
+        await stop_all(
+            [
+                self._belonging.stop,
+                self._stop_sources,
+                self._reconciler.stop,
+                self.pods.stop,
+                self.runtime_health.stop,
+                self.watch.stop,
+                self.managers.stop,
+                self._leave_cgroups,
+                self._runtime.close,
+            ]
+        )
+
+    async def _leave_cgroups(self) -> None:
         self._cgroups.stop()
-        await self._runtime.close()
 
     async def remove_all_pods(self) -> None:
         """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""

@@ -28,11 +28,15 @@ Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
 STEP_SECONDS = 60.0
 """A reading of the directory that takes longer is stuck."""
+RETRY_SECONDS = 0.2
+"""How soon what could not be read is tried again the first time; each pause is twice the one before."""
+FIRST_LOOK_SECONDS = 10.0
+"""How long a manifest that cannot be read keeps the pods of all from being known."""
 
 
 @dataclass(slots=True)
 class _File:
-    stamp: Stamp
+    stamp: Stamp | None = None
     pods: list[Pod] = field(default_factory=list)
 
 
@@ -40,8 +44,9 @@ class ManifestDirectory:
     """The static pods of one directory (or one file).
 
     `uids` says under which uid a pod is here already. `on_change(pods)` gets the whole desired list
-    after every change; `on_fault(error)` what could not be used. `ready` is set after the first complete
-    reading.
+    after every change; `on_fault(error)` what could not be used. What the disk does not give is no change:
+    it is tried again, and nothing is said of any pod before everything was read once, but for a manifest
+    that stays unreadable. `looked` is set after the first look, whatever came of it.
     """
 
     def __init__(
@@ -68,7 +73,9 @@ class ManifestDirectory:
         self._dirty = asyncio.Event()
         self._watch: Watch | None = None
         self._task = (tasks or Tasks()).task("manifests")
-        self.ready = asyncio.Event()
+        self._known = False
+        self._unread: set[Path] = set()
+        self.looked = asyncio.Event()
 
     async def start(self) -> None:
         self._task.start(self._run)
@@ -79,15 +86,22 @@ class ManifestDirectory:
             self._watch.close()
 
     async def _run(self) -> None:
+        patient_until = asyncio.get_running_loop().time() + FIRST_LOOK_SECONDS
+        pause = RETRY_SECONDS
         while True:
             with self._task.step(STEP_SECONDS):
                 self._ensure_watch()
                 self._dirty.clear()
-                if await self._read() or not self.ready.is_set():
+                changed = await self._read()
+                patient = asyncio.get_running_loop().time() < patient_until
+                known = self._known or not (self._unread if patient else self._path in self._unread)
+                if known and (changed or not self._known):
                     self._on_change(self._desired())
-                self.ready.set()
+                self._known = known
+                self.looked.set()
+            pause = min(2 * pause, self._period) if self._unread else RETRY_SECONDS
             try:
-                async with asyncio.timeout(self._period):
+                async with asyncio.timeout(pause if self._unread else self._period):
                     await self._dirty.wait()
                 await asyncio.sleep(SETTLE_SECONDS)
             except TimeoutError:
@@ -104,19 +118,19 @@ class ManifestDirectory:
             log.warning("%s; manifests are re-read every %g s only", error, self._period)
 
     async def _read(self) -> bool:
-        """Re-reads what changed; whether the pods did. Pods stay when the directory can't be read."""
+        """Re-reads what changed; whether the pods did. Pods stay where something can't be read."""
+        self._unread.clear()
         try:
             found, faults = await asyncio.to_thread(_stamps, self._path)
         except OSError as error:
-            self._report(InvalidInput(error.strerror or str(error), subject=str(self._path)))
+            self._not_read(self._path, InvalidInput(error.strerror or str(error), subject=str(self._path)))
             return False
-        for fault in faults:
-            self._report(fault)
+        for path, fault in faults.items():
+            self._not_read(path, fault)
         changed = False
-        for path in list(self._files):
-            if path not in found:
-                del self._files[path]
-                changed = True
+        for path in self._files.keys() - found.keys() - faults.keys():
+            del self._files[path]
+            changed = True
         held: dict[str, PodRecord] | None = None
         for path, stamp in found.items():
             known = self._files.get(path)
@@ -125,11 +139,24 @@ class ManifestDirectory:
                 changed |= self._read_file(path, stamp, held)
         return changed
 
+    def _not_read(self, path: Path, fault: InvalidInput) -> None:
+        self._unread.add(path)
+        self._report(fault)
+
     def _read_file(self, path: Path, stamp: Stamp, held: Mapping[str, PodRecord]) -> bool:
-        file = self._files.setdefault(path, _File(stamp))
+        file = self._files.setdefault(path, _File())
+        try:
+            data = read_text(path)
+        except InvalidInput as error:
+            if isinstance(error.__cause__, OSError):
+                self._not_read(path, error)
+            else:
+                file.stamp = stamp
+                self._report(error)
+            return False
         file.stamp = stamp
         try:
-            manifests, warnings = parse_pods(read_text(path), str(path))
+            manifests, warnings = parse_pods(data, str(path))
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
         except InvalidInput as error:
             self._report(error)
@@ -175,15 +202,15 @@ class ManifestDirectory:
             self._on_fault(error)
 
 
-def _stamps(path: Path) -> tuple[dict[Path, Stamp], list[InvalidInput]]:
+def _stamps(path: Path) -> tuple[dict[Path, Stamp], dict[Path, InvalidInput]]:
     """Size, time and inode of every manifest, in the order of their names, and what can't be looked at.
 
     For a thread: to look at thousands of files would keep the agent's loop from everything else.
     """
     if not path.exists():
-        return {}, []
+        return {}, {}
     stamps: dict[Path, Stamp] = {}
-    faults = []
+    faults = {}
     for each in sorted(path.iterdir()) if path.is_dir() else [path]:
         if each.name.startswith("."):
             continue
@@ -192,7 +219,7 @@ def _stamps(path: Path) -> tuple[dict[Path, Stamp], list[InvalidInput]]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            faults.append(InvalidInput(error.strerror or str(error), subject=str(each)))
+            faults[each] = InvalidInput(error.strerror or str(error), subject=str(each))
             continue
         if stat.S_ISREG(info.st_mode):
             stamps[each] = (info.st_size, info.st_mtime_ns, info.st_ino)

@@ -45,7 +45,8 @@ class Watcher:
         watched = self._watched.get(identifier)
         if watched is not None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(watched.ended.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await watched.ended.wait()
             return watched.ended.is_set()
         return True
 

@@ -156,6 +156,7 @@ HOST_FILES = {
     "notify": "the service manager",
     "published": "directories of files that change all at once",
     "sockets": "claiming a unix socket",
+    "stopping": "ending many parts, whatever one of them raises",
     "tasks": "background tasks",
     "trees": "measuring and removing trees of files",
 }

@@ -1,0 +1,181 @@
+"""Faults for an agent in a test's context: the n-th file operation fails, or the n-th call of a method.
+
+Tasks and threads take the context of whoever starts them along, so that many agents live side by side in
+one process and each has its own fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from engine.api.errors import Refused, Unavailable
+from engine.host import files
+from engine.runtime.failures import Missing, TimedOut
+
+ENGINE = str(Path(files.__file__).parents[1]) + os.sep
+PROGRAM = tuple(str(path) for path in (sys.prefix, sys.base_prefix, Path(ENGINE).parent))
+OPERATIONS = frozenset(
+    {
+        "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.chmod", "os.scandir", "os.listdir",
+        "os.link", "os.symlink", "os.truncate", "socket.bind", "socket.connect",
+    }
+)  # fmt: skip
+ERRORS = (errno.EMFILE, errno.ENOSPC, errno.EIO, errno.ENOMEM)
+PARTIAL = 0
+"""Half of a file is written before the disk is full."""
+
+
+@dataclass
+class FileFault:
+    """Fails the `at`-th operation on a file with `error`; counts and fails none where `at` is 0.
+
+    `places` are where the operations came from: file and line of the engine, and what was done.
+    """
+
+    at: int = 0
+    error: int = errno.EIO
+    places: list[str] = field(default_factory=list)
+
+    def meet(self, operation: str, path: object = None) -> None:
+        """Raises `OSError` when it is time."""
+        place = _place()
+        if not place:
+            return
+        self.places.append(f"{place} {operation}")
+        if len(self.places) == self.at:
+            number = self.error or errno.ENOSPC
+            raise OSError(number, os.strerror(number), path)
+
+    @property
+    def met(self) -> bool:
+        return 0 < self.at <= len(self.places)
+
+
+current: ContextVar[FileFault | None] = ContextVar("fault", default=None)
+
+
+def _hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in OPERATIONS:
+        fault = current.get()
+        if fault is not None and not _of_the_program(arguments[0]):
+            fault.meet(event, arguments[0])
+
+
+def _of_the_program(path: object) -> bool:
+    return isinstance(path, int) or (isinstance(path, str | Path) and str(path).startswith(PROGRAM))
+
+
+def _place() -> str:
+    """Where the engine is, empty where only the test is at work."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not frame.f_code.co_filename.startswith(ENGINE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename.removeprefix(ENGINE)}:{frame.f_lineno}" if frame is not None else ""
+
+
+class SyncingOs:
+    """`os` for the file writer: its syncs, which no audit hook hears of, may fail as well."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def fsync(self, descriptor: int) -> None:
+        fault = current.get()
+        if fault is not None:
+            try:
+                fault.meet("fsync")
+            except OSError:
+                if fault.error == PARTIAL:
+                    os.truncate(descriptor, os.fstat(descriptor).st_size // 2)
+                raise
+        os.fsync(descriptor)
+
+
+@cache
+def _listen() -> None:
+    """A hook stays as long as the process."""
+    sys.addaudithook(_hook)
+
+
+@contextmanager
+def file_faults() -> Iterator[None]:
+    """While this lasts, contexts with a `current` fault meet it."""
+    _listen()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "os", SyncingOs())
+        yield
+
+
+KINDS = ("unavailable", "deadline", "refused", "not found", "undecodable", "hangs", "answer lost")
+
+
+class FailingService:
+    """A CRI service whose method `method` fails the `at`-th time as `kind` says, and only then.
+
+    `calls` counts what was called.
+    """
+
+    def __init__(self, service: object, calls: dict[str, int], method: str, at: int, kind: str) -> None:
+        self._service = service
+        self._calls = calls
+        self._method, self._at, self._kind = method, at, kind
+
+    def __getattr__(self, name: str) -> object:
+        function = getattr(self._service, name)
+        if name == "get_container_events":
+            return self._stream(function, name)
+        if not asyncio.iscoroutinefunction(function):
+            return function
+        return self._unary(function, name)
+
+    def _due(self, name: str) -> bool:
+        self._calls[name] = self._calls.get(name, 0) + 1
+        return name == self._method and self._calls[name] == self._at
+
+    def _unary(self, function: Callable[[Any], Awaitable[Any]], name: str) -> Callable[[Any], Awaitable[Any]]:
+        async def call(request: Any) -> Any:
+            if not self._due(name):
+                return await function(request)
+            if self._kind == "answer lost":
+                await function(request)
+            return await self._fail(name)
+
+        return call
+
+    def _stream(
+        self, function: Callable[[Any], AsyncIterator[Any]], name: str
+    ) -> Callable[[Any], AsyncIterator[Any]]:
+        async def call(request: Any) -> AsyncIterator[Any]:
+            if self._due(name):
+                yield await self._fail(name)
+            async for answer in function(request):
+                yield answer
+
+        return call
+
+    async def _fail(self, name: str) -> bytes:
+        match self._kind:
+            case "unavailable" | "answer lost":
+                raise Unavailable("told to be away", subject=name)
+            case "deadline":
+                raise TimedOut("told to be late", subject=name)
+            case "refused":
+                raise Refused("told to refuse", subject=name)
+            case "not found":
+                raise Missing("told to know nothing", subject=name)
+            case "hangs":
+                await asyncio.Event().wait()
+        return b"\xff\xff\xff"

@@ -1,0 +1,105 @@
+"""A manifest that the disk does not give for a moment is not a manifest that was taken away."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.api.documents import read_text
+from engine.api.errors import InvalidInput
+from engine.node import sources
+from tests.node_bench import Bench, container
+from tests.waiting import eventually
+
+
+class Disk:
+    """Gives nothing of `names` while `broken`: neither a file's content nor, with its own name, the list."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
+        self.broken = True
+        self._names = names
+        stamps = sources._stamps
+
+        def failing_read(path: Path) -> bytes:
+            try:
+                self._meet(path)
+            except OSError as error:
+                raise InvalidInput(os.strerror(errno.EIO), subject=str(path)) from error
+            return read_text(path)
+
+        def failing_stamps(path: Path) -> object:
+            self._meet(path)
+            return stamps(path)
+
+        patch.setattr(sources, "read_text", failing_read)
+        patch.setattr(sources, "_stamps", failing_stamps)
+
+    def _meet(self, path: Path) -> None:
+        if self.broken and path.name in self._names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "manifests"])
+async def test_running_pods_outlive_it(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    bench.write("a", {"containers": [container()]})
+    node = await bench.start()
+
+    def runs() -> bool:
+        return bench.phase("a") == "Running"
+
+    await eventually(runs)
+    before = {c.id for c in node.running.watch.pods[node.pods()[0].uid].containers}
+    disk = Disk(monkeypatch, name)
+    node = await bench.restart()
+    assert not node.pods()
+    disk.broken = False
+    await eventually(runs)
+    assert {c.id for c in node.running.watch.pods[node.pods()[0].uid].containers} == before
+    assert "FailedManifest" in bench.reasons()
+
+
+async def test_one_that_stays_unreadable_holds_up_others_for_a_while_only(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.3)
+    Disk(monkeypatch, "a.yaml")
+    for name in "ab":
+        bench.write(name, {"containers": [container()]})
+    await bench.start()
+
+    def runs() -> bool:
+        return bench.phase("b") == "Running"
+
+    await eventually(runs)
+    assert bench.pod("a") is None
+
+
+async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bench.write("a", {"containers": [container()]})
+    node = await bench.start()
+
+    def runs() -> bool:
+        return bench.phase("a") == "Running"
+
+    await eventually(runs)
+    [before] = node.pods()
+    disk = Disk(monkeypatch, "a.yaml")
+    path.write_text(path.read_text() + "\n# the same\n")
+
+    def said() -> bool:
+        return "FailedManifest" in bench.reasons()
+
+    await eventually(said)
+    assert node.pods()[0].uid == before.uid
+    bench.write("a", {"containers": [container(image="busybox:2")]})
+    disk.broken = False
+
+    def is_new() -> bool:
+        return [c.image for p in node.pods() for c in p.spec.containers] == ["busybox:2"] and runs()
+
+    await eventually(is_new)
