@@ -36,6 +36,8 @@ def apply_defaults(pod: Pod) -> None:
     spec.scheduler_name = spec.scheduler_name or "default-scheduler"
     if spec.termination_grace_period_seconds is None:
         spec.termination_grace_period_seconds = DEFAULT_GRACE_SECONDS
+    elif spec.termination_grace_period_seconds < 0:
+        spec.termination_grace_period_seconds = 1
     if spec.security_context is None:
         spec.security_context = PodSecurityContext()
     if spec.enable_service_links is None:

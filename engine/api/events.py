@@ -62,7 +62,8 @@ class EventRecorder:
     def _record(self, event: Event) -> None:
         self._events.append(event)
         level = logging.WARNING if event.type == WARNING else logging.INFO
-        log.log(level, "%s %s: %s", event.reason, event.pod or "node", event.message)
+        about = f"{event.pod}/{event.container}" if event.container else event.pod or "node"
+        log.log(level, "%s %s: %s", event.reason, about, event.message)
         for listener in self._listeners:
             listener(event)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Container, Pod, PodSecurityContext
@@ -141,8 +142,18 @@ def container_config(
         stdin=container.stdin,
         stdin_once=container.stdin_once,
         tty=container.tty,
+        stop_signal=_stop_signal(container),
         linux=cri.LinuxContainerConfig(resources=inputs.resources, security_context=security),
     )
+
+
+def _stop_signal(container: Container) -> cri.Signal:
+    """The default where there is none; SIGRTMIN+1 is SIGRTMINPLUS1 there."""
+    given = container.lifecycle.stop_signal if container.lifecycle is not None else None
+    if given is None:
+        return cri.RUNTIME_DEFAULT
+    name = given.replace("+", "PLUS").replace("-", "MINUS")
+    return cast("cri.Signal", cri.Signal.Value(name))
 
 
 def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]:

@@ -1,62 +1,111 @@
-"""A pod's resolver settings from its DNS policy and the node's resolv.conf."""
+"""A pod's resolver settings from its DNS policy and the node's resolv.conf.
+
+Source: kubelet v1.36 `network/dns`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
-from engine.api.pod import Pod
+from engine.api.pod import Pod, PodDNSConfig
 from engine.wire import cri_v1_pb2 as cri
 
 MAX_NAMESERVERS = 3
+MAX_SEARCHES = 32
+MAX_SEARCH_LINE = 2048
+MAX_SEARCH_PATH = 253
+_CLUSTER_OPTIONS = ("ndots:5",)
 
 
-def pod_dns(pod: Pod, config: KubeletConfiguration) -> cri.DNSConfig:
-    """Raises `Refused` when the node's resolv.conf is needed and cannot be read."""
+def pod_dns(pod: Pod, config: KubeletConfiguration, host_ip: str = "") -> cri.DNSConfig:
+    """What exceeds a resolver's limits is left out.
+
+    Raises `Refused` when the node's resolv.conf is needed and cannot be read.
+    """
     policy = pod.spec.dns_policy
-    cluster = policy == "ClusterFirst" and not pod.spec.host_network
-    cluster = (cluster or policy == "ClusterFirstWithHostNet") and bool(config.cluster_dns)
-    answer = cri.DNSConfig()
-    if policy != "None":
-        answer = _host_dns(config.resolv_conf)
-    if cluster:
-        domain, namespace = config.cluster_domain, pod.metadata.namespace
-        searches = [f"{namespace}.svc.{domain}", f"svc.{domain}", domain] if domain else []
-        answer = cri.DNSConfig(
-            servers=config.cluster_dns or [],
-            searches=[*searches, *answer.searches],
-            options=["ndots:5", *answer.options],
-        )
-    extra = pod.spec.dns_config
-    if extra is not None:
-        servers = dict.fromkeys([*answer.servers, *(extra.nameservers or [])])
-        searches = list(dict.fromkeys([*answer.searches, *(extra.searches or [])]))
-        options = [f"{o.name}:{o.value}" if o.value is not None else o.name for o in extra.options or []]
-        kept = [
-            o for o in answer.options if o.partition(":")[0] not in {n.partition(":")[0] for n in options}
-        ]
-        answer = cri.DNSConfig(servers=list(servers), searches=searches, options=[*kept, *options])
-    del answer.servers[MAX_NAMESERVERS:]
-    return answer
+    if policy == "None":
+        answer = cri.DNSConfig()
+    elif _wants_cluster_dns(pod) and config.cluster_dns:
+        answer = _cluster_dns(pod.metadata.namespace, config)
+    elif config.resolv_conf:
+        answer = _read(config.resolv_conf)
+    else:
+        answer = _no_lookups(host_ip)
+    if pod.spec.dns_config is not None:
+        answer = _with_pods_own(answer, pod.spec.dns_config)
+    return cri.DNSConfig(
+        servers=answer.servers[:MAX_NAMESERVERS],
+        searches=_fitting(answer.searches),
+        options=answer.options,
+    )
 
 
-def _host_dns(resolv_conf: str) -> cri.DNSConfig:
-    answer = cri.DNSConfig()
-    if not resolv_conf:
-        return answer
+def _wants_cluster_dns(pod: Pod) -> bool:
+    policy = pod.spec.dns_policy
+    return policy == "ClusterFirstWithHostNet" or (policy == "ClusterFirst" and not pod.spec.host_network)
+
+
+def _cluster_dns(namespace: str, config: KubeletConfiguration) -> cri.DNSConfig:
+    """The node's own search paths come after the cluster's; its options do not count."""
+    host = _read(config.resolv_conf) if config.resolv_conf else cri.DNSConfig()
+    domain = config.cluster_domain
+    own = [f"{namespace}.svc.{domain}", f"svc.{domain}", domain] if domain else []
+    searches = _once([*own, *host.searches]) if own else host.searches
+    return cri.DNSConfig(servers=config.cluster_dns or [], searches=searches, options=_CLUSTER_OPTIONS)
+
+
+def _no_lookups(host_ip: str) -> cri.DNSConfig:
+    """For a node without a resolv.conf: empty settings would make the runtime take the machine's."""
+    server = "::1" if host_ip and ip_address(host_ip).version == 6 else "127.0.0.1"
+    return cri.DNSConfig(servers=[server], searches=["."])
+
+
+def _with_pods_own(answer: cri.DNSConfig, own: PodDNSConfig) -> cri.DNSConfig:
+    options = dict(_split(option) for option in answer.options)
+    options |= {option.name: option.value or "" for option in own.options or []}
+    return cri.DNSConfig(
+        servers=_once([*answer.servers, *(own.nameservers or [])]),
+        searches=_once([*answer.searches, *(own.searches or [])]),
+        options=[f"{name}:{value}" if value else name for name, value in options.items()],
+    )
+
+
+def _fitting(searches: Sequence[str]) -> list[str]:
+    """Some resolvers abort at a longer path; a longer line is cut at its end."""
+    kept = [path for path in searches[:MAX_SEARCHES] if len(path) <= MAX_SEARCH_PATH]
+    while len(" ".join(kept)) > MAX_SEARCH_LINE:
+        kept.pop()
+    return kept
+
+
+def _read(resolv_conf: str) -> cri.DNSConfig:
+    """The last search line counts, and the last of each option."""
     try:
         text = Path(resolv_conf).read_text()
     except FileNotFoundError:
-        return answer
+        return cri.DNSConfig()
     except OSError as error:
         raise Refused(error.strerror or str(error), subject=resolv_conf, errno=error.errno) from error
+    servers, searches, options = [], [], dict[str, str]()
     for line in text.splitlines():
         word, *rest = line.split() or [""]
         if word == "nameserver" and rest:
-            answer.servers.append(rest[0])
+            servers.append(rest[0])
         elif word == "search":
-            answer.searches[:] = rest
+            searches = [path.removesuffix(".") for path in rest if path != "."]
         elif word == "options":
-            answer.options.extend(rest)
-    return answer
+            options |= {_split(option)[0]: option for option in rest}
+    return cri.DNSConfig(servers=servers, searches=searches, options=options.values())
+
+
+def _split(option: str) -> tuple[str, str]:
+    name, _, value = option.partition(":")
+    return name, value
+
+
+def _once(texts: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

@@ -19,6 +19,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10
 PULL_DEADLINE_SECONDS = 600.0
+_OF_IMAGES = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError")
 
 Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
@@ -30,6 +31,12 @@ class StartRefused(KubengineError):
         self.waiting = waiting
         self.event, self.text, self.kind = event, text or waiting.message, kind
         super().__init__(f"{waiting.reason}: {waiting.message}")
+
+    def say(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
+        """The event, and after one about an image the container's failure."""
+        recorder.pod(pod, self.kind, self.event, self.text, container=container)
+        if self.waiting.reason in _OF_IMAGES:
+            recorder.pod(pod, WARNING, "Failed", f"Error: {self.waiting.reason}", container=container)
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ class Node:
         """One agent per root directory."""
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
+            (self.root / "pods").mkdir(mode=0o750, exist_ok=True)
             self._lock = os.open(self.root / "kubengine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             text = error.strerror or str(error)

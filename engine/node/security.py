@@ -96,7 +96,8 @@ def container_security(
     seccomp_default: bool,
     users: cri.UserNamespace | None = None,
 ) -> cri.LinuxContainerSecurityContext:
-    """`seccomp_root` is the directory that Localhost profiles are named beneath.
+    """`seccomp_root` is the directory that Localhost profiles are named beneath. An image that names no
+    user runs as 0.
 
     Raises `InvalidInput` for a Localhost profile without a name.
     """
@@ -122,10 +123,10 @@ def container_security(
         message.capabilities.drop_capabilities.extend(context.capabilities.drop or [])
     if context.run_as_user is not None:
         message.run_as_user.value = context.run_as_user
-    elif image_uid is not None:
-        message.run_as_user.value = image_uid
-    elif image_username:
+    elif image_uid is None and image_username:
         message.run_as_username = image_username
+    else:
+        message.run_as_user.value = image_uid or 0
     if context.run_as_group is not None:
         message.run_as_group.value = context.run_as_group
     return message

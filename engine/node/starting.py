@@ -45,7 +45,7 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
             attempt=attempt,
             config=services.node.config,
             cgroup_parent=cgroup_parent,
-            dns=pod_dns(pod, services.node.config),
+            dns=pod_dns(pod, services.node.config, services.node.host_ip),
             hostname=sandbox_hostname(pod, services.node.config.cluster_domain),
             users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
             overhead=cri_resources(services.cgroups.overhead_resources(pod)),
@@ -101,17 +101,13 @@ async def start_container(
             if len(images) > 1:
                 text += f" (it mounts image volumes, which {services.node.runtime_name} may be too old for)"
             raise _refused("CreateContainerError", text) from error
-    services.recorder.pod(
-        pod, NORMAL, "Created", f"Created container {container.name}", container=container.name
-    )
+    services.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
     try:
         await services.runtime.start_container(container_id)
     except Refused as error:
         await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
         raise _refused("RunContainerError", error.message) from error
-    services.recorder.pod(
-        pod, NORMAL, "Started", f"Started container {container.name}", container=container.name
-    )
+    services.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
     _link_log(pod, container, container_id, config, sandbox)
     await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
     slot.give_back()
@@ -227,12 +223,16 @@ def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None
     context = effective_security(pod, container)
     if not context.run_as_non_root:
         return
-    user = context.run_as_user if context.run_as_user is not None else image.uid
-    if user == 0 or (user is None and image.username in ("", "root")):
-        raise InvalidInput("runAsNonRoot is set but the container would run as root", subject=container.name)
-    if user is None:
-        text = f"runAsNonRoot is set and the image's user {image.username!r} has no number to check"
-        raise InvalidInput(text, subject=container.name)
+    meta = pod.metadata
+    whose = f'(pod: "{meta.name}_{meta.namespace}({meta.uid})", container: {container.name})'
+    if context.run_as_user is not None:
+        if context.run_as_user == 0:
+            raise InvalidInput(f"container's runAsUser breaks non-root policy {whose}")
+    elif image.uid is None and image.username:
+        text = f"image has non-numeric user ({image.username}), cannot verify user is non-root"
+        raise InvalidInput(f"container has runAsNonRoot and {text} {whose}")
+    elif not image.uid:
+        raise InvalidInput(f"container has runAsNonRoot and image will run as root {whose}")
 
 
 def _mounts(
@@ -296,8 +296,8 @@ def _is_recursive(mount: VolumeMount, supported: bool) -> bool:
     """Raises `InvalidInput` where it must be and cannot."""
     if mount.recursive_read_only == "Enabled" and not supported:
         text = (
-            f'volume "{mount.name}" requested recursive read-only mode, '
-            "but it is not supported by the runtime"
+            f'failed to resolve recursive read-only mode: volume "{mount.name}" requested '
+            "recursive read-only mode, but it is not supported by the runtime"
         )
         raise InvalidInput(text)
     return is_recursive_read_only(mount, supported)

@@ -91,7 +91,7 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         qos_class=qos_class(pod),
         allocated_resources=pod_requests(pod) or None,
     )
-    status.resources = _pod_resources(pod, status.phase)
+    status.resources = ResourceAmounts(requests=pod_requests(pod) or None, limits=pod_limits(pod) or None)
     if inputs.ended is not None:
         status.phase = FAILED
         status.reason, status.message = inputs.ended
@@ -105,17 +105,6 @@ def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
     own = [c for c in status.conditions or () if is_own_condition(c.type)]
     others = [c for c in heard if not is_own_condition(c.type)]
     return msgspec.structs.replace(status, conditions=[*own, *others] or None)
-
-
-def _pod_resources(pod: Pod, phase: str) -> ResourceAmounts:
-    """Of a running pod only limits that hold for it as a whole, which a container without one undoes."""
-    limits = pod_limits(pod)
-    if phase == RUNNING_PHASE:
-        whole = (pod.spec.resources and pod.spec.resources.limits) or {}
-        limits = {
-            n: q for n, q in limits.items() if n in whole or all(n in c.limits for c in pod.spec.containers)
-        }
-    return ResourceAmounts(requests=pod_requests(pod) or None, limits=limits or None)
 
 
 def _phase(

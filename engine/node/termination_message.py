@@ -69,10 +69,10 @@ def termination_message(record: ContainerRecord, policy: str, *, root: Path, log
             return f"Error on reading termination log {record.message_path}: {error.strerror}"
     if not text and policy == "FallbackToLogsOnError" and record.exit_code != 0 and record.log_path:
         try:
-            lines = _tail(record.log_path, logs, MAX_LOG_BYTES * 4).splitlines()[-MAX_LOG_LINES:]
+            lines = _tail(record.log_path, logs, MAX_LOG_BYTES * 4).splitlines(keepends=True)[-MAX_LOG_LINES:]
         except OSError as error:
             return f"Error on reading termination message from logs: {error.strerror}"
-        text = "\n".join(_log_text(line) for line in lines)[-MAX_LOG_BYTES:]
+        text = "".join(map(_log_text, lines))[-MAX_LOG_BYTES:]
     return text or record.message
 
 
@@ -83,6 +83,8 @@ def _tail(path: str, top: Path, limit: int) -> str:
 
 
 def _log_text(line: str) -> str:
-    """The text of a CRI log line: time, stream and tag go before it."""
+    """The text of a CRI log line: time, stream and tag go before it. A part of a line (P) has no end."""
     parts = line.split(" ", 3)
-    return parts[3] if len(parts) == 4 else line
+    if len(parts) < 4:
+        return line
+    return parts[3].removesuffix("\n") if parts[2].split(":")[0] == "P" else parts[3]

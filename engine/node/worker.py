@@ -451,7 +451,7 @@ class PodWorker:
             )
         except StartRefused as refused:
             if self._waiting.get(name) != refused.waiting:
-                services.recorder.pod(self.pod, refused.kind, refused.event, refused.text, container=name)
+                refused.say(services.recorder, self.pod, name)
             self._waiting[name] = refused.waiting
             times = self._refused.get(name, (0, 0.0))[0] + 1
             wait = _retry_seconds(times)
@@ -467,12 +467,10 @@ class PodWorker:
         if self._waiting.get(container.name, Waiting("")).reason == "CrashLoopBackOff":
             return
         meta = self.pod.metadata
-        text = (
-            f"back-off {Duration(delay)} restarting failed container={container.name} "
-            f"pod={meta.name}_{meta.namespace}({meta.uid})"
-        )
+        whose = f"{meta.name}_{meta.namespace}({meta.uid})"
+        text = f"back-off {Duration(delay)} restarting failed container={container.name} pod={whose}"
         self._waiting[container.name] = Waiting("CrashLoopBackOff", text)
-        event = f"Back-off restarting failed container {container.name} in pod {meta.name}"
+        event = f"Back-off restarting failed container {container.name} in pod {whose}"
         self._services.recorder.pod(self.pod, WARNING, "BackOff", event, container=container.name)
 
     async def _finish(self, actions: PodActions) -> None:

@@ -129,6 +129,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "items[0].fieldRef.fieldPath",
     ),
     ({"spec": ", volumes: [{name: v, emptyDir: {}, hostPath: {path: /a}}]"}, "exactly one source"),
+    ({"container": ", lifecycle: {stopSignal: SIGTERM}"}, "lifecycle.stopSignal: only with spec.os"),
+    ({"container": ", lifecycle: {stopSignal: SIGUSR1}", "spec": ", os: {name: windows}"}, "stopSignal"),
+    ({"container": ", lifecycle: {stopSignal: SIGRTMIN+16}", "spec": ", os: {name: linux}"}, "stopSignal"),
     ({"metadata": ", labels: {a: 'b c'}"}, "metadata.labels.a"),
     ({"metadata": ", labels: {'a b': c}"}, "metadata.labels"),
     ({"metadata": ", annotations: {'a b': c}"}, "metadata.annotations"),
@@ -176,6 +179,8 @@ TAKEN: list[dict[str, Any]] = [
     {"spec": ", tolerations: [{operator: Exists}, {key: a.b/c, value: d, effect: NoExecute}]"},
     {"spec": ", volumes: [{name: v}]"},
     {"spec": ", os: {name: windows}"},
+    {"container": ", lifecycle: {stopSignal: SIGRTMAX-14}", "spec": ", os: {name: linux}"},
+    {"spec": ", terminationGracePeriodSeconds: -5"},
     {"spec": ", securityContext: {sysctls: [{name: net.ipv4.ip_local_port_range, value: 1 2}]}"},
     {
         "spec": ", serviceAccountName: default",

@@ -57,6 +57,15 @@ def test_localhost_profiles_are_beneath_the_roots_seccomp_directory():
         security(pod)
 
 
+def test_an_image_that_names_no_user_runs_as_root():
+    assert security(pod_of({})).run_as_user.value == 0
+    assert security(pod_of({})).HasField("run_as_user")
+    assert security(pod_of({}), image_uid=7).run_as_user.value == 7
+    named = security(pod_of({}), image_username="nobody")
+    assert named.run_as_username == "nobody"
+    assert not named.HasField("run_as_user")
+
+
 def test_groups_come_with_their_policy_the_file_group_first():
     context = {"fsGroup": 7, "supplementalGroups": [5, 6], "supplementalGroupsPolicy": "Strict"}
     pod = pod_of({"securityContext": context})

@@ -45,7 +45,7 @@ async def test_init_containers_sidecars_and_containers_start_in_order(bench: Ben
         annotations={f"{EXIT}exit-after.one": "50ms", f"{EXIT}exit-after.two": "50ms"},
     )
     await eventually(lambda: bench.phase("ordered") == "Running")
-    started = [e.message.split()[-1] for e in bench.node.recorder if e.reason == "Started"]
+    started = [e.container for e in bench.node.recorder if e.reason == "Started"]
     assert started == ["one", "side", "two", "main"]
 
 

@@ -98,7 +98,7 @@ def test_resources_are_those_that_were_given():
     assert status["containerStatuses"][0]["allocatedResources"] == sized["requests"]
     assert status["containerStatuses"][0]["resources"] == sized
     assert status["allocatedResources"] == sized["requests"]
-    assert status["resources"] == {"requests": sized["requests"]}
+    assert status["resources"] == sized
 
 
 @pytest.mark.parametrize("supported", [True, False])

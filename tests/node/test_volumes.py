@@ -9,7 +9,7 @@ import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,16 @@ def volumes(tmp_path: Path) -> Iterator[PodVolumes]:
     unmount_below(tmp_path)
 
 
-def pod(*given: Volume, group: int | None = None, containers: list[Container] | None = None) -> Pod:
+def pod(*given: Volume, group: int | None = None, containers: Sequence[Container] = ()) -> Pod:
+    """Its first container mounts all that is given."""
+    first, *others = containers or [Container(name="c", image="i")]
+    if first.volume_mounts is None:
+        first.volume_mounts = [VolumeMount(name=v.name, mount_path=f"/{v.name}") for v in given]
     return Pod(
         metadata=ObjectMeta(name="p", namespace="default", uid="u1", labels={"app": "web"}),
         spec=PodSpec(
             volumes=list(given),
-            containers=containers or [Container(name="c", image="i")],
+            containers=[first, *others],
             security_context=PodSecurityContext(fs_group=group),
         ),
     )
@@ -86,6 +90,14 @@ def refused(volumes: PodVolumes, pod: Pod) -> str:
 
 
 # emptyDir
+
+
+def test_what_no_container_mounts_is_left_alone(volumes: PodVolumes, tmp_path: Path) -> None:
+    one = pod(Volume("v", host_path=HostPathVolume(str(tmp_path / "none"), "Directory")))
+    one.spec.containers[0].volume_mounts = None
+    assert set_up(volumes, one) == {}
+    made = {path.name: path.stat().st_mode & 0o777 for path in volumes.pod_directory("u1").iterdir()}
+    assert made == {"containers": 0o750, "plugins": 0o750, "volumes": 0o750}
 
 
 def test_an_empty_dir_is_for_everybody_and_made_once(volumes: PodVolumes) -> None:
@@ -383,8 +395,8 @@ def test_a_log_is_not_read_through_a_link(tmp_path: Path) -> None:
             record, "FallbackToLogsOnError", root=tmp_path / "root", logs=tmp_path / "logs"
         )
 
-    log.write_text("2024-01-01T00:00:00Z stdout F said\n")
-    assert fallback() == "said"
+    log.write_text("2024-01-01T00:00:00Z stdout P sa\n2024-01-01T00:00:00Z stdout F id\n")
+    assert fallback() == "said\n"
     log.unlink()
     log.symlink_to(tmp_path / "shadow")
     assert SECRET not in fallback()
@@ -422,7 +434,8 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 async def test_a_volume_that_cannot_be_is_said_once_and_the_pod_waits(bench: Bench, tmp_path: Path) -> None:
     await bench.start()
     volume = {"name": "v", "hostPath": {"path": str(tmp_path / "later"), "type": "Directory"}}
-    bench.write("web", {"volumes": [volume], "containers": [container()]})
+    mounts = [{"name": "v", "mountPath": "/v"}]
+    bench.write("web", {"volumes": [volume], "containers": [container(volumeMounts=mounts)]})
     await eventually(lambda: "FailedMount" in bench.reasons())
     assert bench.node is not None
     (event,) = [e for e in bench.node.recorder if e.reason == "FailedMount"]

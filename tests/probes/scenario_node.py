@@ -102,9 +102,13 @@ class ScenarioNode:
     def messages(self, reason: str = "Unhealthy") -> list[str]:
         return [event.message for event in self.node.recorder if event.reason == reason]
 
-    def times(self, reason: str, text: str = "") -> list[float]:
-        """When events of a reason were recorded."""
-        return [e.at for e in self.node.recorder if e.reason == reason and text in e.message]
+    def times(self, reason: str, text: str = "", *, container: str = "") -> list[float]:
+        """When events of a reason were recorded, of one container or of any."""
+        return [
+            e.at
+            for e in self.node.recorder
+            if e.reason == reason and text in e.message and container in ("", e.container)
+        ]
 
     def outcomes(self, name: str = "p") -> dict[str, int]:
         (probe,) = self.manager.describe(pod=self.pod(name).uid)["probes"]

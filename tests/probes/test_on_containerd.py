@@ -189,7 +189,7 @@ async def test_startup_delays_liveness(node, sidecar):
     assert node.times("Unhealthy", "Startup")[0] < node.times("Unhealthy", "Liveness")[0]
     if sidecar:
         await eventually(lambda: node.running("p", "main"))
-        started = {c: node.times("Started", f"container {c}")[0] for c in ("app", "main")}
+        started = {c: node.times("Started", container=c)[0] for c in ("app", "main")}
         assert started["main"] - started["app"] >= 2.5
 
 
@@ -200,7 +200,7 @@ async def test_failing_startup_restarts(node, sidecar):
     await eventually(lambda: node.restarts() >= 1)
     assert any("failed startup probe" in message for message in node.messages("Killing"))
     if sidecar:
-        assert node.times("Started", "container main") == []
+        assert node.times("Started", container="main") == []
 
 
 @BOTH

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from engine.api.pod import Container, ContainerPort, Pod, Volume, VolumeMount
 from engine.api.validation.environment import environment_problems
+from engine.api.validation.lifecycle import stop_signal_problems
 from engine.api.validation.names import NO_API, below, dns_label, is_port, is_port_name, one_of
 from engine.api.validation.probes import probe_problems
 from engine.api.validation.resources import resource_problems
@@ -56,6 +57,7 @@ def _container(
     yield from _mounts(container, where, volumes)
     grace = pod.spec.termination_grace_period_seconds
     yield from probe_problems(container, where, may_have=stays, grace=30 if grace is None else grace)
+    yield from stop_signal_problems(pod, container, where)
     yield from container_security(pod, container, f"{where}.securityContext")
 
 

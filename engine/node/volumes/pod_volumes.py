@@ -34,15 +34,19 @@ class PodVolumes:
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
     def set_up(self, pod: Pod, *, host_ip: str, allocatable: Mapping[str, Quantity]) -> dict[str, Path]:
-        """Makes every volume but images, which are the runtime's, again where it exists; name → host path.
+        """Makes what containers mount but images, which are the runtime's, again where it exists;
+        name → host path. A volume that no container mounts is left alone, as the kubelet does.
 
         Raises `VolumeRefused` naming the volume.
         """
         directory = self.pod_directory(pod.uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for name in ("containers", "plugins", "volumes"):
+            (directory / name).mkdir(mode=0o750, exist_ok=True)
+        mounted = {m.name for container in pod.all_containers for m in container.volume_mounts or []}
         paths = {}
         for volume in pod.spec.volumes or []:
-            if volume.image is not None:
+            if volume.image is not None or volume.name not in mounted:
                 continue
             try:
                 paths[volume.name] = self._set_up(pod, volume, host_ip, allocatable)
