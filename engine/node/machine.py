@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -9,8 +10,11 @@ from pathlib import Path
 
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
+from engine.api.version import engine_version
 
 PIDS = "pid"
+KUBELET = "v1.36.2"
+"""The kubelet whose behaviour this is: control planes compare versions, and leave out what follows a plus."""
 
 
 def capacity(root: Path, max_pods: int) -> dict[str, Quantity]:
@@ -87,6 +91,8 @@ def node_labels(name: str) -> dict[str, str]:
 def node_info(runtime: str) -> dict[str, str]:
     machine_id = Path("/etc/machine-id")
     return {
+        "kubeletVersion": f"{KUBELET}+kubengine-{engine_version()}",
+        "systemUUID": _system_uuid(),
         "machineID": machine_id.read_text().strip() if machine_id.exists() else "",
         "bootID": boot_id(),
         "kernelVersion": platform.release(),
@@ -95,6 +101,14 @@ def node_info(runtime: str) -> dict[str, str]:
         "operatingSystem": "linux",
         "architecture": node_labels("")["kubernetes.io/arch"],
     }
+
+
+def _system_uuid() -> str:
+    """The firmware's, else the machine id in its place (cadvisor, which the kubelet asks)."""
+    for file in ("/sys/class/dmi/id/product_uuid", "/proc/device-tree/vm,uuid", "/etc/machine-id"):
+        with contextlib.suppress(OSError):
+            return Path(file).read_text().strip("\0\n ")
+    return ""
 
 
 def boot_id() -> str:
