@@ -113,10 +113,10 @@ def spdy() -> Reader:
 
 
 def websocket() -> Reader:
-    from engine.runtime.streaming.websocket import MessageReader, WebSocketError
+    from engine.runtime.streaming.websocket import Framing, WebSocketError
 
     def messages(pieces: Iterable[bytes]) -> list[Any]:
-        reader, seen = MessageReader(1 << 16), []
+        reader, seen = Framing(1 << 16), []
         try:
             for piece in pieces:
                 seen += reader.feed(piece)

@@ -73,7 +73,7 @@ def _parse_yaml(text: str) -> list[Any]:
 
 def _check_depth(documents: list[Any], subject: str) -> None:
     """What reads the documents further calls itself for each level."""
-    level: list[Any] = documents
+    level = [each for each in documents if isinstance(each, dict | list)]
     for _ in range(MAX_DEPTH):
         values = (each.values() if isinstance(each, dict) else each for each in level)
         level = [each for inner in values for each in inner if isinstance(each, dict | list)]

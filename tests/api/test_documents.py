@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.documents import load_config, load_pods, parse_pods
+from engine.api.documents import load_config, load_pods, parse_documents, parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.validation import problems
@@ -141,3 +141,9 @@ def test_pod_problems_name_their_field(container, says):
     found = list(problems(pods[0]))
     assert len(found) == 1, found
     assert says in found[0]
+
+
+@pytest.mark.parametrize("text", [b"0", b"true", b"word", b"2.5", b"[1]", b"- 1", b"[[]]"])
+def test_a_document_that_is_no_object_is_said(text):
+    with pytest.raises(InvalidInput, match=r"pods\.yaml"):
+        parse_documents(text, "pods.yaml")
