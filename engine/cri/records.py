@@ -103,7 +103,8 @@ class PodRecord:
         return found[1] if len(found) > 1 else None
 
     @property
-    def running(self) -> list[ContainerRecord]:
+    def may_run(self) -> list[ContainerRecord]:
+        """Containers that run, and those of which the runtime cannot say."""
         return [c for c in self.containers if c.state in (RUNNING, UNKNOWN)]
 
     @property

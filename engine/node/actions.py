@@ -61,7 +61,7 @@ def next_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Ha
     if pod_restarts(pod, record) and _any_ready(record):
         return PodActions(reset=to_reset(pod, record))
     if pod_is_finished(pod, record):
-        return PodActions(kill_pod=bool(record.running or _any_ready(record)), finished=True)
+        return PodActions(kill_pod=bool(record.may_run or _any_ready(record)), finished=True)
     changed, attempt = _sandbox_changed(pod, record)
     if changed:
         return _recreate(pod, record, attempt)

@@ -137,7 +137,7 @@ class Managers:
         self._logs = LogRotation(
             config=config,
             runtime=runtime,
-            running=lambda: [c for record in watch.pods.values() for c in record.running],
+            running=lambda: [c for record in watch.pods.values() for c in record.may_run],
             clock=clock,
             tasks=tasks,
         )

@@ -26,7 +26,7 @@ async def pod_stats(runtime: RuntimeClient, pods: Iterable[PodRecord]) -> list[c
         raise
     except Refused:
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
-        asked = [_one(runtime, record, slots) for record in pods if record.running]
+        asked = [_one(runtime, record, slots) for record in pods if record.may_run]
         return [stats for stats in await asyncio.gather(*asked) if stats is not None]
 
 
@@ -49,7 +49,7 @@ async def _containers_only(
     runtime: RuntimeClient, record: PodRecord, sandbox: str
 ) -> cri.PodSandboxStats | None:
     found = []
-    for container in record.running:
+    for container in record.may_run:
         try:
             found.append(await runtime.container_stats(container.id))
         except Unavailable:

@@ -302,7 +302,7 @@ class NodePods:
 
 
 def _runs(record: PodRecord) -> bool:
-    return bool(record.running) or any(sandbox.ready for sandbox in record.sandboxes)
+    return bool(record.may_run) or any(sandbox.ready for sandbox in record.sandboxes)
 
 
 def _has_finished(pod: Pod, record: PodRecord) -> bool:

@@ -71,7 +71,7 @@ async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:
     """Containers that restart for it are stopped first, so that none holds more than its shrunk pod."""
-    running = {container.name: container for container in services.watch.pod(old.uid).running}
+    running = {container.name: container for container in services.watch.pod(old.uid).may_run}
     resize = resize_of(old, new)
     for change in resize.containers if resize is not None else ():
         if change.restart and change.name in running:

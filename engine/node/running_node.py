@@ -255,7 +255,7 @@ class RunningNode:
                 ),
             )
             for record in self.watch.pods.values()
-            if record.running
+            if record.may_run
         ]
 
     def healthz(self) -> list[tuple[str, str | None]]:

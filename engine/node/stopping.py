@@ -77,7 +77,7 @@ async def stop_pod(
 ) -> None:
     """Ends every container, then every sandbox. Raises the first refusal, having tried them all."""
     sidecars = [c.name for c in pod.init_containers if c.is_sidecar]
-    running = record.running
+    running = record.may_run
     main = [c for c in running if c.name not in sidecars]
     began = time.monotonic()
     failures = await _together(stop_container(pod, c, services, grace_of(c)) for c in main)
@@ -137,7 +137,7 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
     """Of each container's dead copies keeps the newest few; of older dead sandboxes those that hold one."""
     seen: dict[str, int] = {}
     for container in list(record.containers):
-        if container in record.running:
+        if container in record.may_run:
             continue
         seen[container.name] = seen.get(container.name, 0) + 1
         if seen[container.name] > keep:

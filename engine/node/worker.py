@@ -197,7 +197,7 @@ class PodWorker:
         """Ask the runtime again, where it has been asked to stop the pod and was given longer."""
         grace = self.life.given_grace
         if self._stopping and grace is not None:
-            running = self._services.watch.pod(self.pod.uid).running
+            running = self._services.watch.pod(self.pod.uid).may_run
             self._hastening.start(stop_sooner(running, self._services, grace), self.pod.full_name)
 
     def _release(self) -> None:
@@ -515,7 +515,7 @@ class PodWorker:
     async def _take_away(self) -> None:
         record = await self._services.watch.reread_pod(self.pod.uid)
         record.uid = self.pod.uid
-        if record.running or any(sandbox.ready for sandbox in record.sandboxes):
+        if record.may_run or any(sandbox.ready for sandbox in record.sandboxes):
             await self._stop()
         await remove_pod(record, self._services, self.pod)
         self._services.backoff.forget(f"{self.pod.uid}/")

@@ -118,7 +118,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
     bench: Bench, hollow: HollowRuntime, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
     """Between pull and start the pod may wait for others; the lease covers that."""
-    monkeypatch.setattr("engine.node.node.STARTS_AT_ONCE", 1)
+    monkeypatch.setattr("engine.node.running_node.STARTS_AT_ONCE", 1)
     bench.config.image_minimum_gc_age = Duration(0)
     bench.section = KubengineConfiguration(images=ImagesSection(leases=True))
     create, go_on = hollow.backend.create_container, asyncio.Event()
@@ -154,7 +154,7 @@ async def test_a_pulled_image_is_kept_until_its_container_is_made(
 async def test_a_slow_post_start_hook_holds_up_nobody_else(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.node.STARTS_AT_ONCE", 1)
+    monkeypatch.setattr("engine.node.running_node.STARTS_AT_ONCE", 1)
     hooked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow_hook(*args: Any, **kwargs: Any) -> None:

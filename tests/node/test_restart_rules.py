@@ -93,7 +93,11 @@ async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never
         annotations={f"{EXIT}exit-after.c": "10ms", f"{EXIT}exit-code.c": "42"},
     )
     await eventually(
-        lambda: bench.pod("retry") and bench.pod("retry").status.container_statuses[0].restart_count == 1
+        lambda: (
+            (pod := bench.pod("retry"))
+            and pod.status.container_statuses
+            and pod.status.container_statuses[0].restart_count == 1
+        )
     )
     assert bench.phase("retry") == "Running"
 

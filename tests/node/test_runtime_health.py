@@ -197,7 +197,7 @@ async def test_a_reboot_is_an_event(bench: Bench, monkeypatch: pytest.MonkeyPatc
 async def test_what_the_host_has_not_got_turns_the_pod_away(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, spec, reason, message
 ):
-    monkeypatch.setattr("engine.node.node.app_armor_enabled", lambda: False)
+    monkeypatch.setattr("engine.node.running_node.app_armor_enabled", lambda: False)
     monkeypatch.setattr(runtime_health.RuntimeFeatures, "of", lambda _: runtime_health.RuntimeFeatures())
     await bench.start()
     bench.write("asks", {"containers": [container()], **spec})

@@ -177,6 +177,14 @@ def test_what_is_mounted_is_read_in_one_file() -> None:
     assert reading == [ENGINE / "host/mountinfo.py"]
 
 
+def test_the_walk_of_one_pod_is_short_and_along_files_that_exist() -> None:
+    way = (ROOT / "docs/architecture.md").read_text().partition("## One pod's way")[2]
+    steps = re.findall(r"^\d+\. `(engine/\S+\.py)`", way, re.MULTILINE)
+    assert len(set(steps)) <= 15
+    assert max(map(steps.count, steps)) <= 2
+    assert [step for step in steps if not (ROOT / step).is_file()] == []
+
+
 def test_no_dependency_is_idle() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     provides = {"grpcio": "grpc", "protobuf": "google", "pyyaml": "yaml"}
