@@ -158,9 +158,10 @@ async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
     assert "ErrImagePull" in seen
     assert waiting().message == 'Back-off pulling image "nowhere/x:1": ErrImagePull: no such host'
     said = [(e.type, e.reason, e.message) for e in bench.node.recorder if e.container == "c"]
-    assert said[:3] == [
+    assert said[:4] == [
         ("Normal", "Pulling", 'Pulling image "nowhere/x:1"'),
         ("Warning", "Failed", 'Failed to pull image "nowhere/x:1": no such host'),
+        ("Warning", "Failed", "Error: ErrImagePull"),
         ("Normal", "BackOff", 'Back-off pulling image "nowhere/x:1"'),
     ]
 

@@ -14,6 +14,7 @@ ENGINE = Path(__file__).parents[2] / "engine"
 
 WALKS = {"rmtree", "walk", "fwalk", "rglob", "copytree", "removedirs"}
 MAY_WALK = {
+    "cli/_kubelet_config.py": "the configuration directory that the user names",
     "bench/workload.py": "logs of the bench's own pods, on the user's word",
     "bench/workspace.py": "the bench's own directory and cgroups",
     "plan/reading/sources.py": "snapshots that the user names",

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from engine.cli import _kubengine
+from engine.cli._kubelet_flags import FIELDS, WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -47,7 +48,9 @@ def called(line: str) -> tuple[list[str], set[str]]:
 
 
 def every_option() -> set[str]:
-    known: set[str] = set()
+    known = {
+        f"--{flag}" for flag in (*FIELDS, *WITHOUT_EFFECT)
+    }  # what `kubengine kubelet` takes beside its own
     waiting: list[click.Command] = [_kubengine]
     while waiting:
         command = waiting.pop()
