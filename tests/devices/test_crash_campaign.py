@@ -19,12 +19,15 @@ from pathlib import Path
 from engine.devices.checkpoint import decode
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
+from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 POINTS = int(os.environ.get("KUBENGINE_CRASH_POINTS", "100"))
 SEED = int(os.environ.get("KUBENGINE_CRASH_SEED", "1"))
 LAST_OPERATION = 150
 LIFETIME = 0.6
+LONG_LIFE = 10  # each so many-th agent lives until a pod runs with a device, however slow the machine is
+NEVER = 10**9
 NAMES = "abcdef"
 CONTAINER_RUNNING = 1
 
@@ -63,6 +66,11 @@ class Campaign:
         unfinished = path.with_name(f".{path.name}")
         unfinished.write_text(json.dumps(pod))
         unfinished.replace(path)
+
+    def wanted(self) -> bool:
+        """Whether any pod asks for a device."""
+        pods = [json.loads(path.read_text()) for path in self.manifests.glob("*.json")]
+        return any(pod["spec"]["containers"][0]["resources"]["limits"][GPU] for pod in pods)
 
     def running(self) -> dict[str, set[str]]:
         """Devices of the containers that run, by the pod's uid."""
@@ -113,14 +121,18 @@ async def test_no_crash_gives_a_device_twice_or_loses_one():
                 for point in range(POINTS):
                     for _ in range(campaign.chance.randrange(3)):
                         campaign.change()
-                    agents.stdin.write(b"%d\n" % campaign.chance.randint(1, LAST_OPERATION))
-                    pid = int(await asyncio.wait_for(agents.stdout.readline(), 60))
+                    last = campaign.chance.randint(1, LAST_OPERATION)
+                    long = point % LONG_LIFE == LONG_LIFE - 1
+                    agents.stdin.write(b"%d\n" % (NEVER if long else last))
+                    pid = int(await asyncio.wait_for(agents.stdout.readline(), 240))
                     died = asyncio.ensure_future(agents.stdout.readline())
+                    if long:
+                        await eventually(lambda: campaign.running() or not campaign.wanted())
                     await asyncio.wait({died}, timeout=LIFETIME)
                     if not died.done():
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
-                    await asyncio.wait_for(died, 60)
+                    await asyncio.wait_for(died, 240)
                     campaign.check_devices()
                     campaign.check_checkpoint()
                     assert not campaign.faults, f"at point {point}: {campaign.faults}"
