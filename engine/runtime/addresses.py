@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.files import replace_file
+from engine.host.kept import keep, kept
 from engine.runtime.shim.network import Netlink
 
 POOL = ipaddress.IPv4Network("10.64.0.0/10")
@@ -44,7 +44,7 @@ class PodNetwork:
         if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
             return
         self.subnet = self._choose()
-        replace_file(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}))
+        keep(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode())
         if Path("/sys/class/net", self.bridge).exists():
             return
         netlink = Netlink()
@@ -95,8 +95,9 @@ class PodNetwork:
                 netlink.close()
 
     def _choose(self) -> ipaddress.IPv4Network:
-        with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-            return ipaddress.IPv4Network(json.loads(self._file.read_text())["subnet"])
+        chosen = kept(self._file, _subnet, without="another subnet is chosen")
+        if chosen is not None:
+            return chosen
         if self._wanted is not None:
             try:
                 return ipaddress.IPv4Network(self._wanted)
@@ -109,6 +110,10 @@ class PodNetwork:
             if not any(candidate.overlaps(route) for route in routes):
                 return candidate
         raise Refused("no free subnet; give one with --pod-cidr", subject=f"pod network {POOL}")
+
+
+def _subnet(content: bytes) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network(json.loads(content)["subnet"])
 
 
 def _routes() -> list[ipaddress.IPv4Network]:

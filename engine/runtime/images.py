@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput
 from engine.host.files import remove_unfinished, replace_file
+from engine.host.kept import keep, kept
 from engine.host.trees import remove_tree
 from engine.runtime.archives import Archive, ArchivedImage
 from engine.runtime.failures import Missing, WrongState
@@ -33,6 +34,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 HOST_NAME = "docker.io/library/host:latest"
 HOST_ID = "sha256:" + "0" * 63 + "1"
+WITHOUT = "the image is gone from the store; import it again"
 LOG = logging.getLogger(__name__)
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -233,7 +235,7 @@ class ImageStore:
         try:
             size, inodes = (self.layers / f"{name}.size").read_text().split()
             return int(size), int(inodes)
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError):
             return None
 
     def _take_tags(self, newer: StoredImage) -> None:
@@ -248,7 +250,7 @@ class ImageStore:
             "id": image.id, "config": image.config, "layers": image.layers, "tags": image.tags,
             "digests": image.digests, "size": image.size, "inodes": image.inodes,
         }  # fmt: skip
-        replace_file(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1))
+        keep(self._records / f"{image.id[7:]}.json", json.dumps(document, indent=1).encode())
         self._read_at = -1
 
     def _import_matching(self, reference: str) -> None:
@@ -294,8 +296,8 @@ class ImageStore:
         if changed != self._read_at:
             images = {HOST_ID: host_image()}
             for path in sorted(self._records.glob("*.json")):
-                with contextlib.suppress(FileNotFoundError):
-                    image = StoredImage(**json.loads(path.read_text()))
+                image = kept(path, lambda content: StoredImage(**json.loads(content)), without=WITHOUT)
+                if image is not None:
                     image.pinned = bool(self._pinned & set(image.tags))
                     images[image.id] = image
             self._images, self._read_at = images, changed

@@ -9,8 +9,10 @@ import pytest
 
 from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
+from engine.runtime.images import ImageStore
 from engine.runtime.shim import container as shim
 from engine.runtime.state import StateDirectory
+from engine.testing.images import Entry, make_layer, write_image
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods
 
@@ -110,3 +112,21 @@ async def test_what_runs_under_a_damaged_record_is_ended_and_the_rest_is_adopted
     finally:
         await client.close()
         await second.purge()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"id": 3}', b"[" * 100_000])
+def test_a_damaged_record_of_an_image_takes_only_that_image(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    store = ImageStore(tmp_path / "store")
+    for name in ("good", "bad"):
+        layer = make_layer([Entry(f"{name}", b"x")])
+        store.import_archive(write_image(tmp_path / f"{name}.tar", [f"example.com/{name}:1"], layers=[layer]))
+    bad = store.get("example.com/bad:1")
+    record = tmp_path / "store" / "images" / f"{bad.id[7:]}.json"
+    record.write_bytes(content)
+    after = ImageStore(tmp_path / "store")
+    assert after.get("example.com/good:1") is not None
+    assert after.get("example.com/bad:1") is None
+    assert str(record) in caplog.text
+    assert len(list(record.parent.glob(f"{record.name}.bad-*"))) == 1
