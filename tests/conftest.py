@@ -23,7 +23,7 @@ pytest_plugins = ["engine.testing.pytest_plugin"]
 def pytest_configure(config: pytest.Config) -> None:
     """Directories as short as without workers: unix sockets take 107 characters."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker is not None:
+    if worker is not None and config.option.basetemp is not None:  # a test's own pytest has none
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker))
 
 

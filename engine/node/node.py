@@ -24,6 +24,7 @@ from engine.cgroups.disabled import NoCgroups
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
+from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
@@ -103,6 +104,7 @@ class Node:
         try:
             runtime_name = await self._wait_for_runtime(runtime)
             cgroups = self._make_cgroups(capacity)
+            pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)
             self._running = RunningNode(
                 self._setting,
                 capacity=capacity,
@@ -138,7 +140,6 @@ class Node:
         """One agent per root directory."""
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
-            (self.root / "pods").mkdir(mode=0o750, exist_ok=True)
             self._lock = os.open(self.root / "kubengine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             text = error.strerror or str(error)

@@ -231,7 +231,9 @@ async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_the
 async def test_what_the_node_cannot_give_yet_is_waited_for_and_said(joined: Joined, cluster: Cluster):
     await joined.start()
     token = {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
-    await cluster.run("token", volumes=[{"name": "t", **token}])
+    mounts = [{"name": "t", "mountPath": "/token"}]
+    volumes = [{"name": "t", **token}]
+    await cluster.run("token", containers=[container(volumeMounts=mounts)], volumes=volumes)
     await eventually(lambda: "FailedMount" in joined.reasons())
     pod = await cluster.pod("token")
     assert pod is not None

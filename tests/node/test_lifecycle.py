@@ -109,7 +109,7 @@ async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_
     """As containerd 1.6 may keep one whose start was cut off by the agent's death, until it is restarted."""
     await bench.start()
     spec = {"containers": [container("stuck"), container("beside")]}
-    bench.write("half", spec, annotations={f"{EXIT}start-error.stuck": "cut off"})
+    bench.write("half", spec, annotations={f"{EXIT}start-error.stuck": "context canceled"})
     await eventually(lambda: {"Failed", "Started"} <= set(bench.reasons()))
     await bench.node.stop()
     for sandbox in hollow.service.records.sandboxes.values():
