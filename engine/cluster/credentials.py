@@ -19,6 +19,7 @@ import msgspec
 
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.cluster.kubeconfig import ExecConfig, Kubeconfig, pem
+from engine.host.child import run_child
 from engine.transport.tls import ClientTLS
 
 READ_AGAIN_SECONDS = 60.0
@@ -148,31 +149,21 @@ async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus
         command = str(config.path.parent / command)
     subject = f"{config.path}: exec {plugin.command}"
     try:
-        process = await asyncio.create_subprocess_exec(
-            command,
-            *(plugin.args or ()),
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        printed = await run_child(
+            [command, *(plugin.args or ())],
+            environment=environment,
+            seconds=EXEC_SECONDS,
+            most=MOST,
+            subject=subject,
         )
-    except OSError as error:
-        hint = f"; {plugin.install_hint}" if plugin.install_hint else ""
-        raise Refused(f"{error.strerror or error}{hint}", subject=subject, errno=error.errno) from error
+    except Refused as error:
+        if error.errno is None or not plugin.install_hint:
+            raise
+        raise Refused(f"{error.message}; {plugin.install_hint}", subject=subject) from error
+    if printed.code:
+        raise Refused(f"exit code {printed.code}: {printed.said[-300:]}", subject=subject)
     try:
-        async with asyncio.timeout(EXEC_SECONDS):
-            out, err = await process.communicate()
-    except TimeoutError:
-        raise Refused(f"no answer within {EXEC_SECONDS:g} s", subject=subject) from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        said = err.decode(errors="replace").strip()[-300:]
-        raise Refused(f"exit code {process.returncode}: {said}", subject=subject)
-    try:
-        credential = msgspec.json.decode(out, type=_ExecCredential)
+        credential = msgspec.json.decode(printed.out, type=_ExecCredential)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refused(f"not an ExecCredential: {error}", subject=subject) from None
     if credential.status is None or not (

@@ -23,6 +23,7 @@ from engine.api.quantity import Quantity
 from engine.cgroups.disabled import NoCgroups
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cluster.serving_certificate import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
@@ -43,7 +44,8 @@ class Node:
 
     `start` raises what stops a node from working: `Unavailable` without a runtime, `Refused` when the
     cgroup tree can't be made or another agent holds the root directory. With a `kubeconfig` the node is
-    registered at its API server and keeps its lease, status and events there. `stop` leaves pods running;
+    registered at its API server and keeps its lease, status and events there. Certificates that the node
+    makes or asks for are kept in `cert_dir` (`pki` beneath `root`). `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
@@ -58,6 +60,7 @@ class Node:
         clock: Callable[[], float] = time.time,
         view: NodeView | None = None,
         kubeconfig: Path | None = None,
+        cert_dir: Path | None = None,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -66,6 +69,9 @@ class Node:
         self.registry = Registry()
         self.tasks = Tasks(self.registry)
         self.recorder = EventRecorder(clock)
+        self.serving_certificate = ServingCertificate(
+            config, cert_dir or root / "pki", self.name, clock=clock
+        )
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
@@ -79,6 +85,7 @@ class Node:
             registry=self.registry,
             tasks=self.tasks,
             recorder=self.recorder,
+            serving=self.serving_certificate,
             view=view,
             kubeconfig=kubeconfig,
         )

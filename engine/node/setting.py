@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
+from engine.cluster.serving_certificate import ServingCertificate
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
@@ -17,7 +18,8 @@ from engine.metrics import Registry
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
-    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without."""
+    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without.
+    `serving` is what its own server shows."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -27,5 +29,6 @@ class Setting:
     registry: Registry
     tasks: Tasks
     recorder: EventRecorder
+    serving: ServingCertificate
     view: NodeView | None = None
     kubeconfig: Path | None = None

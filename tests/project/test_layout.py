@@ -147,6 +147,7 @@ def test_third_party_imports_are_declared() -> None:
 
 HOST_FILES = {
     "beneath": "opening and replacing below a directory, through no link",
+    "child": "a program that is run for what it prints",
     "crowd": "who may be inside where places are few",
     "files": "replacing one file",
     "inotify": "being told of changes in directories",

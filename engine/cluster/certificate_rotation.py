@@ -1,0 +1,131 @@
+"""A certificate that is renewed before it ends, or when it misses a name (client-go v1.36).
+
+Renewed at a random point between 70 and 90 % of its life. What fails is tried again after 2 s, doubling to
+32 s; a request waits 15 minutes for its signature.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import KubengineError, Refused
+from engine.cluster.certificate_request import Wanted
+from engine.cluster.certificate_store import CertificateStore, read_pair
+from engine.cluster.openssl import CertificateFacts, certificate_facts, fits, new_key, shortest
+
+WAIT_SECONDS: Final = 15 * 60.0
+FIRST_DELAY: Final = 2.0
+LAST_DELAY: Final = 32.0
+LOOK_AGAIN: Final = 3600.0
+"""Seconds: clocks are set and machines sleep, so a far deadline is looked at again on the way."""
+
+log = logging.getLogger("kubengine.cluster")
+
+Sign = Callable[[Wanted, bytes, float], Awaitable[bytes]]
+
+
+def renew_at(facts: CertificateFacts, chance: float) -> float:
+    """When to renew it, in Unix seconds; `chance` is in [0, 1)."""
+    return facts.not_before + (facts.not_after - facts.not_before) * (0.7 + 0.2 * chance)
+
+
+def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
+    """Whether a name is wanted that the certificate has not."""
+    return not {shortest(name) for name in wanted.names} <= facts.names
+
+
+class CertificateRotation:
+    """Keeps the current certificate of `store` fresh.
+
+    `wanted()` says what is asked for, None while that is not known; `sign` gets it signed; `changed` is told
+    of each new one. `first` is the file to begin with where the store has none.
+    """
+
+    def __init__(
+        self,
+        store: CertificateStore,
+        *,
+        wanted: Callable[[], Wanted | None],
+        sign: Sign,
+        changed: Callable[[], None],
+        clock: Callable[[], float],
+        chance: random.Random,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        first: Path | None = None,
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._sign = sign
+        self._changed = changed
+        self._clock, self._chance, self._pause = clock, chance, pause
+        self._first = first
+        self._again = asyncio.Event()
+
+    def look(self) -> None:
+        """What is wanted may be something else now."""
+        self._again.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._again.clear()
+            wanted = self._wanted()
+            due = await self._due(wanted) if wanted is not None else float("inf")
+            while (left := due - self._clock()) > 0:
+                if await self._looked(min(left, LOOK_AGAIN)):
+                    break
+            else:
+                await self._renew_until_it_works()
+
+    async def _looked(self, seconds: float) -> bool:
+        """Whether a look was asked for within `seconds`."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._again.wait()
+        except TimeoutError:
+            return False
+
+    async def _due(self, wanted: Wanted) -> float:
+        """When the current certificate is to be renewed; at once where there is none that is good."""
+        path = self._store.current() or self._first
+        if path is None:
+            return float("-inf")
+        try:
+            facts = await certificate_facts(read_pair(path)[0])
+        except KubengineError as error:
+            log.warning("the certificate is asked for anew: %s", error)
+            return float("-inf")
+        return float("-inf") if misses(facts, wanted) else renew_at(facts, self._chance.random())
+
+    async def _renew_until_it_works(self) -> None:
+        delay = FIRST_DELAY
+        while (wanted := self._wanted()) is not None:
+            try:
+                await self._renew(wanted)
+            except KubengineError as error:
+                log.warning("%s: no new certificate: %s", self._store.path, error)
+            else:
+                return
+            await self._pause(delay * self._chance.uniform(1.0, 1.1))
+            delay = min(2 * delay, LAST_DELAY)
+
+    async def _renew(self, wanted: Wanted) -> None:
+        key = await new_key()
+        certificate = await self._sign(wanted, key, WAIT_SECONDS)
+        await keep_signed(self._store, certificate, key, self._clock())
+        log.info("%s: a new certificate", self._store.path)
+        self._changed()
+
+
+async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> None:
+    """Keep what was signed, if it is for the key and has not ended. Raises Refused where it is not."""
+    if not await fits(certificate, key):
+        raise Refused("the signed certificate is for another key", subject=str(store.path))
+    if (await certificate_facts(certificate)).not_after <= now:
+        raise Refused("the signed certificate has ended already", subject=str(store.path))
+    store.update(certificate, key, now)

@@ -1,0 +1,86 @@
+"""Where a node's certificates are kept, under the kubelet's file names (client-go v1.36, certificate_store).
+
+`PREFIX-current.pem` is a link to the newest `PREFIX-YYYY-MM-DD-hh-mm-ss.pem`, which has the certificate and
+then its key. A kubelet takes over what is written here, and we what it wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.host.files import replace_file
+
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.+?-----END \1-----\n?", re.DOTALL)
+_MOST = 1 << 20
+
+
+class CertificateStore:
+    """The pairs named `prefix` (`kubelet-client`, `kubelet-server`) in `directory`."""
+
+    def __init__(self, directory: Path, prefix: str) -> None:
+        self._directory = directory
+        self._prefix = prefix
+        self.path = directory / f"{prefix}-current.pem"
+
+    def current(self) -> Path | None:
+        """The file to use, if there is one. A rotation that broke off half way is ended first."""
+        if not self.path.exists():
+            with suppress(OSError):
+                self._updated.rename(self.path)
+        return self.path if self.path.exists() else None
+
+    def update(self, certificate: bytes, key: bytes, now: float) -> None:
+        """Keep a pair and make it the current one. Raises Refused, and the old one stays then."""
+        name = f"{self._prefix}-{datetime.fromtimestamp(now):%Y-%m-%d-%H-%M-%S}.pem"
+        dated = self._directory.absolute() / name
+        try:
+            self._directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace_file(dated, certificate.rstrip(b"\n") + b"\n" + key)
+            self._updated.unlink(missing_ok=True)
+            self._updated.symlink_to(dated)
+            self._updated.rename(self.path)
+            _sync(self._directory)
+        except OSError as error:
+            text = f"cannot keep a certificate: {error.strerror or error}"
+            raise Refused(text, subject=error.filename or str(self.path), errno=error.errno) from error
+
+    @property
+    def _updated(self) -> Path:
+        return self._directory / f"{self._prefix}-updated.pem"
+
+
+def read_pair(path: Path) -> tuple[bytes, bytes]:
+    """The certificates and the key in a file. Raises InvalidInput, naming it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_MOST)
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
+    certificates, keys = split_pair(text)
+    if not certificates or not keys:
+        raise InvalidInput("expected a certificate and its key", subject=str(path))
+    return certificates, keys
+
+
+def split_pair(text: bytes) -> tuple[bytes, bytes]:
+    """The certificates and the keys in a PEM text."""
+    certificates, keys = b"", b""
+    for block in _BLOCK.finditer(text):
+        if block[1] == b"CERTIFICATE":
+            certificates += block[0]
+        elif block[1].endswith(b"PRIVATE KEY"):
+            keys += block[0]
+    return certificates, keys
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

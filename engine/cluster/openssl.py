@@ -1,0 +1,151 @@
+"""Keys, certificate requests and self-signed certificates, made by the `openssl` command.
+
+Each call is a child that has ended when the call returns: what key work needs in memory goes with it.
+Texts are PEM; a key never stands in an argument or in a file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+from calendar import timegm
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import strptime
+
+from engine.api.errors import InvalidInput, Refused
+from engine.host.child import run_child
+
+SECONDS = 30.0
+MOST = 1 << 20
+_PLAIN = re.compile(r"[A-Za-z0-9:@._*-]+")
+_REQUEST = "[req]\ndistinguished_name = subject\nprompt = no\n{more}[subject]\n{subject}\n"
+_SELF_SIGNED = "x509_extensions = self\n"
+_SELF = """[self]
+basicConstraints = critical, CA:TRUE
+keyUsage = critical, digitalSignature, keyEncipherment, keyCertSign
+extendedKeyUsage = serverAuth
+subjectAltName = {names}
+"""
+_ALTERNATIVES = "[alternatives]\nsubjectAltName = {names}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFacts:
+    """What a certificate says of itself: Unix seconds, and subject alternative names (IP addresses in
+    their shortest form)."""
+
+    not_before: float
+    not_after: float
+    names: frozenset[str]
+
+
+async def new_key() -> bytes:
+    """An ECDSA key on P-256."""
+    return await _openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+async def public_key(key: bytes) -> bytes:
+    """The public half, as DER. Raises Refused for what is no key."""
+    return await _openssl("pkey", "-pubout", "-outform", "DER", stdin=key)
+
+
+async def certificate_request(
+    key: bytes, common_name: str, organization: str, names: Sequence[str] = ()
+) -> bytes:
+    """A request signed by `key`; `names` are DNS names and IP addresses."""
+    subject = f"O = {_plain(organization)}\nCN = {_plain(common_name)}"
+    more = "req_extensions = alternatives\n" if names else ""
+    config = _REQUEST.format(more=more, subject=subject)
+    if names:
+        config += _ALTERNATIVES.format(names=_alternatives(names))
+    return await _openssl("req", "-new", "-key", "/dev/stdin", stdin=key, config=config)
+
+
+async def self_signed(key: bytes, common_name: str, names: Sequence[str], days: int) -> bytes:
+    """A server's certificate that vouches for itself."""
+    subject = f"CN = {_plain(common_name)}"
+    config = _REQUEST.format(more=_SELF_SIGNED, subject=subject) + _SELF.format(names=_alternatives(names))
+    command = ("req", "-new", "-x509", "-key", "/dev/stdin", "-days", str(days))
+    return await _openssl(*command, stdin=key, config=config)
+
+
+async def certificate_facts(certificate: bytes) -> CertificateFacts:
+    """Of the first certificate in the text. Raises Refused where there is none."""
+    out = await _openssl(
+        "x509", "-noout", "-startdate", "-enddate", "-ext", "subjectAltName", stdin=certificate
+    )
+    text = out.decode("utf-8", "replace")
+    dates = dict(re.findall(r"^(notBefore|notAfter)=(.+)$", text, re.MULTILINE))
+    names = re.findall(r"(?:^|[\s,])(DNS|IP Address):([^,\s]+)", text)
+    return CertificateFacts(
+        _seconds(dates["notBefore"]),
+        _seconds(dates["notAfter"]),
+        frozenset(shortest(name) for _, name in names),
+    )
+
+
+async def fits(certificate: bytes, key: bytes) -> bool:
+    """Whether the first certificate is for this key."""
+    of_certificate = await _openssl("x509", "-noout", "-pubkey", stdin=certificate)
+    of_key = await _openssl("pkey", "-pubout", stdin=key)
+    return of_certificate.strip() == of_key.strip()
+
+
+def shortest(name: str) -> str:
+    """A name as it is compared: IP addresses in their shortest form."""
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name
+
+
+def digest(data: bytes) -> bytes:
+    """SHA-512/256, which names what a request is for."""
+    return hashlib.new("sha512_256", data).digest()
+
+
+def _plain(name: str) -> str:
+    if not _PLAIN.fullmatch(name):
+        raise InvalidInput("cannot stand in a certificate", subject=repr(name))
+    return name
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    return ", ".join(f"{_kind(name)}:{_plain(name)}" for name in names)
+
+
+def _kind(name: str) -> str:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "DNS"
+    return "IP"
+
+
+def _seconds(date: str) -> float:
+    return float(timegm(strptime(date, "%b %d %H:%M:%S %Y GMT")))
+
+
+async def _openssl(command: str, *arguments: str, stdin: bytes = b"", config: str = "") -> bytes:
+    """What it prints. Raises Refused with its last words, Unavailable when it is late or not there."""
+    subject = f"openssl {command}"
+    descriptor = os.memfd_create("openssl.cnf", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, config.encode())
+        named = ["-config", f"/proc/self/fd/{descriptor}"] if config else []
+        printed = await run_child(
+            ["openssl", command, *named, *arguments],
+            stdin=stdin,
+            descriptors=[descriptor],
+            seconds=SECONDS,
+            most=MOST,
+            subject=subject,
+        )
+    finally:
+        os.close(descriptor)
+    if printed.code:
+        raise Refused(printed.said[-300:], subject=subject)
+    return printed.out

@@ -1,0 +1,52 @@
+"""Programs run for what they print, with real ones."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.api.errors import Refused, Unavailable
+from engine.host.child import Printed, run_child
+
+
+async def test_what_it_prints_and_says():
+    printed = await run_child(
+        ["sh", "-c", "cat; echo $WORD >&2; exit 3"],
+        stdin=b"in",
+        environment={"WORD": "last", "PATH": os.environ["PATH"]},
+        seconds=30,
+        most=10,
+        subject="it",
+    )
+    assert printed == Printed(3, b"in", "last")
+
+
+async def test_one_that_prints_without_end_is_killed(tmp_path: Path):
+    pid = tmp_path / "pid"
+    with pytest.raises(Refused, match="it: it prints more than 1000 bytes"):
+        await run_child(["sh", "-c", f"echo $$ > {pid}; yes & yes"], seconds=60, most=1000, subject="it")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_one_that_is_late_goes_with_its_children(tmp_path: Path):
+    pid = tmp_path / "pid"
+    with pytest.raises(Unavailable, match=r"it: no answer within 0\.5 s"):
+        await run_child(
+            ["sh", "-c", f"sleep 1000 & echo $! > {pid}; wait"], seconds=0.5, most=10, subject="it"
+        )
+    state = Path(f"/proc/{pid.read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+async def test_one_that_is_not_there():
+    with pytest.raises(Unavailable, match="it: No such file") as caught:
+        await run_child(["/nowhere/x"], seconds=1, most=1, subject="it")
+    assert caught.value.errno == 2
+
+
+async def test_one_that_does_not_listen():
+    printed = await run_child(["true"], stdin=b"x" * (1 << 20), seconds=30, most=1, subject="it")
+    assert printed.code == 0
