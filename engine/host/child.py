@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from engine.api.errors import Refused, Unavailable
 
 MOST_SAID = 4096
+STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,64 +41,66 @@ async def run_child(
     Raises Unavailable where it cannot be started or is late, Refused where it prints more; its process
     group is killed then.
     """
+    loop = asyncio.get_running_loop()
     try:
-        process = await asyncio.create_subprocess_exec(
+        transport, listener = await loop.subprocess_exec(
+            lambda: _Listener(most),
             *command,
             env=environment,
             pass_fds=descriptors,
             start_new_session=True,
             stdin=PIPE if stdin else DEVNULL,
-            stdout=PIPE,
-            stderr=PIPE,
         )
     except OSError as error:
         raise Unavailable(error.strerror or str(error), subject=subject, errno=error.errno) from error
     try:
+        listener.feed(stdin)
         async with asyncio.timeout(seconds):
-            _, out, said = await asyncio.gather(
-                _feed(process, stdin), _read(process, most), _last_words(process)
-            )
-            code = await process.wait()
+            await listener.ended.wait()
     except TimeoutError:
         raise Unavailable(f"no answer within {seconds:g} s", subject=subject) from None
     finally:
-        if process.returncode is None:
-            _kill(process)
-            await process.wait()
-    if len(out) > most:
+        listener.kill()
+        transport.close()
+        await listener.ended.wait()
+    if len(listener.out) > most:
         raise Refused(f"it prints more than {most} bytes", subject=subject)
-    return Printed(code, out, said)
+    said = listener.said.decode(errors="replace").strip()
+    return Printed(transport.get_returncode() or 0, bytes(listener.out), said)
 
 
-def _kill(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+class _Listener(asyncio.SubprocessProtocol):
+    """Hears a program to its end, and kills it when it has said too much."""
 
+    def __init__(self, most: int) -> None:
+        self.out, self.said = bytearray(), b""
+        self.ended = asyncio.Event()
+        self._most = most
+        self._transport: asyncio.SubprocessTransport | None = None
 
-async def _feed(process: Process, data: bytes) -> None:
-    pipe = process.stdin
-    if pipe is None:
-        return
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        pipe.write(data)
-        await pipe.drain()
-    pipe.close()
+    def feed(self, data: bytes) -> None:
+        assert self._transport is not None
+        pipe = self._transport.get_pipe_transport(0)
+        if isinstance(pipe, asyncio.WriteTransport):
+            pipe.write(data)
+            pipe.close()
 
+    def kill(self) -> None:
+        """Where it still runs."""
+        if self._transport is not None and self._transport.get_returncode() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._transport.get_pid(), signal.SIGKILL)
 
-async def _read(process: Process, most: int) -> bytes:
-    """All of it; a program that prints more than `most` bytes is killed, and a little more comes back."""
-    assert process.stdout is not None
-    data = bytearray()
-    while len(data) <= most and (piece := await process.stdout.read(65536)):
-        data += piece
-    if len(data) > most:
-        _kill(process)
-    return bytes(data)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
 
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        if fd == STDERR:
+            self.said = (self.said + data)[-MOST_SAID:]
+        elif len(self.out) <= self._most:
+            self.out += data
+            if len(self.out) > self._most:
+                self.kill()
 
-async def _last_words(process: Process) -> str:
-    assert process.stderr is not None
-    data = b""
-    while piece := await process.stderr.read(65536):
-        data = (data + piece)[-MOST_SAID:]
-    return data.decode(errors="replace").strip()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended.set()
