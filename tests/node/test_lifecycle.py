@@ -122,7 +122,7 @@ async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_
         raise Refused("cannot delete running task: failed precondition")
 
     monkeypatch.setattr(hollow.backend, "remove_container", refuse)
-    monkeypatch.setattr("engine.node.worker.LAST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("engine.node.retries.LAST_RETRY_SECONDS", 0.1)
     await bench.start()
     await eventually(lambda: tries >= 4)
     statuses = {s.name: s for s in bench.pod("half").status.container_statuses}
@@ -211,8 +211,8 @@ async def test_a_lost_runtime_is_said_and_survived(bench: Bench, hollow: HollowR
 async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.worker.FIRST_RETRY_SECONDS", 0.05)
-    monkeypatch.setattr("engine.node.worker.LAST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("engine.node.retries.FIRST_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("engine.node.retries.LAST_RETRY_SECONDS", 0.05)
     run, tries = hollow.backend.run_sandbox, 0
 
     async def refuse(sandbox: object) -> None:

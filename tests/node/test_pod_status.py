@@ -133,7 +133,7 @@ def test_containers_wait_for_the_pod_to_initialize_init_containers_too():
 async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.node.worker.FIRST_RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("engine.node.retries.FIRST_RETRY_SECONDS", 0.1)
 
     async def refuse(self: object, *args: object, **kwargs: object) -> str:
         raise Refused("no such host")

@@ -1,0 +1,207 @@
+"""Brings a pod to run and keeps it so: asks `actions.next_actions` what is next, and does it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.duration import Duration
+from engine.api.events import NORMAL, WARNING
+from engine.api.lifecycle import PodEnd
+from engine.api.pod import Container
+from engine.cri.client import NotFound
+from engine.cri.records import EXITED, ContainerRecord
+from engine.node.actions import PodActions, next_actions
+from engine.node.container_hash import container_hash
+from engine.node.image_pull import StartRefused
+from engine.node.pod.in_hand import PodInHand
+from engine.node.pod.life import Event
+from engine.node.resizing import carry_out
+from engine.node.retries import retry_seconds
+from engine.node.services import Services
+from engine.node.slots import StartSlot
+from engine.node.starting import remove_log_link, sandbox_config, start_container, start_sandbox
+from engine.node.status import Waiting
+from engine.node.stopping import grace_seconds, remove_dead, stop_container, stop_pod
+from engine.wire import cri_v1_pb2 as cri
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far one step came: the seconds after which it wants to be asked again (None: when something has
+    changed), or what has become of the pod."""
+
+    delay: float | None = None
+    event: Event | None = None
+    end: PodEnd | None = None
+
+
+class Working:
+    """`publish` is called when the status may be another one, `made_room` when the pod holds less."""
+
+    def __init__(
+        self,
+        hand: PodInHand,
+        services: Services,
+        *,
+        publish: Callable[[], Awaitable[None]],
+        made_room: Callable[[], None],
+    ) -> None:
+        self._hand = hand
+        self._services = services
+        self._publish = publish
+        self._made_room = made_room
+        self._volumes: Mapping[str, Path] | None = None
+        self._sandbox: cri.PodSandboxConfig | None = None
+        self._cgroup_parent = ""
+        self._refused: dict[str, tuple[int, float]] = {}
+
+    async def step(self) -> Step:
+        """Does the next thing."""
+        hand, services = self._hand, self._services
+        deadline = self._deadline()
+        if deadline is not None and deadline <= 0:
+            text = "Pod was active on the node longer than the specified deadline"
+            services.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
+            return Step(event=Event.FAIL, end=PodEnd("DeadlineExceeded", text))
+        await self._resize()
+        actions = next_actions(
+            hand.pod,
+            services.watch.pod(hand.pod.uid),
+            health=lambda c: services.probes.health(hand.pod.uid, c),
+            spec_hash=container_hash,
+        )
+        if actions.finished:
+            await self._finish(actions)
+            return Step(event=Event.FINISH)
+        await self._prepare()
+        delay = None if actions.nothing else await self._act(actions)
+        if actions.nothing:
+            hand.waiting.clear()
+        await remove_dead(services.watch.pod(hand.pod.uid), services)
+        return Step(min((d for d in (delay, deadline) if d is not None), default=None))
+
+    def _deadline(self) -> float | None:
+        """Seconds that the pod may go on, None if it may for ever."""
+        seconds = self._hand.pod.spec.active_deadline_seconds
+        return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
+
+    async def _resize(self) -> None:
+        hand = self._hand
+        if hand.resize is None:
+            return
+        resized = await carry_out(hand.pod, hand.resize, self._services)
+        if resized is not None:
+            resized.status = hand.pod.status
+            hand.pod = resized
+            hand.resize = None
+            self._made_room()
+
+    async def _finish(self, actions: PodActions) -> None:
+        """Every container has ended for good: stop the sandbox, give the node its resources back."""
+        pod, services = self._hand.pod, self._services
+        if actions.kill_pod:
+            await stop_pod(pod, services.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c))
+        self._hand.waiting.clear()
+        services.cgroups.remove_pod(pod.uid)
+
+    async def _prepare(self) -> None:
+        """Cgroup and volumes, once (and again by a new agent, which finds them made)."""
+        if self._volumes is not None:
+            return
+        pod, services = self._hand.pod, self._services
+        self._cgroup_parent = services.cgroups.create_pod(pod)
+        self._volumes = await asyncio.to_thread(
+            services.volumes.set_up,
+            pod,
+            host_ip=services.node.host_ip,
+            allocatable=services.accounts.allocatable(),
+        )
+
+    async def _act(self, actions: PodActions) -> float | None:
+        pod, services = self._hand.pod, self._services
+        record = services.watch.pod(pod.uid)
+        if actions.kill_pod:
+            await stop_pod(pod, record, services, lambda c: grace_seconds(pod, c))
+        for kill in actions.kill:
+            grace = grace_seconds(pod, kill.container, kill.liveness)
+            message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
+            await stop_container(pod, kill.container, services, grace, message)
+        await self._reset(actions.reset)
+        async with StartSlot(services.starting) as slot:
+            if actions.create_sandbox:
+                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
+                await start_sandbox(pod, services, self._sandbox)
+                await self._publish()
+            elif self._sandbox is None:
+                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
+            delays = [await self._start(container, slot) for container in actions.start]
+        waits = [delay for delay in delays if delay is not None]
+        return 0.0 if None in delays or not delays else min(waits)
+
+    async def _reset(self, containers: list[ContainerRecord]) -> None:
+        """Ends and removes all containers of a pod that begins anew in its sandbox; logs stay."""
+        pod, services, restarts = self._hand.pod, self._services, self._hand.restarts
+        for container in containers:
+            if container.running:
+                text = f"Stopping container {container.name}"
+                await stop_container(pod, container, services, 0, text)
+            with contextlib.suppress(NotFound):
+                await services.runtime.remove_container(container.id)
+            remove_log_link(services.watch.pod(pod.uid), container)
+            restarts[container.name] = max(restarts.get(container.name, 0), container.attempt + 1)
+            services.watch.forget(pod.uid, [container.id])
+            await self._publish()
+
+    async def _start(self, container: Container, slot: StartSlot) -> float | None:
+        """Starts one container; None when it did, else the seconds to wait before another try."""
+        pod, services, name = self._hand.pod, self._services, container.name
+        key = f"{pod.uid}/{name}"
+        newest = services.watch.pod(pod.uid).container(name)
+        now = services.node.clock()
+        not_before = self._refused.get(name, (0, 0.0))[1]
+        if not_before > now:
+            return not_before - now
+        if newest is not None and newest.state == EXITED:
+            wait = services.backoff.remaining(key, newest.finished_at, now)
+            if wait > 0:
+                self._back_off(container, services.backoff.delay(key))
+                return wait
+            services.backoff.attempt(key, newest.finished_at, now)
+        assert self._volumes is not None
+        assert self._sandbox is not None
+        least = self._hand.restarts.get(name, 0)
+        try:
+            await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
+        except StartRefused as refused:
+            return self._refuse(container, refused)
+        self._hand.waiting.pop(name, None)
+        self._refused.pop(name, None)
+        return None
+
+    def _refuse(self, container: Container, refused: StartRefused) -> float:
+        """Says why, once while it stays the same; the seconds to wait before another try."""
+        pod, services, name = self._hand.pod, self._services, container.name
+        if self._hand.waiting.get(name) != refused.waiting:
+            refused.say(services.recorder, pod, name)
+        self._hand.waiting[name] = refused.waiting
+        times = self._refused.get(name, (0, 0.0))[0] + 1
+        wait = retry_seconds(times)
+        if refused.waiting.reason != "ErrImagePull":
+            wait = max(wait, services.images.retry_in(pod, container))
+        self._refused[name] = times, services.node.clock() + wait
+        return wait
+
+    def _back_off(self, container: Container, delay: float) -> None:
+        waiting = self._hand.waiting
+        if waiting.get(container.name, Waiting("")).reason == "CrashLoopBackOff":
+            return
+        meta = self._hand.pod.metadata
+        whose = f"{meta.name}_{meta.namespace}({meta.uid})"
+        text = f"back-off {Duration(delay)} restarting failed container={container.name} pod={whose}"
+        waiting[container.name] = Waiting("CrashLoopBackOff", text)
+        event = f"Back-off restarting failed container {container.name} in pod {whose}"
+        self._services.recorder.pod(self._hand.pod, WARNING, "BackOff", event, container=container.name)
