@@ -1,4 +1,5 @@
-"""Agents killed -9 at many points, with device pods that come, go and are edited while none is there.
+"""Agents killed -9 at many points, with device pods that come, go and are edited, while the plugin is killed
+and the runtime goes away under them.
 
 No device is ever in two containers that run, and whoever runs with devices has its entry in the checkpoint.
 `KUBENGINE_CRASH_POINTS` says how many points (`make chaos`: 1,000), `KUBENGINE_CRASH_SEED` which.
@@ -14,26 +15,83 @@ import random
 import signal
 import sys
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from engine.devices.checkpoint import decode
-from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import SampleDevicePlugin
-from tests.waiting import eventually
+from engine.runtime.hollow import PREFIX, HollowRuntime
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 POINTS = int(os.environ.get("KUBENGINE_CRASH_POINTS", "100"))
 SEED = int(os.environ.get("KUBENGINE_CRASH_SEED", "1"))
+DEVICES = 4
 LAST_OPERATION = 150
 LIFETIME = 0.6
-LONG_LIFE = 10  # each so many-th agent lives until a pod runs with a device, however slow the machine is
+UPSETS = 0.3
+"""How often the plugin is killed, or the runtime goes, during an agent's life."""
+LONG_LIFE = 10
+"""Each so many-th agent lives until a pod runs with a device, however slow the machine is."""
 NEVER = 10**9
 NAMES = "abcdef"
 CONTAINER_RUNNING = 1
 
 
+class Mortal:
+    """One process of `forking.py` after another."""
+
+    def __init__(self, role: str, forking: asyncio.subprocess.Process) -> None:
+        self.role = role
+        self._forking = forking
+        self._pid = 0
+        self._died: asyncio.Future[bytes] | None = None
+
+    async def start(self, number: int) -> None:
+        assert self._forking.stdin is not None
+        self._forking.stdin.write(b"%d\n" % number)
+        self._pid = int(await self._line())
+        self._died = asyncio.ensure_future(self._line())
+
+    async def kill(self, after: float = 0.0) -> None:
+        """Kill it, if it does not die by itself before; returns when it is dead."""
+        assert self._died is not None
+        await asyncio.wait({self._died}, timeout=after)
+        if not self._died.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        await self._died
+
+    async def _line(self) -> bytes:
+        assert self._forking.stdout is not None
+        line = await asyncio.wait_for(self._forking.stdout.readline(), PATIENCE)
+        assert line, f"no more {self.role}s"
+        return line
+
+
+@asynccontextmanager
+async def mortal(role: str, directory: Path, socket: Path) -> AsyncIterator[Mortal]:
+    forking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("forking.py")),
+        role,
+        str(directory),
+        str(socket),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    process = Mortal(role, forking)
+    try:
+        yield process
+    finally:
+        if process._died is not None:
+            await process.kill()
+        forking.kill()
+        await forking.wait()
+
+
 class Campaign:
-    """A runtime and a plugin that live, manifests, and agents that die."""
+    """Manifests, and what a runtime runs of them."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, seed: int) -> None:
         self.directory = directory
@@ -62,10 +120,27 @@ class Campaign:
         image = f"busybox:{self.chance.randrange(10**6)}"
         container = {"name": "c", "image": image, "imagePullPolicy": "IfNotPresent", "resources": amounts}
         spec = {"terminationGracePeriodSeconds": 1, "containers": [container]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{path.stem}"}, "spec": spec}
+        obeys = {f"{PREFIX}stop-after": self.chance.choice(("0s", "100ms", "500ms"))}
+        metadata = {"name": f"pod-{path.stem}", "annotations": obeys}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
         unfinished = path.with_name(f".{path.name}")
         unfinished.write_text(json.dumps(pod))
         unfinished.replace(path)
+
+    async def upset(self, plugin: Mortal) -> None:
+        """At some points the plugin is killed, or the runtime goes, and comes back after a while."""
+        if self.chance.random() > UPSETS:
+            return
+        await asyncio.sleep(self.chance.random() * LIFETIME)
+        away = self.chance.random() * LIFETIME / 2
+        if self.chance.random() < 0.5:
+            await plugin.kill()
+            await asyncio.sleep(away)
+            await plugin.start(DEVICES)
+        else:
+            await self.runtime.stop()
+            await asyncio.sleep(away)
+            await self.runtime.start()
 
     def wanted(self) -> bool:
         """Whether any pod asks for a device."""
@@ -102,42 +177,27 @@ class Campaign:
 
 async def test_no_crash_gives_a_device_twice_or_loses_one():
     with tempfile.TemporaryDirectory(prefix="kx-") as short:
-        async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-            campaign = Campaign(Path(short), runtime, SEED)
-            agents = await asyncio.create_subprocess_exec(
-                sys.executable,
-                str(Path(__file__).with_name("forking_agents.py")),
-                short,
-                str(runtime.socket),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            plugin_dir = Path(short) / "root/device-plugins"
-            plugin_dir.mkdir(parents=True)
-            plugin = SampleDevicePlugin(GPU, plugin_dir / "gpu.sock", count=4)
-            await plugin.start()
-            plugin.follow(plugin_dir)
-            try:
-                for point in range(POINTS):
-                    for _ in range(campaign.chance.randrange(3)):
-                        campaign.change()
-                    last = campaign.chance.randint(1, LAST_OPERATION)
-                    long = point % LONG_LIFE == LONG_LIFE - 1
-                    agents.stdin.write(b"%d\n" % (NEVER if long else last))
-                    pid = int(await asyncio.wait_for(agents.stdout.readline(), 240))
-                    died = asyncio.ensure_future(agents.stdout.readline())
-                    if long:
-                        await eventually(lambda: campaign.running() or not campaign.wanted())
-                    await asyncio.wait({died}, timeout=LIFETIME)
-                    if not died.done():
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
-                    await asyncio.wait_for(died, 240)
-                    campaign.check_devices()
-                    campaign.check_checkpoint()
-                    assert not campaign.faults, f"at point {point}: {campaign.faults}"
-            finally:
-                agents.kill()
-                await agents.wait()
-                await plugin.stop()
+        directory = Path(short)
+        (directory / "root/device-plugins").mkdir(parents=True)
+        async with (
+            HollowRuntime(directory / "cri.sock") as runtime,
+            mortal("agent", directory, runtime.socket) as agent,
+            mortal("plugin", directory, runtime.socket) as plugin,
+        ):
+            campaign = Campaign(directory, runtime, SEED)
+            await plugin.start(DEVICES)
+            for point in range(POINTS):
+                for _ in range(campaign.chance.randrange(3)):
+                    campaign.change()
+                last = campaign.chance.randint(1, LAST_OPERATION)
+                long = point % LONG_LIFE == LONG_LIFE - 1
+                await agent.start(NEVER if long else last)
+                upset = asyncio.create_task(campaign.upset(plugin))
+                if long:
+                    await eventually(lambda: campaign.running() or not campaign.wanted())
+                await agent.kill(after=LIFETIME)
+                await upset
+                campaign.check_devices()
+                campaign.check_checkpoint()
+                assert not campaign.faults, f"at point {point}: {campaign.faults}"
             assert campaign.most, "no pod ever ran with a device"
