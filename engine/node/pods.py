@@ -10,7 +10,6 @@ edited manifest) is judged without it, and starts when it is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
@@ -28,7 +27,6 @@ from engine.node.desired import LEAST_GRACE_SECONDS, MANIFESTS
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.pod.life import PodLife, State
 from engine.node.services import Services
-from engine.node.static_uids import StaticUids
 from engine.node.status import FAILED, SUCCEEDED
 from engine.node.worker import PodWorker
 
@@ -40,18 +38,18 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class NodePods:
-    """`uids` keeps what manifest a pod came from, once it is taken. What no source wants is ended once each
-    source of the node has been read."""
+    """What no source wants is ended once each source of the node has been read."""
 
-    def __init__(self, services: Services, gatekeeper: Gatekeeper, uids: StaticUids) -> None:
+    def __init__(self, services: Services, gatekeeper: Gatekeeper) -> None:
         self._wanted: dict[str, set[str]] = {source: set() for source in services.belonging.sources}
         self._unseen = set(self._wanted)
         self._services = services
         self._gatekeeper = gatekeeper
-        self._uids = uids
         self._workers: dict[str, PodWorker] = {}
         self._namesakes: dict[str, list[PodWorker]] = {}
         self._returning: dict[str, Pod] = {}
+        self._found: dict[str, Pod] | None = None
+        """What runs from before and has no worker yet; None until it was looked for."""
         self._unmeasured: set[PodWorker] = set()
         self._retrying: asyncio.Handle | None = None
 
@@ -75,6 +73,8 @@ class NodePods:
 
     def set_desired(self, pods: Sequence[Pod], source: str = MANIFESTS) -> None:
         """The whole list of pods that one source wants here."""
+        if self._found is None:
+            self._found = self._count_what_runs()
         before, self._wanted[source] = self._wanted[source], {pod.uid for pod in pods}
         for uid in before - self._wanted[source]:
             self._drop(uid)
@@ -139,6 +139,8 @@ class NodePods:
             worker.notify()
         elif self.known:
             self._end_stranger(self._services.watch.pod(uid))
+        elif not _runs(self._services.watch.pod(uid)):
+            self._forget_found(uid)
 
     def notify(self, uid: str) -> None:
         """Something else about a pod changed: a probe, a device."""
@@ -199,6 +201,8 @@ class NodePods:
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """`engine.api.lifecycle.KillPod`."""
         worker = self._workers.get(pod.uid)
+        if worker is None and self._found is not None and pod.uid in self._found:
+            worker = self._employ(self._found.pop(pod.uid), PodLife(State.WORKING))
         if worker is not None:
             await worker.end_and_wait(end)
 
@@ -217,12 +221,36 @@ class NodePods:
             return PodLife(State.FAILING, PodEnd(pod.status.reason, pod.status.message))
         return PodLife(State.WORKING if _runs(record) or _has_finished(pod, record) else State.ENTERING)
 
+    def _count_what_runs(self) -> dict[str, Pod]:
+        """Whoever wants it, and whenever that will be known: what runs holds what it was accepted with."""
+        found = {}
+        for record in self._services.watch.pods.values():
+            pod = self._services.accepted.read(record.uid) if _runs(record) else None
+            if pod is not None:
+                self._gatekeeper.adopt(pod)
+                found[record.uid] = pod
+        return found
+
+    def _forget_found(self, uid: str) -> None:
+        pod = self._found.pop(uid, None) if self._found is not None else None
+        if pod is not None:
+            self._gatekeeper.released(pod)
+
     def _adopt(self, pod: Pod, life: PodLife) -> PodWorker:
+        """A pod that was accepted with other amounts than are wanted now has those, and is resized."""
+        found = self._found.pop(pod.uid, None) if self._found is not None else None
+        here = pod
         if life.holds and _runs(self._services.watch.pod(pod.uid)):
-            self._gatekeeper.adopt(pod)
-        worker = self._employ(pod, life)
+            if found is not None:
+                here = Pod(metadata=pod.metadata, spec=found.spec, status=pod.status)
+            self._gatekeeper.adopt(here)
+        elif found is not None:
+            self._gatekeeper.released(found)
+        worker = self._employ(here, life)
         if life.state is State.WORKING:
-            self._accepted(pod)
+            self._services.probes.accepted(here)
+        if here.spec != pod.spec:
+            worker.update(pod)
         return worker
 
     async def _enter(self, worker: PodWorker) -> None:
@@ -232,18 +260,12 @@ class NodePods:
         verdict = await _or_rejected(pod, self._judge(pod))
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
-        for stranger in list(self._unmeasured):
-            with contextlib.suppress(KubengineError, OSError):
-                await stranger.wait_stopped()
+        await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
         await _or_rejected(pod, self._gatekeeper.settle(pod, verdict))
-        self._accepted(pod)
+        self._services.probes.accepted(pod)
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._gatekeeper.judge(pod)
-
-    def _accepted(self, pod: Pod) -> None:
-        self._uids.remember(pod)
-        self._services.probes.accepted(pod)
 
     def _employ(self, pod: Pod, life: PodLife) -> PodWorker:
         worker = PodWorker(pod, self._services, life=life, enter=self._enter, moved_on=self._moved_on)
@@ -274,6 +296,8 @@ class NodePods:
 
     def _end_strangers(self) -> None:
         wanted = set[str]().union(*self._wanted.values())
+        for uid in self._workers.keys() - wanted:
+            self._drop(uid)
         for uid, record in list(self._services.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)
@@ -282,18 +306,28 @@ class NodePods:
                 self._end_stranger(PodRecord(uid, "", ""))
 
     def _end_stranger(self, record: PodRecord) -> None:
-        """A pod whose manifest went away while no agent was looking: end it, leave nothing.
+        """A pod whose source let go of it while no agent was looking: end it, leave nothing.
 
-        What it holds cannot be measured, so new pods wait until it has stopped.
+        It holds what it was accepted with until it has stopped. Where that is not known, new pods wait until
+        it has.
         """
         uid = record.uid
         if uid in self._workers or (record.empty and not record.name and not self._has_leftovers(uid)):
             return
         log.info("pod %s (%s) is not wanted here any more; ending it", record.full_name, uid)
-        meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
-        stranger = self._employ(Pod(metadata=meta, spec=PodSpec()), PodLife(State.LEAVING))
+        found = self._found.pop(uid, None) if self._found is not None else None
+        accepted = found or self._services.accepted.read(uid)
+        if accepted is None:
+            meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
+            stranger = self._employ(Pod(metadata=meta, spec=PodSpec()), PodLife(State.LEAVING))
+            if _runs(record):
+                log.warning("pod %s: what it holds is not known; new pods wait for its end", record.full_name)
+                self._unmeasured.add(stranger)
+            return
         if _runs(record):
-            self._unmeasured.add(stranger)
+            self._gatekeeper.adopt(accepted)
+        self._employ(accepted, PodLife(State.LEAVING))
+        self._gatekeeper.leaves(uid)
 
     def _has_leftovers(self, uid: str) -> bool:
         services = self._services

@@ -33,6 +33,7 @@ from engine.node.image_pull import ImagePuller
 from engine.node.managers import Managers
 from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
+from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod_stats import pod_stats
 from engine.node.pods import NodePods
@@ -110,6 +111,7 @@ class RunningNode:
             images=managers.images.images,
         )
         volumes = PodVolumes(setting.root)
+        accepted = AcceptedPods(volumes.pod_directory)
         gatekeeper = Gatekeeper(
             eviction=managers.eviction,
             devices=managers.devices,
@@ -128,6 +130,7 @@ class RunningNode:
             cgroups=cgroups,
             volumes=volumes,
             users=UserNamespaces(pods_directory(setting.root), _ids_per_pod(config)),
+            accepted=accepted,
             ends=KeptEnds(volumes.pod_directory),
             accounts=gatekeeper,
             probes=Probing(managers.probes, volumes.pod_directory),
@@ -138,9 +141,8 @@ class RunningNode:
             backoff=_restart_backoff(config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
         )
-        uids = StaticUids(watch.pods.values, volumes.pod_directory)
-        self.pods = NodePods(services, gatekeeper, uids)
-        self._sources = self._make_sources(uids)
+        self.pods = NodePods(services, gatekeeper)
+        self._sources = self._make_sources(StaticUids(watch.pods.values, accepted))
 
     def _make_sources(self, uids: StaticUids) -> list[ManifestDirectory]:
         setting, config = self._setting, self._setting.config

@@ -21,6 +21,7 @@ from engine.node.actions import Health
 from engine.node.backoff import Backoff
 from engine.node.belonging import Belonging
 from engine.node.image_pull import ImagePuller
+from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
@@ -102,6 +103,7 @@ class Services:
     cgroups: NodeCgroups
     volumes: PodVolumes
     users: UserNamespaces
+    accepted: AcceptedPods
     ends: KeptEnds
     accounts: Accounts
     probes: Probes

@@ -3,38 +3,26 @@
 A kubelet's uid for a manifest depends on the kubelet's version and on every field, so a pod that one left
 running, or that has finished, is known by what the runtime holds: name, namespace, the mark of a
 manifest's pod and containers that agree with the manifest. Nothing of it is restarted then. What manifest
-a uid stands for is kept in `<pod directory>/manifest-digest`, so that an edit while no agent was there is
-an edit.
+a uid stands for is kept with the accepted pod, so that an edit while no agent was there is an edit.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 
-from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_FILE
 from engine.cri.records import PodRecord
-from engine.host.files import replace_file
 from engine.node.container_hash import container_hash
-
-log = logging.getLogger("kubengine.sources")
-
-FILE = "manifest-digest"
+from engine.node.pod.accepted import AcceptedPods
 
 
 class StaticUids:
-    """`records()`: what the runtime holds; `pod_directory(uid)`: where a pod's files are."""
+    """`records()`: what the runtime holds."""
 
-    def __init__(
-        self, records: Callable[[], Iterable[PodRecord]], pod_directory: Callable[[str], Path]
-    ) -> None:
+    def __init__(self, records: Callable[[], Iterable[PodRecord]], accepted: AcceptedPods) -> None:
         self._records = records
-        self._pod_directory = pod_directory
-        self._digests: dict[str, str] = {}
+        self._accepted = accepted
 
     def held(self) -> dict[str, PodRecord]:
         """Manifests' pods of the runtime by namespace and name, the newest where there are several."""
@@ -49,36 +37,16 @@ class StaticUids:
         """The uid of a pod that has its final name: the held one's where it is the same pod, else `new()`."""
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._stands_for(record, pod, digest) else new()
-        self._digests[uid] = digest
+        self._accepted.comes_from(uid, digest)
         return uid
 
     def keep_only(self, uids: Iterable[str]) -> None:
         """Forget the manifests of all other pods."""
-        wanted = set(uids)
-        self._digests = {uid: digest for uid, digest in self._digests.items() if uid in wanted}
-
-    def remember(self, pod: Pod) -> None:
-        """Keep what manifest the pod's uid stands for, for the next agent."""
-        digest = self._digests.get(pod.uid)
-        if digest is None or digest == self._kept(pod.uid):
-            return
-        directory = self._pod_directory(pod.uid)
-        try:
-            directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-            replace_file(directory / FILE, digest)
-        except (Refused, OSError) as error:
-            log.warning("pod %s: its manifest cannot be remembered: %s", pod.full_name, error)
+        self._accepted.keep_only(uids)
 
     def _stands_for(self, record: PodRecord, pod: Pod, digest: str) -> bool:
-        known = self._digests.get(record.uid) or self._kept(record.uid)
-        if known:
-            return known == digest
-        return agrees(pod, record)
-
-    def _kept(self, uid: str) -> str:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            return (self._pod_directory(uid) / FILE).read_text()
-        return ""
+        known = self._accepted.manifest(record.uid)
+        return known == digest if known else agrees(pod, record)
 
 
 def agrees(pod: Pod, record: PodRecord) -> bool:

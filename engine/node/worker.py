@@ -195,6 +195,10 @@ class PodWorker:
         """Nothing of the pod is left."""
         return self._gone.done()
 
+    async def wait_at_rest(self) -> None:
+        """Returns when nothing of a pod that ends runs any more, however often that is refused."""
+        await asyncio.shield(self._stopped)
+
     async def wait_gone(self) -> None:
         await asyncio.shield(self._gone)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.api.duration import Duration
 from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
-from engine.api.pod import Container
+from engine.api.pod import Container, Pod
 from engine.cri.client import NotFound
 from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
@@ -54,6 +54,7 @@ class Working:
         self._services = services
         self._publish = publish
         self._made_room = made_room
+        self._kept: Pod | None = None
         self._volumes: Mapping[str, Path] | None = None
         self._sandbox: cri.PodSandboxConfig | None = None
         self._cgroup_parent = ""
@@ -68,6 +69,7 @@ class Working:
             services.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
             return Step(event=Event.FAIL, end=PodEnd("DeadlineExceeded", text))
         await self._resize()
+        await self._keep(hand.pod)
         actions = next_actions(
             hand.pod,
             services.watch.pod(hand.pod.uid),
@@ -95,10 +97,17 @@ class Working:
             return
         resized = await carry_out(hand.pod, hand.resize, self._services)
         if resized is not None:
+            await self._keep(resized)
             resized.status = hand.pod.status
             hand.pod = resized
             hand.resize = None
             self._made_room()
+
+    async def _keep(self, pod: Pod) -> None:
+        """As what it was accepted, before anything of it is made."""
+        if self._kept is not pod:
+            await asyncio.to_thread(self._services.accepted.keep, pod)
+            self._kept = pod
 
     async def _finish(self, actions: PodActions) -> None:
         """Every container has ended for good: stop the sandbox, give the node its resources back."""

@@ -1,8 +1,8 @@
-"""Processes for `test_crash_campaign`: `forking.py agent|plugin DIRECTORY SOCKET`, then a number per line on stdin.
+"""Processes for `test_crash_campaign`: `forking.py agent|plugin DIRECTORY SOCKET`, then numbers on stdin.
 
-Each number forks one on DIRECTORY, with what is imported imported once: an agent on the runtime at SOCKET which
-kills itself at that file operation (opening, renaming, removing, making a directory) after its start, or a
-plugin with so many devices. A line with the process id answers, and when it has died an empty one.
+Each number forks one on DIRECTORY, with what is imported imported once: an agent on the runtime at SOCKET
+which kills itself at that file operation (opening, renaming, removing, making a directory) after its start,
+or a plugin with so many devices. A line with the process id answers, and when it has died an empty one.
 """
 
 from __future__ import annotations
