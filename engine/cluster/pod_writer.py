@@ -46,6 +46,7 @@ class _Told:
     failures: int = 0
     busy: bool = False
     again: bool = False
+    waiting: asyncio.Future[None] | None = None
 
     @property
     def path(self) -> str:
@@ -63,6 +64,13 @@ class PodWriter:
         self._rest: dict[str, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._followed = True
+
+    def leave(self) -> None:
+        """Nobody waits any more until something is told."""
+        self._followed = False
+        for known in self._pods.values():
+            _settle(known)
 
     async def stop(self) -> None:
         """Leaves unsaid what has not been said."""
@@ -87,7 +95,9 @@ class PodWriter:
 
     def forget(self, uid: str) -> None:
         """The server has no such pod any more."""
-        self._pods.pop(uid, None)
+        known = self._pods.pop(uid, None)
+        if known is not None:
+            _settle(known)
         self._urgent.pop(uid, None)
         self._rest.pop(uid, None)
         timer = self._timers.pop(uid, None)
@@ -102,11 +112,20 @@ class PodWriter:
             self._mark(uid)
 
     def left(self, uid: str) -> None:
-        """Nothing of the pod is left on the node."""
+        """Nothing of the pod runs, and it has nothing of the node any more."""
         known = self._pods.get(uid)
         if known is not None:
             known.left, known.may_run = True, False
             self._mark(uid)
+
+    async def settled(self, uid: str) -> None:
+        """Returns when the server has all that was told of the pod, or has no such pod."""
+        known = self._pods.get(uid)
+        while known is not None and self._followed and known is self._pods.get(uid):
+            if not self._patch(known):
+                return
+            known.waiting = asyncio.get_running_loop().create_future()
+            await known.waiting
 
     def has_left(self, uid: str) -> bool:
         known = self._pods.get(uid)
@@ -167,6 +186,7 @@ class PodWriter:
             known.failures = 0
         finally:
             known.busy = False
+            _settle(known)
         if known.again:
             known.again = False
             if uid in self._pods:
@@ -181,6 +201,7 @@ class PodWriter:
                 known.meta, known.server = answer.metadata, answer.status
                 known.residue = {}
                 known.residue = self._patch(known) if not known.again else {}
+                _settle(known)
         if self._is_to_go(known):
             options = {
                 "apiVersion": "v1",
@@ -204,3 +225,9 @@ class PodWriter:
         self._timers.pop(uid, None)
         if uid in self._pods:
             self._mark(uid)
+
+
+def _settle(known: _Told) -> None:
+    """Whoever waits for what is said of the pod looks again."""
+    if known.waiting is not None and not known.waiting.done():
+        known.waiting.set_result(None)

@@ -47,6 +47,10 @@ class ApiPods:
     async def run(self) -> None:
         await self._watch.run()
 
+    def leave(self) -> None:
+        """What the server is told is waited for no more."""
+        self._writer.leave()
+
     async def stop(self) -> None:
         await self._mirrors.stop()
         await self._writer.stop()
@@ -58,9 +62,10 @@ class ApiPods:
         if uid:
             self._writer.tell(uid, pod.status, may_run=may_run)
 
-    def pod_gone(self, pod: Pod) -> None:
+    async def end_known(self, pod: Pod) -> None:
         if not is_static(pod):
             self._writer.left(pod.uid)
+            await self._writer.settled(pod.uid)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
         """The static pods that are wanted here."""

@@ -34,8 +34,8 @@ class Belonging(Protocol):
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
         """A pod's status is another one; `may_run`: something of it runs, or will."""
 
-    def pod_gone(self, pod: Pod) -> None:
-        """Nothing of a pod is left."""
+    async def end_known(self, pod: Pod) -> None:
+        """A pod holds nothing of the node any more; returns when its last status is known to its source."""
 
 
 class Standalone:
@@ -57,4 +57,4 @@ class Standalone:
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None: ...
 
-    def pod_gone(self, pod: Pod) -> None: ...
+    async def end_known(self, pod: Pod) -> None: ...

@@ -10,7 +10,7 @@ from engine.cri.records import ContainerRecord
 from engine.node.pod.in_hand import PodInHand
 from engine.node.pod.kept_end import KeptEnd
 from engine.node.services import Services
-from engine.node.stopping import grace_seconds, remove_pod, stop_pod, stop_sooner
+from engine.node.stopping import free_node, grace_seconds, remove_pod, stop_pod, stop_sooner
 
 log = logging.getLogger("kubengine.pods")
 
@@ -63,13 +63,19 @@ class Ending:
             running = self._services.watch.pod(pod.uid).may_run
             self._hastening.start(stop_sooner(running, self._services, grace), pod.full_name)
 
+    async def free(self) -> None:
+        """Gives back cgroup and volumes; what is dead in the runtime can wait. Raises `Refused`."""
+        uid, services = self._hand.pod.uid, self._services
+        record = await services.watch.reread_pod(uid)
+        if record.may_run or any(sandbox.ready for sandbox in record.sandboxes):
+            await self.stop()
+        await free_node(uid, services)
+
     async def take_away(self) -> None:
         """Leaves nothing of the pod on the node. Raises `Refused` naming what would not go."""
         pod, services = self._hand.pod, self._services
-        record = await services.watch.reread_pod(pod.uid)
+        record = services.watch.pod(pod.uid)
         record.uid = pod.uid
-        if record.may_run or any(sandbox.ready for sandbox in record.sandboxes):
-            await self.stop()
         await remove_pod(record, services, pod)
         services.backoff.forget(f"{pod.uid}/")
         services.images.forget(pod.uid)

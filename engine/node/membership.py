@@ -86,6 +86,7 @@ class Membership:
     async def leave_pods(self) -> None:
         """What the API says of pods is heard no more."""
         await self._follow.stop()
+        self._pods.leave()
 
     async def stop(self) -> None:
         await self.leave_pods()
@@ -106,9 +107,9 @@ class Membership:
         """A pod's status is another one; `may_run`: something of it runs, or will."""
         self._pods.pod_changed(pod, may_run=may_run)
 
-    def pod_gone(self, pod: Pod) -> None:
-        """Nothing of a pod is left."""
-        self._pods.pod_gone(pod)
+    async def end_known(self, pod: Pod) -> None:
+        """Returns when the server has the last status of a pod that has nothing of the node any more."""
+        await self._pods.end_known(pod)
 
     def conditions_changed(self) -> None:
         """The node's status is looked at now, not in its time."""

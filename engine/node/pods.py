@@ -103,6 +103,9 @@ class NodePods:
             worker.hear(conditions)
 
     def _drop(self, uid: str, grace: int | None = None) -> None:
+        """A source wants a pod no more; it stays while another one does."""
+        if any(uid in wanted for wanted in self._wanted.values()):
+            return
         self._returning.pop(uid, None)
         worker = self._workers.get(uid)
         if worker is not None:
@@ -276,10 +279,7 @@ class NodePods:
     def _moved_on(self, worker: PodWorker) -> None:
         self._unmeasured.discard(worker)
         self.something_changed()
-        belonging = self._services.belonging
-        belonging.pod_changed(worker.pod, may_run=worker.life.holds)
-        if worker.gone:
-            belonging.pod_gone(worker.pod)
+        self._services.belonging.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
             return
         uid, name = worker.pod.uid, worker.pod.full_name

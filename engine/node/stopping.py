@@ -113,8 +113,14 @@ async def _together(coroutines: Iterable[object]) -> list[Refused]:
     return failures
 
 
+async def free_node(uid: str, services: Services) -> None:
+    """Gives back what a pod that has stopped has of the node: cgroup and volumes. Raises `Refused`."""
+    services.cgroups.remove_pod(uid)
+    await asyncio.to_thread(services.volumes.tear_down, uid)
+
+
 async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
-    """Takes away containers, sandboxes, cgroup, volumes and logs of a pod that has stopped.
+    """Takes away containers, sandboxes and logs of a pod that has stopped.
 
     Raises `Refused` naming what would not go; called again, it goes on with the rest.
     """
@@ -127,8 +133,6 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
         with contextlib.suppress(NotFound):
             await services.runtime.remove_pod_sandbox(sandbox.id)
         services.watch.forget(record.uid, [sandbox.id])
-    services.cgroups.remove_pod(record.uid)
-    await asyncio.to_thread(services.volumes.tear_down, record.uid)
     with contextlib.suppress(OSError):
         await asyncio.to_thread(remove_tree, pod_log_directory(Path(services.node.config.pod_logs_dir), pod))
 

@@ -219,6 +219,13 @@ class PodWorker:
             await self._interruptible(self._work)
         elif state in (State.FAILING, State.LEAVING):
             await self._end()
+        elif state is State.FREEING:
+            await self._persist("removing", self._ending.free)
+            self._tell(Event.FREED)
+        elif state is State.REPORTING:
+            await self._publishing.publish()
+            await self._services.belonging.end_known(self.pod)
+            self._tell(Event.KNOWN)
         elif state is State.REMOVING:
             await self._persist("removing", self._ending.take_away)
             self._tell(Event.REMOVED)

@@ -13,7 +13,9 @@ from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
+from engine.node.desired import API
 from engine.runtime.hollow import HollowRuntime
+from engine.runtime.records import READY
 from engine.testing.apiserver import ApiServer, Fault
 from tests.node_bench import Bench, container
 from tests.waiting import PATIENCE, eventually
@@ -209,6 +211,56 @@ async def test_status_is_told_again_until_the_server_takes_it(joined: Joined, cl
     await joined.start()
     await cluster.run("web")
     await cluster.ready("web")
+
+
+async def test_what_is_left_of_a_deleted_pod_is_kept_until_the_server_knows_its_end(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime
+):
+    await joined.start()
+    await cluster.run("web")
+    await cluster.ready("web")
+    cluster.server.fail(500, path="/pods/web/status", times=None)
+    await cluster.delete("web")
+    sandboxes = hollow.service.records.sandboxes.values()
+    await eventually(lambda: sandboxes and not any(s.state == READY for s in sandboxes))
+    assert joined.node is not None
+    await joined.restart()
+    tried = cluster.asked("PATCH", "web/status")
+    await eventually(lambda: cluster.asked("PATCH", "web/status") > tried)
+    assert hollow.service.records.containers
+    cluster.server.heal()
+    await cluster.gone("web")
+    last = [r for r in cluster.server.requests if r.method == "PATCH" and "web/status" in r.path][-1]
+    ended = last.value["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (ended["exitCode"], ended["reason"]) != (137, "ContainerStatusUnknown")
+    await eventually(lambda: not hollow.service.records.containers)
+
+
+async def test_nobody_waits_for_a_server_that_is_away_when_all_pods_are_taken_away(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime
+):
+    await joined.start()
+    await cluster.run("web")
+    await cluster.ready("web")
+    await cluster.server.stop()
+    assert joined.node is not None
+    await joined.node.remove_all_pods()
+    assert not hollow.service.records.containers
+    await cluster.server.start()
+
+
+async def test_a_pod_of_two_sources_stays_until_neither_wants_it(joined: Joined, cluster: Cluster):
+    await joined.start()
+    await cluster.run("web")
+    await cluster.ready("web")
+    assert joined.node is not None
+    pods = joined.node.running.pods
+    (pod,) = pods.all()
+    pods.set_desired([pod])
+    pods.take_out(pod.uid, API)
+    assert not pods.leaves(pod.uid)
+    pods.set_desired([])
+    assert pods.leaves(pod.uid)
 
 
 async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_there(

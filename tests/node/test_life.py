@@ -30,7 +30,7 @@ def test_no_event_leads_back_from_an_end():
 
 
 def test_a_pod_that_is_not_wanted_never_is_again():
-    unwanted = {State.LEAVING, State.REMOVING, State.GONE}
+    unwanted = {State.LEAVING, State.FREEING, State.REPORTING, State.REMOVING, State.GONE}
     assert all(target in unwanted for (state, _), (target, _) in TRANSITIONS.items() if state in unwanted)
 
 
@@ -86,3 +86,15 @@ def test_only_a_pod_that_is_told_to_leave_has_a_grace_from_its_sources():
     life.grace = 5
     with pytest.raises(Bug, match="told to leave"):
         life.validate()
+
+
+def test_a_pod_is_taken_away_only_when_its_last_status_is_known():
+    life = PodLife(State.WORKING)
+    way = [Event.REMOVE, Event.STOPPED, Event.FREED, Event.KNOWN, Event.REMOVED]
+    states = []
+    for event in way:
+        life.tell(event)
+        states.append(life.state)
+    assert states == [State.LEAVING, State.FREEING, State.REPORTING, State.REMOVING, State.GONE]
+    assert {state for (state, event) in TRANSITIONS if event is Event.KNOWN} == {State.REPORTING}
+    assert [s for (s, _), (target, _) in TRANSITIONS.items() if target is State.REMOVING] == [State.REPORTING]

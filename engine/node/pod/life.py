@@ -5,11 +5,12 @@
       │  │ └──────fail──────┴─▸ FAILING ──stopped──▸ FAILED
     reject retry
       ▾  │
-    REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ REMOVING ──removed──▸ GONE
+    REJECTED                 (any of them) ──remove──▸ LEAVING ──stopped──▸ FREEING ──freed──┐
+                                                     GONE ◂──removed── REMOVING ◂──known── REPORTING
 
 A pod that is told again to leave changes nothing, but a grace period that came with it and is shorter holds
-from then on: a grace only shrinks. That a source forgets the pod only once it knows its last status is the
-source's own affair and comes after GONE.
+from then on: a grace only shrinks. What the runtime still has of a pod that has stopped is where its last
+status comes from, so it is taken away only once the pod's source knows that status (REPORTING).
 
 Whoever holds a `PodLife` tells it what happened and does the actions that come back, in their order.
 A pod holds what it was given (amounts, ports, devices) until a `RELEASE`, which comes only when nothing
@@ -35,7 +36,9 @@ class State(Enum):
     FAILING = "is being stopped for good by the node"
     FAILED = "was stopped for good by the node"
     LEAVING = "is wanted no more and is being stopped"
-    REMOVING = "has stopped and is being taken away"
+    FREEING = "has stopped, and gives back its cgroup and its volumes"
+    REPORTING = "has nothing of the node; its source is still to learn how it ended"
+    REMOVING = "is known to have ended, and what is left of it is being taken away"
     GONE = "has left nothing behind"
 
 
@@ -47,6 +50,8 @@ class Event(Enum):
     FAIL = "the node ends it: evicted, preempted, past its deadline"
     REMOVE = "no source wants it any more"
     STOPPED = "nothing of it runs"
+    FREED = "it has no cgroup and no volumes any more"
+    KNOWN = "its source knows its last status, or has no such pod"
     REMOVED = "nothing of it is left"
 
 
@@ -73,26 +78,28 @@ TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Action, ...]]]] 
         (state, E.REMOVE): (S.LEAVING, (A.INTERRUPT, A.LEAVE))
         for state in (S.ENTERING, S.REJECTED, S.WORKING, S.FINISHED, S.FAILING, S.FAILED)
     },
-    (S.LEAVING, E.STOPPED): (S.REMOVING, (A.RELEASE,)),
+    (S.LEAVING, E.STOPPED): (S.FREEING, (A.RELEASE,)),
+    (S.FREEING, E.FREED): (S.REPORTING, ()),
+    (S.REPORTING, E.KNOWN): (S.REMOVING, ()),
     (S.REMOVING, E.REMOVED): (S.GONE, ()),
 }
+
+UNWANTED: Final = frozenset({S.LEAVING, S.FREEING, S.REPORTING, S.REMOVING, S.GONE})
 
 IGNORED: Final = frozenset(
     {(state, E.FAIL) for state in S if (state, E.FAIL) not in TRANSITIONS}
     | {(state, E.RETRY) for state in S if state is not S.REJECTED}
-    | {(state, E.REMOVE) for state in (S.LEAVING, S.REMOVING, S.GONE)}
+    | {(state, E.REMOVE) for state in UNWANTED}
 )
 """What may come too late and changes nothing."""
 
 HOLDING: Final = frozenset({S.ENTERING, S.WORKING, S.FAILING, S.LEAVING})
 """States in which a pod may run, so that what it holds is nobody else's."""
 
-OVER: Final = frozenset({S.REJECTED, S.FINISHED, S.FAILED, S.REMOVING, S.GONE})
+OVER: Final = frozenset(S) - HOLDING
 """States in which nothing of a pod runs, or will without another event."""
 
 STOPPING: Final = frozenset({S.FAILING, S.LEAVING})
-
-UNWANTED: Final = frozenset({S.LEAVING, S.REMOVING, S.GONE})
 
 
 class PodLife:
@@ -150,7 +157,7 @@ class PodLife:
     @property
     def stopped(self) -> bool:
         """Whether the node, or its source, has ended it and nothing of it runs."""
-        return self.state in (State.FAILED, State.REMOVING, State.GONE)
+        return self.state is State.FAILED or (self.over and not self.wanted)
 
     @property
     def given_grace(self) -> int | None:
