@@ -48,6 +48,8 @@ class AgentOptions:
     node_name: str | None
     clean_up: bool
     kubeconfig: Path | None = None
+    bootstrap_kubeconfig: Path | None = None
+    cert_dir: Path | None = None
 
 
 class AgentProcess:
@@ -71,6 +73,8 @@ class AgentProcess:
             root=options.root_dir,
             name=options.node_name,
             kubeconfig=options.kubeconfig,
+            bootstrap_kubeconfig=options.bootstrap_kubeconfig,
+            cert_dir=options.cert_dir,
         )
         self._server = Server(self.node, socket_path=default_socket(options.root_dir))
         self._service_manager = ServiceManager()

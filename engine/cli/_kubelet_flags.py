@@ -189,8 +189,6 @@ FIELDS: Final[Mapping[str, tuple[str, Read]]] = {
 SWITCHES: Final = frozenset(_FLAGS)
 """Flags that need no value."""
 WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    "bootstrap-kubeconfig": "asks the API server for a client certificate",
-    "cert-dir": "says where certificates that the agent asks for are kept",
     "cloud-provider": "hands the Node to a cloud's controller manager",
     "exit-on-lock-contention": "ends the agent when another takes its lock file",
     "experimental-allocatable-ignore-eviction": "leaves eviction thresholds out of allocatable",

@@ -11,6 +11,7 @@ from engine.cli._places import ROOT_DIR
 from engine.cli._start_up import lean_imports
 
 MOST_VERBOSE_INFO = 3
+CERT_DIR = Path("/var/lib/kubelet/pki")
 
 log = logging.getLogger("kubengine.run")
 
@@ -19,6 +20,15 @@ log = logging.getLogger("kubengine.run")
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="KubeletConfiguration.")
 @click.option("--config-dir", type=click.Path(path_type=Path), metavar="DIR", help="Drop-ins, *.conf.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Join this cluster.")
+@click.option(
+    "--bootstrap-kubeconfig",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Get the first client certificate, and the kubeconfig, with this one.",
+)
+@click.option(
+    "--cert-dir", type=click.Path(path_type=Path), metavar="DIR", default=CERT_DIR, show_default=True
+)
 @click.option("--root-dir", type=click.Path(path_type=Path), default=ROOT_DIR, show_default=True)
 @click.option("--hostname-override", metavar="NAME", help="The node's name.  [default: the host name]")
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
@@ -29,6 +39,8 @@ def command(
     config: Path | None,
     config_dir: Path | None,
     kubeconfig: Path | None,
+    bootstrap_kubeconfig: Path | None,
+    cert_dir: Path,
     root_dir: Path,
     hostname_override: str | None,
     node_labels: str | None,
@@ -63,6 +75,8 @@ def command(
             root_dir=root_dir.absolute(),
             node_name=hostname_override,
             kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
+            bootstrap_kubeconfig=bootstrap_kubeconfig.absolute() if bootstrap_kubeconfig else None,
+            cert_dir=cert_dir.absolute(),
             clean_up=False,
         )
     )

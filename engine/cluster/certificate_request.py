@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,13 +12,15 @@ import msgspec
 
 from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta
+from engine.api.node import NodeAddress
 from engine.api.struct import Struct
 from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.openssl import certificate_request, digest, public_key
+from engine.cluster.openssl import certificate_request, digest, is_ip, public_key
 from engine.cluster.watching import Heard, Resource, Watch
 
 REQUESTS: Final = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 ORGANIZATION: Final = "system:nodes"
+WAIT_SECONDS: Final = 15 * 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,20 @@ def serving_certificate(node: str, names: Sequence[str]) -> Wanted:
         f"system:node:{node}",
         tuple(names),
     )
+
+
+def serving_names(addresses: Iterable[NodeAddress]) -> list[str]:
+    """The DNS names and then the IP addresses of a serving certificate, none while the node has no IP
+    address."""
+    names, ips = set(), set()
+    for each in addresses:
+        if each.type in ("InternalDNS", "ExternalDNS"):
+            names.add(each.address)
+        elif is_ip(each.address):
+            ips.add(each.address)
+        elif each.type == "Hostname":
+            names.add(each.address)
+    return [*sorted(names - {""}), *sorted(ips)] if ips else []
 
 
 class _Condition(Struct):
@@ -92,7 +108,7 @@ async def request_name(wanted: Wanted, key: bytes) -> str:
 
 
 async def request_certificate(
-    client: ApiClient, wanted: Wanted, key: bytes, *, seconds: float, name: str = ""
+    client: ApiClient, wanted: Wanted, key: bytes, *, seconds: float = WAIT_SECONDS, name: str = ""
 ) -> bytes:
     """The certificate, once somebody has approved it and it is signed.
 

@@ -1,7 +1,7 @@
 """A certificate that is renewed before it ends, or when it misses a name (client-go v1.36).
 
 Renewed at a random point between 70 and 90 % of its life. What fails is tried again after 2 s, doubling to
-32 s; a request waits 15 minutes for its signature.
+32 s.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Final
 
 from engine.api.errors import KubengineError, Refused
 from engine.cluster.certificate_request import Wanted
-from engine.cluster.certificate_store import CertificateStore, read_pair
-from engine.cluster.openssl import CertificateFacts, certificate_facts, fits, new_key, shortest
+from engine.cluster.certificate_store import CertificateStore, read_certificates
+from engine.cluster.openssl import CertificateFacts, certificate_facts, fits, shortest
 
-WAIT_SECONDS: Final = 15 * 60.0
 FIRST_DELAY: Final = 2.0
 LAST_DELAY: Final = 32.0
 LOOK_AGAIN: Final = 3600.0
@@ -26,7 +25,7 @@ LOOK_AGAIN: Final = 3600.0
 
 log = logging.getLogger("kubengine.cluster")
 
-Sign = Callable[[Wanted, bytes, float], Awaitable[bytes]]
+Sign = Callable[[Wanted], Awaitable[tuple[bytes, bytes]]]
 
 
 def renew_at(facts: CertificateFacts, chance: float) -> float:
@@ -42,8 +41,8 @@ def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
 class CertificateRotation:
     """Keeps the current certificate of `store` fresh.
 
-    `wanted()` says what is asked for, None while that is not known; `sign` gets it signed; `changed` is told
-    of each new one. `first` is the file to begin with where the store has none.
+    `wanted()` says what is asked for, None while that is not known; `sign` gives a signed certificate and its
+    key; `changed` is told of each new one. `first` is the file to begin with where the store has none.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class CertificateRotation:
         if path is None:
             return float("-inf")
         try:
-            facts = await certificate_facts(read_pair(path)[0])
+            facts = await certificate_facts(read_certificates(path))
         except KubengineError as error:
             log.warning("the certificate is asked for anew: %s", error)
             return float("-inf")
@@ -115,17 +114,16 @@ class CertificateRotation:
             delay = min(2 * delay, LAST_DELAY)
 
     async def _renew(self, wanted: Wanted) -> None:
-        key = await new_key()
-        certificate = await self._sign(wanted, key, WAIT_SECONDS)
+        certificate, key = await self._sign(wanted)
         await keep_signed(self._store, certificate, key, self._clock())
-        log.info("%s: a new certificate", self._store.path)
         self._changed()
 
 
 async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> None:
-    """Keep what was signed, if it is for the key and has not ended. Raises Refused where it is not."""
+    """Keep what was signed. Raises Refused where it is for another key or has ended already."""
     if not await fits(certificate, key):
         raise Refused("the signed certificate is for another key", subject=str(store.path))
     if (await certificate_facts(certificate)).not_after <= now:
         raise Refused("the signed certificate has ended already", subject=str(store.path))
     store.update(certificate, key, now)
+    log.info("%s: a new certificate", store.path)

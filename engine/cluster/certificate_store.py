@@ -7,7 +7,6 @@ then its key. A kubelet takes over what is written here, and we what it wrote.
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 from engine.api.errors import InvalidInput, Refused
 from engine.host.files import replace_file
 
-_BLOCK = re.compile(rb"-----BEGIN ([A-Z ]+)-----.+?-----END \1-----\n?", re.DOTALL)
 _MOST = 1 << 20
 
 
@@ -54,28 +52,13 @@ class CertificateStore:
         return self._directory / f"{self._prefix}-updated.pem"
 
 
-def read_pair(path: Path) -> tuple[bytes, bytes]:
-    """The certificates and the key in a file. Raises InvalidInput, naming it."""
+def read_certificates(path: Path) -> bytes:
+    """The text of a file of certificates. Raises InvalidInput, naming it."""
     try:
         with path.open("rb") as file:
-            text = file.read(_MOST)
+            return file.read(_MOST)
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
-    certificates, keys = split_pair(text)
-    if not certificates or not keys:
-        raise InvalidInput("expected a certificate and its key", subject=str(path))
-    return certificates, keys
-
-
-def split_pair(text: bytes) -> tuple[bytes, bytes]:
-    """The certificates and the keys in a PEM text."""
-    certificates, keys = b"", b""
-    for block in _BLOCK.finditer(text):
-        if block[1] == b"CERTIFICATE":
-            certificates += block[0]
-        elif block[1].endswith(b"PRIVATE KEY"):
-            keys += block[0]
-    return certificates, keys
 
 
 def _sync(directory: Path) -> None:

@@ -42,14 +42,22 @@ class _ExecCredential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials:
-    """`headers()` and `context()` for the next request; `changed` is called when connections are outdated."""
+    """`headers()` and `context()` for the next request; who listens is told when connections are outdated.
+
+    `pair()` is a file, if there is one, whose certificate and key go before the kubeconfig's.
+    """
 
     def __init__(
-        self, config: Kubeconfig, *, clock: Callable[[], float], changed: Callable[[], None] = lambda: None
+        self,
+        config: Kubeconfig,
+        *,
+        clock: Callable[[], float],
+        pair: Callable[[], Path | None] = lambda: None,
     ) -> None:
         self._config = config
         self._clock = clock
-        self._changed = changed
+        self._pair = pair
+        self._changed: Callable[[], None] = lambda: None
         self.reading = 0
         self._tls: ClientTLS | None = None
         self._context: ssl.SSLContext | None = None
@@ -60,6 +68,15 @@ class Credentials:
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._changed = changed
+
+    def use(self, config: Kubeconfig) -> None:
+        """Another user of the same server from now on."""
+        self._config = config
+        self.outdated()
+
+    def outdated(self) -> None:
+        """Everything is read again before the next request."""
+        self._read_at = float("-inf")
 
     async def refresh(self, *, refused: int | None = None) -> None:
         """Read what may have changed; `refused` is the number of the `reading` that earned a 401.
@@ -104,10 +121,14 @@ class Credentials:
         user, cluster, subject = self._config.user, self._config.cluster, str(self._config.path)
         expires = float("inf")
         token = user.token
-        certificate = _either(
-            user.client_certificate, user.client_certificate_data, "client-certificate", subject
-        )
-        key = _either(user.client_key, user.client_key_data, "client-key", subject)
+        pair = self._pair()
+        if pair is not None:
+            certificate = key = _text(str(pair))
+        else:
+            certificate = _either(
+                user.client_certificate, user.client_certificate_data, "client-certificate", subject
+            )
+            key = _either(user.client_key, user.client_key_data, "client-key", subject)
         if user.token_file:
             token = _text(user.token_file).decode("ascii", "replace").strip()
         elif user.exec is not None and not (token or certificate):

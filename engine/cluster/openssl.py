@@ -96,10 +96,7 @@ async def fits(certificate: bytes, key: bytes) -> bool:
 
 def shortest(name: str) -> str:
     """A name as it is compared: IP addresses in their shortest form."""
-    try:
-        return str(ipaddress.ip_address(name))
-    except ValueError:
-        return name
+    return str(ipaddress.ip_address(name)) if is_ip(name) else name
 
 
 def digest(data: bytes) -> bytes:
@@ -114,15 +111,15 @@ def _plain(name: str) -> str:
 
 
 def _alternatives(names: Sequence[str]) -> str:
-    return ", ".join(f"{_kind(name)}:{_plain(name)}" for name in names)
+    return ", ".join(f"{'IP' if is_ip(name) else 'DNS'}:{_plain(name)}" for name in names)
 
 
-def _kind(name: str) -> str:
+def is_ip(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return "DNS"
-    return "IP"
+        return False
+    return True
 
 
 def _seconds(date: str) -> float:

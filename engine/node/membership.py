@@ -13,12 +13,20 @@ from typing import Final
 from engine.api.events import Event
 from engine.api.pod import Pod
 from engine.api.version import engine_version
+from engine.cluster.certificate_request import (
+    Wanted,
+    request_certificate,
+    serving_certificate,
+    serving_names,
+)
+from engine.cluster.certificate_rotation import CertificateRotation
 from engine.cluster.client import ApiClient
-from engine.cluster.credentials import Credentials
 from engine.cluster.event_writer import EventWriter
-from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cluster.lease import LeaseKeeper
+from engine.cluster.node_identity import NodeIdentity
 from engine.cluster.node_keeper import NodeKeeper
+from engine.cluster.openssl import new_key
+from engine.host.tasks import Work
 from engine.node.api_pods import ApiPods
 from engine.node.description import NodeDescription
 from engine.node.desired import API, MANIFESTS, WantedPods
@@ -40,12 +48,22 @@ class Membership:
         description: NodeDescription,
     ) -> None:
         """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
-        where = load_kubeconfig(kubeconfig)
         name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
+        chance, user_agent = random.Random(), f"kubengine/{engine_version()}"
+        self._identity = NodeIdentity(
+            kubeconfig,
+            setting.bootstrap_kubeconfig,
+            setting.cert_dir,
+            name,
+            user_agent=user_agent,
+            rotate=config.rotate_certificates,
+            clock=clock,
+            chance=chance,
+        )
         self._client = ApiClient(
-            where,
-            Credentials(where, clock=clock),
-            user_agent=f"kubengine/{engine_version()}",
+            self._identity.config,
+            self._identity.credentials,
+            user_agent=user_agent,
             timeout=HEARTBEAT_SECONDS,
         )
         self._node = NodeKeeper(
@@ -56,7 +74,7 @@ class Membership:
             update_seconds=config.node_status_update_frequency,
             report_seconds=config.node_status_report_frequency,
             clock=clock,
-            chance=random.Random(),
+            chance=chance,
         )
         self._lease = LeaseKeeper(
             self._client,
@@ -68,20 +86,52 @@ class Membership:
         self._events = EventWriter(self._client, name)
         self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid)
         self._follow = tasks.task("cluster-pods")
+        self._credentials = tasks.task("node-credentials")
         self._tasks = [
             (tasks.task("node-status"), self._node.run),
             (tasks.task("node-lease"), self._lease.run),
             (tasks.task("cluster-events"), self._events.run),
         ]
+        if config.enable_server and config.server_tls_bootstrap:
+            rotation = self._serving_rotation(setting, description)
+            self._tasks.append((tasks.task("serving-certificate"), rotation.run))
+
+    def _serving_rotation(self, setting: Setting, description: NodeDescription) -> CertificateRotation:
+        def wanted() -> Wanted | None:
+            names = serving_names(description.current().status.addresses or ())
+            return serving_certificate(setting.name, names) if names else None
+
+        async def sign(wanted: Wanted) -> tuple[bytes, bytes]:
+            key = await new_key()
+            return await request_certificate(self._client, wanted, key), key
+
+        return CertificateRotation(
+            setting.serving.store,
+            wanted=wanted,
+            sign=sign,
+            changed=setting.serving.changed,
+            clock=setting.clock,
+            chance=random.Random(),
+        )
 
     def start(self) -> None:
+        self._credentials.start(lambda: self._identity.run(self._client))
         for task, work in self._tasks:
-            task.start(work)
+            task.start(self._once_known(work))
+
+    def _once_known(self, work: Work) -> Work:
+        """Nobody asks the API server before the node is somebody there."""
+
+        async def begun() -> None:
+            await self._identity.ready.wait()
+            await work()
+
+        return begun
 
     def follow_pods(self, pods: WantedPods) -> None:
         """The API's pods come to the node from now on, and their status goes back."""
         self._pods.serve(pods)
-        self._follow.start(self._pods.run)
+        self._follow.start(self._once_known(self._pods.run))
 
     async def leave_pods(self) -> None:
         """What the API says of pods is heard no more."""
@@ -93,6 +143,7 @@ class Membership:
         await self._pods.stop()
         for task, _ in self._tasks:
             await task.stop()
+        await self._credentials.stop()
         self._client.close()
 
     def tell(self, event: Event) -> None:

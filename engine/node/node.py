@@ -44,8 +44,9 @@ class Node:
 
     `start` raises what stops a node from working: `Unavailable` without a runtime, `Refused` when the
     cgroup tree can't be made or another agent holds the root directory. With a `kubeconfig` the node is
-    registered at its API server and keeps its lease, status and events there. Certificates that the node
-    makes or asks for are kept in `cert_dir` (`pki` beneath `root`). `stop` leaves pods running;
+    registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
+    there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
+    in `cert_dir` (`pki` beneath `root`). `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
@@ -60,6 +61,7 @@ class Node:
         clock: Callable[[], float] = time.time,
         view: NodeView | None = None,
         kubeconfig: Path | None = None,
+        bootstrap_kubeconfig: Path | None = None,
         cert_dir: Path | None = None,
     ) -> None:
         self.config = config
@@ -69,9 +71,8 @@ class Node:
         self.registry = Registry()
         self.tasks = Tasks(self.registry)
         self.recorder = EventRecorder(clock)
-        self.serving_certificate = ServingCertificate(
-            config, cert_dir or root / "pki", self.name, clock=clock
-        )
+        cert_dir = cert_dir or root / "pki"
+        self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
@@ -86,8 +87,10 @@ class Node:
             tasks=self.tasks,
             recorder=self.recorder,
             serving=self.serving_certificate,
+            cert_dir=cert_dir,
             view=view,
             kubeconfig=kubeconfig,
+            bootstrap_kubeconfig=bootstrap_kubeconfig,
         )
 
     # Life

@@ -18,8 +18,9 @@ from engine.metrics import Registry
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
-    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without.
-    `serving` is what its own server shows."""
+    for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without,
+    and `bootstrap_kubeconfig` how it gets there. `serving` is what its own server shows, `cert_dir` where
+    certificates are kept."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -30,5 +31,7 @@ class Setting:
     tasks: Tasks
     recorder: EventRecorder
     serving: ServingCertificate
+    cert_dir: Path
     view: NodeView | None = None
     kubeconfig: Path | None = None
+    bootstrap_kubeconfig: Path | None = None

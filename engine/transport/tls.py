@@ -31,7 +31,10 @@ class ClientTLS:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
             if self.certificate:
-                with _in_memory(self.certificate + b"\n" + self.key) as path:
+                both = (
+                    self.certificate if self.key == self.certificate else self.certificate + b"\n" + self.key
+                )
+                with _in_memory(both) as path:
                     context.load_cert_chain(path)
         except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
             raise InvalidInput(f"not a usable certificate or key: {error}", subject=subject) from error

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+DAY = 86400.0
+YEAR = 365 * DAY
+LONG_AGO = 946684800.0  # the year 2000
 
 _CONFIG = """
 [req]
@@ -28,6 +34,7 @@ database = {directory}/index.txt
 rand_serial = yes
 new_certs_dir = {directory}
 default_md = sha256
+copy_extensions = copy
 policy = any
 [any]
 commonName = supplied
@@ -69,11 +76,21 @@ class Authority:
         pair = CertificatePair(place.with_suffix(".crt"), place.with_suffix(".key"))
         subject = (f"/O={organization}" if organization else "") + f"/CN={common_name}"
         request = place.with_suffix(".csr")
-        names = f"subjectAltName = {alternatives}" if alternatives else ""
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         self._openssl("", "req", *key, "-keyout", str(pair.key), "-out", str(request), "-subj", subject)
+        names = f"subjectAltName = {alternatives}" if alternatives else ""
+        now = time.time()
+        lives = (LONG_AGO, LONG_AGO + YEAR) if expired else (now, now + 2 * DAY)
+        pair.certificate.write_bytes(self.sign(request.read_bytes(), *lives, extensions=names))
+        return pair
+
+    def sign(self, request: bytes, begin: float, end: float, *, extensions: str = "") -> bytes:
+        """The certificate for a request (PEM), from `begin` to `end` in Unix seconds, with the names that the
+        request wants. `extensions` are more of them in OpenSSL's words."""
         (self.directory / "index.txt").write_text("")
-        when = ["-startdate", "20000101000000Z", "-enddate", "20010101000000Z"] if expired else ["-days", "2"]
+        file, signed = self.directory / "request.csr", self.directory / "signed.crt"
+        file.write_bytes(request)
+        when = ["-startdate", _date(begin), "-enddate", _date(end)]
         signer = [
             "-cert",
             str(self.certificate),
@@ -83,9 +100,8 @@ class Authority:
             "leaf",
             "-notext",
         ]
-        files = ["-in", str(request), "-out", str(pair.certificate)]
-        self._openssl(names, "ca", "-batch", *signer, *files, *when)
-        return pair
+        self._openssl(extensions, "ca", "-batch", *signer, "-in", str(file), "-out", str(signed), *when)
+        return signed.read_bytes()
 
     def _openssl(self, alternatives: str, command: str, *arguments: str) -> None:
         config = self.directory / "openssl.cnf"
@@ -96,3 +112,7 @@ class Authority:
             capture_output=True,
             timeout=60,
         )
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y%m%d%H%M%SZ}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import json
 import re
 import socket
@@ -18,7 +19,7 @@ from urllib.parse import parse_qsl, urlsplit
 import msgspec
 
 from engine.testing.apiserver import resources, watches
-from engine.testing.apiserver.certificates import Authority, CertificatePair
+from engine.testing.apiserver.certificates import DAY, Authority, CertificatePair
 from engine.testing.apiserver.faults import Fault, Faults, Planned
 from engine.testing.apiserver.http2 import Answer, Request, ServerConnection, server_context
 from engine.testing.apiserver.merging import merge_patch, strategic_merge
@@ -30,6 +31,7 @@ PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
     "application/merge-patch+json": merge_patch,
 }
+SIGNING_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 REASONS = {
     400: "BadRequest",
     401: "Unauthorized",
@@ -220,6 +222,27 @@ class ApiServer:
     def delete(self, path: str, *, grace: int | None = None) -> Object:
         options = {} if grace is None else {"gracePeriodSeconds": grace}
         return resources.delete(self.objects, _resource(path), options)
+
+    def sign_request(self, name: str, *, begin: float | None = None, end: float | None = None) -> bytes:
+        """Approve a certificate signing request and sign it, for a day from now if nothing else is said
+        (Unix seconds)."""
+        path = f"{SIGNING_REQUESTS}/{name}"
+        value = copy.deepcopy(self.get(path))
+        now = time.time()
+        signed = self.authority.sign(
+            base64.b64decode(value["spec"]["request"]), begin or now, end or now + DAY
+        )
+        conditions = [{"type": "Approved", "status": "True", "reason": "Test"}]
+        value["status"] = {"conditions": conditions, "certificate": base64.b64encode(signed).decode()}
+        self.objects.replace(_resource(path), value)
+        return signed
+
+    def deny_request(self, name: str) -> None:
+        """Deny a certificate signing request."""
+        path = f"{SIGNING_REQUESTS}/{name}"
+        value = copy.deepcopy(self.get(path))
+        value["status"] = {"conditions": [{"type": "Denied", "status": "True", "reason": "Test"}]}
+        self.objects.replace(_resource(path), value)
 
     # Answers
 

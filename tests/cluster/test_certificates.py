@@ -1,0 +1,314 @@
+"""A node's own certificates: the first one, those that follow, and how they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import Refused, Unavailable
+from engine.api.node import NodeAddress
+from engine.cluster.certificate_request import (
+    REQUESTS,
+    client_certificate,
+    request_certificate,
+    request_name,
+    serving_certificate,
+    serving_names,
+)
+from engine.cluster.certificate_rotation import CertificateRotation, keep_signed, misses, renew_at
+from engine.cluster.certificate_store import CertificateStore
+from engine.cluster.client import ApiClient
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.cluster.node_identity import NodeIdentity
+from engine.cluster.openssl import (
+    CertificateFacts,
+    certificate_facts,
+    certificate_request,
+    new_key,
+    self_signed,
+)
+from engine.testing.apiserver import ApiServer
+from tests.cluster.conftest import Connect
+from tests.waiting import eventually
+
+DAY = 86400.0
+Sign = Callable[[Any], Awaitable[tuple[bytes, bytes]]]
+
+
+# Deciding
+
+
+def test_a_certificate_is_renewed_between_70_and_90_percent_of_its_life():
+    facts = CertificateFacts(1000.0, 2000.0, frozenset())
+    assert renew_at(facts, 0.0) == 1700.0
+    assert renew_at(facts, 0.999999) == pytest.approx(1900.0, abs=0.01)
+
+
+def test_a_name_that_is_missing_is_seen_and_one_too_many_is_none():
+    facts = CertificateFacts(0, 1, frozenset({"n1", "10.0.0.1", "fe80::1"}))
+    assert not misses(facts, serving_certificate("n1", ["n1", "FE80:0::1"]))
+    assert misses(facts, serving_certificate("n1", ["n1", "10.0.0.2"]))
+
+
+def test_the_names_of_a_serving_certificate():
+    addresses = [
+        NodeAddress(type="InternalIP", address="10.0.0.2"),
+        NodeAddress(type="ExternalIP", address="10.0.0.1"),
+        NodeAddress(type="Hostname", address="n1"),
+        NodeAddress(type="InternalDNS", address="a.example"),
+        NodeAddress(type="Hostname", address=""),
+    ]
+    assert serving_names(addresses) == ["a.example", "n1", "10.0.0.1", "10.0.0.2"]
+    assert serving_names([NodeAddress(type="Hostname", address="10.0.0.9")]) == ["10.0.0.9"]
+    assert serving_names([NodeAddress(type="Hostname", address="n1")]) == []
+
+
+# Keeping
+
+
+async def test_pairs_are_kept_under_the_kubelets_names(tmp_path: Path):
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    assert store.current() is None
+    first, second = await new_key(), await new_key()
+    store.update(b"one\n", first, 1_000_000.0)
+    store.update(b"two\n", second, 2_000_000.0)
+    current = tmp_path / "pki" / "kubelet-client-current.pem"
+    assert store.current() == current
+    assert current.read_bytes() == b"two\n" + second
+    assert current.resolve().name.startswith("kubelet-client-1970-01-")
+    assert current.stat().st_mode & 0o777 == 0o600
+    assert len(list((tmp_path / "pki").iterdir())) == 3
+
+
+async def test_a_rotation_that_broke_off_is_ended(tmp_path: Path):
+    store = CertificateStore(tmp_path, "kubelet-client")
+    store.update(b"one\n", b"key\n", 1.0)
+    store.path.rename(tmp_path / "kubelet-client-updated.pem")
+    assert store.current() is not None
+    assert store.path.read_bytes() == b"one\nkey\n"
+
+
+async def test_what_was_signed_for_another_key_is_not_kept(tmp_path: Path):
+    store = CertificateStore(tmp_path, "kubelet-client")
+    key, other = await new_key(), await new_key()
+    certificate = await self_signed(key, "a", ["a"], 1)
+    with pytest.raises(Refused, match="another key"):
+        await keep_signed(store, certificate, other, time.time())
+    with pytest.raises(Refused, match="ended already"):
+        await keep_signed(store, certificate, key, time.time() + 2 * DAY)
+    assert store.current() is None
+
+
+# Asking
+
+
+async def _asked(server: ApiServer, most: int = 1) -> list[Any]:
+    await eventually(lambda: len(server.list(REQUESTS)) >= most)
+    return server.list(REQUESTS)
+
+
+async def test_a_request_is_waited_for_until_it_is_signed(server: ApiServer, client: ApiClient):
+    key = await new_key()
+    wanted = client_certificate("n1")
+    asking = asyncio.create_task(request_certificate(client, wanted, key))
+    (request,) = await _asked(server)
+    assert request["metadata"]["name"].startswith("csr-")
+    assert request["spec"]["signerName"] == "kubernetes.io/kube-apiserver-client-kubelet"
+    assert request["spec"]["usages"] == ["digital signature", "client auth"]
+    signed = server.sign_request(request["metadata"]["name"])
+    assert await asking == signed
+
+
+async def test_a_denied_request_is_an_error_and_so_is_one_that_nobody_signs(
+    server: ApiServer, client: ApiClient
+):
+    key = await new_key()
+    asking = asyncio.create_task(request_certificate(client, client_certificate("n1"), key))
+    (request,) = await _asked(server)
+    server.deny_request(request["metadata"]["name"])
+    with pytest.raises(Refused, match="is denied, reason: Test"):
+        await asking
+    with pytest.raises(Unavailable, match=r"nobody has signed it within 0\.2 s"):
+        await request_certificate(client, client_certificate("n1"), key, seconds=0.2)
+
+
+async def test_a_request_of_the_same_name_is_taken_up(server: ApiServer, client: ApiClient):
+    key, wanted = await new_key(), client_certificate("n1")
+    name = await request_name(wanted, key)
+    assert name == await request_name(wanted, key) != await request_name(wanted, await new_key())
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="nobody"):
+            await request_certificate(client, wanted, key, seconds=0.2, name=name)
+    assert [each["metadata"]["name"] for each in server.list(REQUESTS)] == [name]
+    signed = server.sign_request(name)
+    assert await request_certificate(client, wanted, key, name=name) == signed
+
+
+# Renewing
+
+
+@asynccontextmanager
+async def _rotating(store: CertificateStore, sign: Sign, **options: Any) -> AsyncIterator[list[None]]:
+    changes: list[None] = []
+    rotation = CertificateRotation(
+        store,
+        wanted=options.pop("wanted", lambda: client_certificate("n1")),
+        sign=sign,
+        changed=lambda: changes.append(None),
+        clock=time.time,
+        chance=random.Random(1),
+        pause=lambda _: asyncio.sleep(0),
+        **options,
+    )
+    running = asyncio.create_task(rotation.run())
+    try:
+        yield changes
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+async def _signed(server: ApiServer, begin: float, end: float) -> tuple[bytes, bytes]:
+    key = await new_key()
+    request = await certificate_request(key, "system:node:n1", "system:nodes")
+    return server.authority.sign(request, time.time() + begin, time.time() + end), key
+
+
+async def test_one_near_its_end_is_renewed_and_a_fresh_one_is_left_alone(server: ApiServer, tmp_path: Path):
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -100 * DAY, DAY), time.time() - DAY)
+    asked: list[Any] = []
+
+    async def sign(wanted: Any) -> tuple[bytes, bytes]:
+        asked.append(wanted)
+        return await _signed(server, 0, DAY)
+
+    async with _rotating(store, sign) as changes:
+        await eventually(lambda: bool(changes))
+    facts = await certificate_facts(store.path.read_bytes())
+    assert facts.not_after > time.time()
+    async with _rotating(store, sign):
+        await asyncio.sleep(0.2)
+    assert asked == [client_certificate("n1")]
+
+
+async def test_what_fails_is_tried_again(server: ApiServer, tmp_path: Path):
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    failures = [Unavailable("away"), Refused("denied"), Refused("expired")]
+
+    async def sign(wanted: Any) -> tuple[bytes, bytes]:
+        if failures:
+            raise failures.pop()
+        return await _signed(server, 0, DAY)
+
+    async with _rotating(store, sign) as changes:
+        await eventually(lambda: bool(changes))
+    assert not failures
+
+
+# A node's way
+
+
+def _identity(directory: Path, kubeconfig: Path, bootstrap: Path | None, **options: Any) -> NodeIdentity:
+    return NodeIdentity(
+        kubeconfig,
+        bootstrap,
+        directory / "pki",
+        "n1",
+        user_agent="test",
+        rotate=options.get("rotate", True),
+        clock=time.time,
+        chance=random.Random(1),
+    )
+
+
+@asynccontextmanager
+async def _running(identity: NodeIdentity) -> AsyncIterator[ApiClient]:
+    client = ApiClient(identity.config, identity.credentials, user_agent="test")
+    task = asyncio.create_task(identity.run(client))
+    try:
+        yield client
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        client.close()
+
+
+async def test_a_node_with_a_bootstrap_token_becomes_somebody(server: ApiServer, tmp_path: Path):
+    bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
+    kubeconfig = tmp_path / "etc" / "kubelet.conf"
+    first = _identity(tmp_path, kubeconfig, bootstrap)
+    async with _running(first):
+        (request,) = await _asked(server)
+        assert not first.ready.is_set()
+        assert (tmp_path / "pki" / "kubelet-client.key.tmp").exists()
+    again = _identity(tmp_path, kubeconfig, bootstrap)  # an agent that was started again finds its request
+    async with _running(again) as client:
+        server.sign_request(request["metadata"]["name"])
+        await again.ready.wait()
+        await client.create("/api/v1/nodes", {"metadata": {"name": "n1"}}, dict[str, Any])
+    assert len(server.list(REQUESTS)) == 1
+    assert server.requests[-1].user == "system:node:n1"
+    assert not (tmp_path / "pki" / "kubelet-client.key.tmp").exists()
+    user = load_kubeconfig(kubeconfig).user
+    assert user.client_certificate == user.client_key
+    assert user.client_certificate == str(tmp_path / "pki" / "kubelet-client-current.pem")
+    assert kubeconfig.stat().st_mode & 0o777 == 0o600
+    third = _identity(tmp_path, kubeconfig, bootstrap)
+    async with _running(third):
+        await third.ready.wait()
+    assert len(server.list(REQUESTS)) == 1
+
+
+async def test_a_certificate_that_is_renewed_is_used_at_once(server: ApiServer, tmp_path: Path):
+    kubeconfig = server.kubeconfig("system:node:n1")
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -100 * DAY, DAY), time.time() - DAY)
+    identity = _identity(tmp_path, kubeconfig, None)
+    async with _running(identity) as client:
+        await identity.ready.wait()
+        await client.get("/api/v1/nodes", dict[str, Any])
+        (request,) = await _asked(server)
+        before = server.requests[-1].connection
+        server.sign_request(request["metadata"]["name"])
+        await eventually(lambda: len(list((tmp_path / "pki").glob("kubelet-client-2*.pem"))) == 2)
+
+        async def on_another_connection() -> bool:
+            await client.get("/api/v1/nodes", dict[str, Any])
+            return server.requests[-1].connection != before
+
+        await eventually(on_another_connection)
+
+
+async def test_a_certificate_that_has_ended_is_asked_for_with_the_bootstrap_again(
+    server: ApiServer, tmp_path: Path
+):
+    bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -100 * DAY, -DAY), time.time())
+    identity = _identity(tmp_path, server.kubeconfig("system:node:n1"), bootstrap)
+    async with _running(identity):
+        (request,) = await _asked(server)
+        assert server.requests[-1].user == "system:bootstrap:abc"
+        server.sign_request(request["metadata"]["name"])
+        await identity.ready.wait()
+
+
+async def test_without_rotation_and_bootstrap_nothing_is_asked(
+    server: ApiServer, tmp_path: Path, connect: Connect
+):
+    for kubeconfig in (server.kubeconfig("system:node:n1"), server.kubeconfig("n", token="t")):
+        identity = _identity(tmp_path, kubeconfig, None, rotate=False)
+        async with _running(identity):
+            await identity.ready.wait()
+    token = _identity(tmp_path, kubeconfig, None)
+    async with _running(token):
+        await token.ready.wait()
+    assert server.list(REQUESTS) == []
