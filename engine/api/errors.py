@@ -45,6 +45,12 @@ class Unavailable(Refused):
     grpc_status = "UNAVAILABLE"
 
 
+class Missing(Refused):
+    """A thing that was asked for by its name is not there."""
+
+    grpc_status = "NOT_FOUND"
+
+
 class Bug(KubengineError):
     """An invariant of our own did not hold."""
 

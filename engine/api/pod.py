@@ -1,7 +1,7 @@
 """The Pod as users write it: metadata and spec. Status is in `engine.api.status`.
 
-Field names and meanings are those of the Kubernetes core v1 API. Volume sources and references that
-need an API server are kept as plain dicts so that admission can name them when it refuses them.
+Field names and meanings are those of the Kubernetes core v1 API. Volume sources that no node supports are
+kept as plain dicts so that they can be named when they are refused.
 """
 
 from __future__ import annotations
@@ -12,6 +12,15 @@ import msgspec
 
 from engine.api.meta import ObjectMeta
 from engine.api.quantity import Quantity
+from engine.api.references import (
+    ClusterTrustBundleProjection,
+    ConfigMapVolume,
+    KeySelector,
+    ObjectProjection,
+    SecretVolume,
+    ServiceAccountTokenProjection,
+    WholeObject,
+)
 from engine.api.status import PodStatus
 from engine.api.struct import Struct, written
 
@@ -44,8 +53,8 @@ class ResourceFieldSelector(Struct):
 class EnvVarSource(Struct):
     field_ref: ObjectFieldSelector | None = None
     resource_field_ref: ResourceFieldSelector | None = None
-    config_map_key_ref: dict[str, Any] | None = None
-    secret_key_ref: dict[str, Any] | None = None
+    config_map_key_ref: KeySelector | None = None
+    secret_key_ref: KeySelector | None = None
     file_key_ref: dict[str, Any] | None = None
 
 
@@ -57,8 +66,8 @@ class EnvVar(Struct):
 
 class EnvFromSource(Struct):
     prefix: str = ""
-    config_map_ref: dict[str, Any] | None = None
-    secret_ref: dict[str, Any] | None = None
+    config_map_ref: WholeObject | None = None
+    secret_ref: WholeObject | None = None
 
 
 class ContainerPort(Struct):
@@ -284,10 +293,10 @@ class DownwardAPIVolume(Struct):
 
 class VolumeProjection(Struct):
     downward_api: DownwardAPIVolume | None = None
-    config_map: dict[str, Any] | None = None
-    secret: dict[str, Any] | None = None
-    service_account_token: dict[str, Any] | None = None
-    cluster_trust_bundle: dict[str, Any] | None = None
+    config_map: ObjectProjection | None = None
+    secret: ObjectProjection | None = None
+    service_account_token: ServiceAccountTokenProjection | None = None
+    cluster_trust_bundle: ClusterTrustBundleProjection | None = None
     pod_certificate: dict[str, Any] | None = None
 
 
@@ -302,7 +311,7 @@ class ImageVolume(Struct):
 
 
 class Volume(Struct):
-    """A volume. Exactly one source is set; sources of plain dicts need an API server or a driver."""
+    """A volume. Exactly one source is set; sources of plain dicts need a driver."""
 
     name: str
     host_path: HostPathVolume | None = None
@@ -310,8 +319,8 @@ class Volume(Struct):
     downward_api: DownwardAPIVolume | None = None
     projected: ProjectedVolume | None = None
     image: ImageVolume | None = None
-    config_map: dict[str, Any] | None = None
-    secret: dict[str, Any] | None = None
+    config_map: ConfigMapVolume | None = None
+    secret: SecretVolume | None = None
     persistent_volume_claim: dict[str, Any] | None = None
     ephemeral: dict[str, Any] | None = None
     csi: dict[str, Any] | None = None

@@ -24,7 +24,7 @@ from engine.cluster.client import ApiClient, ApiError, Status
 FIRST_DELAY = 0.8
 LAST_DELAY = 30.0
 FORGET_AFTER = 120.0
-LEAST_SECONDS, MOST_SECONDS = 300, 600
+LEAST_SECONDS = 300
 GRACE = 60.0
 SHORT = 1.0
 KNOWS_NO_STREAMS = (400, 422)
@@ -84,13 +84,17 @@ class Heard(Generic[T]):
 
 @dataclass(slots=True)
 class Watch(Generic[T]):
-    """Follows one resource until it is cancelled. `synced` is set once the first set has been heard."""
+    """Follows one resource until it is cancelled. `synced` is set once the first set has been heard.
+
+    One WATCH lasts between `least_seconds` and twice as long.
+    """
 
     client: ApiClient
     resource: Resource[T]
     heard: Heard[T]
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    least_seconds: int = LEAST_SECONDS
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     trouble: str = ""
     _version: str = ""
@@ -161,7 +165,7 @@ class Watch(Generic[T]):
         Raises Unavailable for one that ends at once with nothing to say, so that it is not asked without
         pause, and for one that outlives its time.
         """
-        seconds = random.randint(LEAST_SECONDS, MOST_SECONDS)
+        seconds = random.randint(self.least_seconds, 2 * self.least_seconds)
         asked = self.resource.params(
             watch="1", allowWatchBookmarks="true", timeoutSeconds=str(seconds), **params
         )

@@ -21,6 +21,8 @@ CONTAINER_LOGS: Final = Path("/var/log/containers")
 EMPTY_DIR: Final = "kubernetes.io~empty-dir"
 DOWNWARD_API: Final = "kubernetes.io~downward-api"
 PROJECTED: Final = "kubernetes.io~projected"
+CONFIG_MAP: Final = "kubernetes.io~configmap"
+SECRETS: Final = "kubernetes.io~secret"
 
 _LOG = re.compile(r"(\d{1,9})\.log(\..*)?")
 

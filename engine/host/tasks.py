@@ -53,7 +53,7 @@ class Tasks:
 
 
 class PassingTasks:
-    """Tasks of one kind that come and go: one whose work fails is said and counted, and not started again."""
+    """Tasks of one kind that come and go: one whose work fails is said and counted."""
 
     def __init__(self, kind: str, tasks: Tasks) -> None:
         self._kind = kind
@@ -61,12 +61,16 @@ class PassingTasks:
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, work: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
-        """`name` says which of its kind it is."""
-        task = asyncio.create_task(self._to_its_end(work, name), name=f"{self._kind} {name}".rstrip())
+        """Work that is not started again where it fails. `name` says which of its kind it is."""
+        task = asyncio.create_task(self._run(work, name), name=f"{self._kind} {name}".rstrip())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(lambda _: work.close())  # where it was cancelled before it began
         return task
+
+    def keep(self, work: Work, name: str = "") -> asyncio.Task[None]:
+        """Work that is started again where it fails, after a pause that doubles."""
+        return self.start(self._again_and_again(work, name), name)
 
     async def wait(self) -> None:
         """Returns when all that were started have ended."""
@@ -79,12 +83,24 @@ class PassingTasks:
             task.cancel()
         await self.wait()
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        await self._to_its_end(work, name)
+
+    async def _again_and_again(self, work: Work, name: str) -> None:
+        pause = FIRST_PAUSE
+        while not await self._to_its_end(work(), name):
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None], name: str) -> bool:
+        """Whether it worked."""
         try:
             await work
         except Exception as error:
             self._failures.inc(self._kind)
             log.error("%s %s failed", self._kind, name, exc_info=error)
+            return False
+        return True
 
 
 class BackgroundTask:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.api.pod import Pod
+from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
 
 
@@ -14,6 +15,9 @@ class Belonging(Protocol):
 
     sources: Sequence[str]
     """Where the node's pods come from."""
+
+    objects: ClusterObjects
+    """What they take from the cluster."""
 
     def start(self) -> None: ...
 
@@ -42,6 +46,9 @@ class Standalone:
     """A node of no cluster: nobody is told, nobody asks."""
 
     sources: Sequence[str] = (MANIFESTS,)
+
+    def __init__(self) -> None:
+        self.objects: ClusterObjects = NoCluster()
 
     def start(self) -> None: ...
 

@@ -22,7 +22,7 @@ class Ending:
         self.kept = hand.life.final
         self._hand = hand
         self._services = services
-        self._stopping = False
+        self._stopping = self._left_volumes = False
         self._hastening = services.tasks.passing("pod-hasten")
 
     async def leave(self) -> None:
@@ -51,6 +51,12 @@ class Ending:
         finally:
             self._stopping = False
         self._services.cgroups.remove_pod(pod.uid)
+
+    async def leave_volumes(self) -> None:
+        """A pod that has ended keeps nothing that the cluster gave it. Raises `Refused`."""
+        if not self._left_volumes:
+            await self._services.volume_keeper.leave(self._hand.pod.uid)
+            self._left_volumes = True
 
     def _grace_of(self, container: ContainerRecord) -> int:
         given = self._hand.life.given_grace

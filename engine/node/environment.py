@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from engine.api.cluster_objects import ConfigMap, Secret, Service
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, EnvVarSource, Pod, ResourceFieldSelector
+from engine.api.qos import is_static
 from engine.api.quantity import Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_hugepage
+from engine.node.service_variables import service_variables
 
 _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
@@ -32,42 +37,82 @@ def references(text: str) -> set[str]:
     return {match[2] for match in _REFERENCE.finditer(text) if match[1] != "$"}
 
 
-def container_environment(
-    pod: Pod,
-    container: Container,
-    *,
-    pod_ips: tuple[str, ...],
-    host_ip: str,
-    allocatable: Mapping[str, Quantity],
-) -> dict[str, str]:
-    """Variables in order; each may refer to those before it. Raises `InvalidInput`."""
-    variables: dict[str, str] = {}
-    if container.env_from:
-        raise InvalidInput("envFrom: config maps and secrets are not supported yet", subject=pod.full_name)
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a container's variables are made of beside its spec: the pod's addresses, what its node can give,
+    the cluster's objects that it names, the services it may call (None: not known yet)."""
+
+    pod_ips: tuple[str, ...]
+    host_ip: str
+    allocatable: Mapping[str, Quantity]
+    services: Sequence[Service] | None = ()
+    config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+
+
+def container_environment(pod: Pod, container: Container, given: Surroundings) -> dict[str, str]:
+    """Variables in order: those that `envFrom` names, then the container's own, each of which may refer to
+    those before it and to services, then the services. Raises `InvalidInput`.
+
+    An object that is not in `given` is missing, which only an optional reference allows.
+    """
+    if given.services is None and not is_static(pod):
+        raise InvalidInput("services have not yet been read at least once, cannot construct envvars")
+    linked = bool(pod.spec.enable_service_links)
+    links = service_variables(given.services or (), pod.metadata.namespace, linked)
+    variables = _from_whole_objects(container, given)
     for variable in container.env or []:
-        if variable.value_from is not None:
-            value = _from_source(pod, container, variable.value_from, pod_ips, host_ip, allocatable)
+        if variable.value or variable.value_from is None:
+            value: str | None = expand(variable.value, ChainMap(variables, links))
         else:
-            value = expand(variable.value, variables)
-        variables[variable.name] = value
+            value = _from_source(pod, container, variable.value_from, given)
+        if value is not None:
+            variables[variable.name] = value
+    return {**links, **variables} if links else variables
+
+
+def _from_whole_objects(container: Container, given: Surroundings) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for source in container.env_from or []:
+        if source.config_map_ref is not None:
+            config_map = given.config_maps.get(source.config_map_ref.name)
+            texts = (config_map and config_map.data) or {}
+        elif source.secret_ref is not None:
+            secret = given.secrets.get(source.secret_ref.name)
+            texts = {key: _text(value) for key, value in ((secret and secret.data) or {}).items()}
+        else:
+            continue
+        variables |= {source.prefix + key: texts[key] for key in sorted(texts)}
     return variables
 
 
-def _from_source(
-    pod: Pod,
-    container: Container,
-    source: EnvVarSource,
-    pod_ips: tuple[str, ...],
-    host_ip: str,
-    allocatable: Mapping[str, Quantity],
-) -> str:
+def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: Surroundings) -> str | None:
+    """None for an optional value that is not there."""
+    namespace = pod.metadata.namespace
     if source.field_ref is not None:
-        return field_value(pod, source.field_ref.field_path, pod_ips=pod_ips, host_ip=host_ip)
+        return field_value(pod, source.field_ref.field_path, pod_ips=given.pod_ips, host_ip=given.host_ip)
     if source.resource_field_ref is not None:
-        return resource_value(pod, source.resource_field_ref, container, allocatable)
-    raise InvalidInput(
-        "valueFrom: config maps, secrets and files are not supported yet", subject=pod.full_name
-    )
+        return resource_value(pod, source.resource_field_ref, container, given.allocatable)
+    if source.config_map_key_ref is not None:
+        wanted = source.config_map_key_ref
+        config_map = given.config_maps.get(wanted.name)
+        text = ((config_map and config_map.data) or {}).get(wanted.key)
+        if text is None and not wanted.optional:
+            raise InvalidInput(f"couldn't find key {wanted.key} in ConfigMap {namespace}/{wanted.name}")
+        return text
+    if source.secret_key_ref is not None:
+        wanted = source.secret_key_ref
+        secret = given.secrets.get(wanted.name)
+        value = ((secret and secret.data) or {}).get(wanted.key)
+        if value is None and not wanted.optional:
+            raise InvalidInput(f"couldn't find key {wanted.key} in Secret {namespace}/{wanted.name}")
+        return None if value is None else _text(value)
+    raise InvalidInput("valueFrom: files are not supported yet", subject=pod.full_name)
+
+
+def _text(value: bytes) -> str:
+    """The runtime takes variables as text: what is no UTF-8 reaches nobody unharmed."""
+    return value.decode("utf-8", "replace")
 
 
 def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ip: str = "") -> str:

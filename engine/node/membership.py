@@ -28,8 +28,10 @@ from engine.cluster.node_keeper import NodeKeeper
 from engine.cluster.openssl import new_key
 from engine.host.tasks import Work
 from engine.node.api_pods import ApiPods
+from engine.node.cluster_objects import ClusterObjects
 from engine.node.description import NodeDescription
 from engine.node.desired import API, MANIFESTS, WantedPods
+from engine.node.pod_references import PodReferences
 from engine.node.setting import Setting
 
 HEARTBEAT_SECONDS: Final = 10.0
@@ -84,6 +86,8 @@ class Membership:
             clock=clock,
         )
         self._events = EventWriter(self._client, name)
+        self._references = PodReferences(self._client, tasks, clock)
+        self.objects: ClusterObjects = self._references
         self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid)
         self._follow = tasks.task("cluster-pods")
         self._credentials = tasks.task("node-credentials")
@@ -91,6 +95,7 @@ class Membership:
             (tasks.task("node-status"), self._node.run),
             (tasks.task("node-lease"), self._lease.run),
             (tasks.task("cluster-events"), self._events.run),
+            (tasks.task("cluster-services"), self._references.run),
         ]
         if config.enable_server and config.server_tls_bootstrap:
             rotation = self._serving_rotation(setting, description)
@@ -141,6 +146,7 @@ class Membership:
     async def stop(self) -> None:
         await self.leave_pods()
         await self._pods.stop()
+        await self._references.stop()
         for task, _ in self._tasks:
             await task.stop()
         await self._credentials.stop()

@@ -46,7 +46,7 @@ from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
 from engine.node.summary import node_summary, pod_summary
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
-from engine.node.volumes import PodVolumes
+from engine.node.volumes import PodVolumes, VolumeKeeper
 
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
@@ -121,6 +121,15 @@ class RunningNode:
             resources=resources,
         )
         self._belonging = _belong(setting, self.description)
+        self._keeper = VolumeKeeper(
+            volumes,
+            self._belonging.objects,
+            host_ip=facts.host_ip,
+            allocatable=gatekeeper.allocatable,
+            recorder=recorder,
+            tasks=tasks,
+            clock=clock,
+        )
         services = Services(
             node=facts,
             runtime=runtime,
@@ -129,6 +138,7 @@ class RunningNode:
             images=ImagePuller(runtime, config, recorder, clock, managers.images.lease),
             cgroups=cgroups,
             volumes=volumes,
+            volume_keeper=self._keeper,
             users=UserNamespaces(pods_directory(setting.root), _ids_per_pod(config)),
             accepted=accepted,
             ends=KeptEnds(volumes.pod_directory),
@@ -189,6 +199,7 @@ class RunningNode:
                 self._stop_sources,
                 self._reconciler.stop,
                 self.pods.stop,
+                self._keeper.stop,
                 self.runtime_health.stop,
                 self.watch.stop,
                 self.managers.stop,

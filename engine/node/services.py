@@ -26,7 +26,7 @@ from engine.node.pod.kept_end import KeptEnds
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.user_namespaces import UserNamespaces
-from engine.node.volumes import PodVolumes
+from engine.node.volumes import PodVolumes, VolumeKeeper
 
 
 class Accounts(Protocol):
@@ -102,6 +102,7 @@ class Services:
     images: ImagePuller
     cgroups: NodeCgroups
     volumes: PodVolumes
+    volume_keeper: VolumeKeeper
     users: UserNamespaces
     accepted: AcceptedPods
     ends: KeptEnds

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, Missing, Refused
 from engine.api.events import NORMAL
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
@@ -18,8 +20,9 @@ from engine.cri.paths import log_link, logged_attempts, pod_log_directory
 from engine.cri.records import CREATED, ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
+from engine.node.cluster_objects import config_maps_of, secrets_of
 from engine.node.dns import pod_dns
-from engine.node.environment import container_environment
+from engine.node.environment import Surroundings, container_environment
 from engine.node.hooks import run_hook
 from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
@@ -31,6 +34,8 @@ from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
+
+T = TypeVar("T")
 
 
 class SandboxRefused(Refused):
@@ -181,13 +186,7 @@ async def _config(
     _check_non_root(pod, container, image)
     assert record.sandbox is not None
     ips = record.sandbox.ips or ((services.node.host_ip,) if pod.spec.host_network else ())
-    environment = container_environment(
-        pod,
-        container,
-        pod_ips=ips,
-        host_ip=services.node.host_ip,
-        allocatable=services.accounts.allocatable(),
-    )
+    environment = container_environment(pod, container, await _surroundings(pod, container, services, ips))
     environment = {**environment, **grant.envs}
     mounts = await asyncio.to_thread(
         _mounts, pod, container, services, volumes, images, environment, ips, attempt
@@ -207,6 +206,33 @@ async def _config(
         annotations=grant.annotations,
     )
     return cri_config.container_config(pod, container, inputs, services.node.config)
+
+
+async def _surroundings(
+    pod: Pod, container: Container, services: Services, ips: tuple[str, ...]
+) -> Surroundings:
+    """Raises `Missing` for an object that must be there, `Refused` for one that is not known."""
+    objects = services.belonging.objects
+    return Surroundings(
+        pod_ips=ips,
+        host_ip=services.node.host_ip,
+        allocatable=services.accounts.allocatable(),
+        services=objects.services(),
+        config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),
+        secrets=await _named(secrets_of(container), partial(objects.secret, pod)),
+    )
+
+
+async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Objects by name; `wanted` says of each whether it may be missing."""
+    found = {}
+    for name, optional in wanted.items():
+        try:
+            found[name] = await get(name)
+        except Missing:
+            if not optional:
+                raise
+    return found
 
 
 def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:

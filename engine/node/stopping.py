@@ -116,7 +116,7 @@ async def _together(coroutines: Iterable[object]) -> list[Refused]:
 async def free_node(uid: str, services: Services) -> None:
     """Gives back what a pod that has stopped has of the node: cgroup and volumes. Raises `Refused`."""
     services.cgroups.remove_pod(uid)
-    await asyncio.to_thread(services.volumes.tear_down, uid)
+    await services.volume_keeper.tear_down(uid)
 
 
 async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:

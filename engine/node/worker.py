@@ -97,6 +97,7 @@ class PodWorker:
         if hand.resize is None:
             hand.pod = pod
             self._services.accounts.resized(pod)
+            self._services.volume_keeper.described(pod)
         self._wake.ring()
 
     def retry(self) -> None:
@@ -151,6 +152,7 @@ class PodWorker:
         """New labels, annotations or marks of the same pod."""
         self.pod.metadata = metadata
         self.wanted.metadata = metadata
+        self._services.volume_keeper.described(self.pod)
         self._wake.ring()
 
     def hear(self, conditions: Sequence[PodCondition]) -> None:
@@ -234,6 +236,8 @@ class PodWorker:
         else:
             if state is State.FINISHED and not self._ending.kept:
                 await self._ending.keep()
+            if state in (State.FINISHED, State.FAILED):
+                await self._ending.leave_volumes()
             self._wake.silence()
             if self.life.state is state:
                 await self._wake.wait()

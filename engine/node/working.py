@@ -101,6 +101,7 @@ class Working:
             resized.status = hand.pod.status
             hand.pod = resized
             hand.resize = None
+            self._services.volume_keeper.described(resized)
             self._made_room()
 
     async def _keep(self, pod: Pod) -> None:
@@ -123,12 +124,7 @@ class Working:
             return
         pod, services = self._hand.pod, self._services
         self._cgroup_parent = services.cgroups.create_pod(pod)
-        self._volumes = await asyncio.to_thread(
-            services.volumes.set_up,
-            pod,
-            host_ip=services.node.host_ip,
-            allocatable=services.accounts.allocatable(),
-        )
+        self._volumes = await services.volume_keeper.set_up(pod)
 
     async def _act(self, actions: PodActions) -> float | None:
         pod, services = self._hand.pod, self._services

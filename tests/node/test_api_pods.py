@@ -2,126 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
-from typing import Any
-
-import pytest
-
-from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.credentials import Credentials
-from engine.cluster.kubeconfig import load_kubeconfig
-from engine.node import Node
 from engine.node.desired import API
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import READY
-from engine.testing.apiserver import ApiServer, Fault
-from tests.node_bench import Bench, container
-from tests.waiting import PATIENCE, eventually
-
-PODS = "/api/v1/namespaces/default/pods"
-Object = dict[str, Any]
-
-
-class Joined(Bench):
-    """A bench whose node belongs to `server`'s cluster."""
-
-    kubeconfig: Path
-
-    async def start(self) -> Node:
-        self.node = Node(
-            config=self.config,
-            runtime_endpoint=str(self.endpoint),
-            root=self.root,
-            name="n1",
-            kubeconfig=self.kubeconfig,
-        )
-        await self.node.start()
-        return self.node
-
-
-class Cluster:
-    """What users do with the API."""
-
-    def __init__(self, server: ApiServer, client: ApiClient) -> None:
-        self.server, self.client = server, client
-
-    async def run(self, name: str, node: str = "n1", **spec: Any) -> Object:
-        wanted = {
-            "nodeName": node,
-            "restartPolicy": "Always",
-            "terminationGracePeriodSeconds": 1,
-            "containers": [container()],
-            **spec,
-        }
-        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": wanted}
-        return await self.client.create(PODS, value, Object)
-
-    async def pod(self, name: str) -> Object | None:
-        try:
-            return await self.client.get(f"{PODS}/{name}", Object)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            return None
-
-    async def when(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
-        """The pod, once something holds of it."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                pod = await self.pod(name)
-                if holds(pod):
-                    return pod
-                await asyncio.sleep(0.05)
-
-    async def until(self, name: str, phase: str) -> Object:
-        found = await self.when(name, lambda pod: pod is not None and pod["status"].get("phase") == phase)
-        assert found is not None
-        return found
-
-    async def gone(self, name: str) -> None:
-        await self.when(name, lambda pod: pod is None)
-
-    async def ready(self, name: str, other_than: str = "") -> Object:
-        found = await self.when(
-            name,
-            lambda pod: (
-                pod is not None
-                and pod["metadata"]["uid"] != other_than
-                and condition(pod, "Ready").get("status") == "True"
-            ),
-        )
-        assert found is not None
-        return found
-
-    async def delete(self, name: str, grace: int = 1) -> None:
-        await self.client.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
-
-    def asked(self, method: str, part: str) -> int:
-        return sum(r.method == method and part in r.path for r in self.server.requests)
-
-
-def condition(pod: Object, kind: str) -> Object:
-    found = [c for c in pod["status"].get("conditions", ()) if c["type"] == kind]
-    return found[0] if found else {}
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with ApiServer(tmp_path / "api") as server:
-        config = load_kubeconfig(server.kubeconfig("admin"))
-        client = ApiClient(config, Credentials(config, clock=lambda: 0.0), user_agent="test")
-        yield Cluster(server, client)
-        client.close()
-
-
-@pytest.fixture
-async def joined(tmp_path: Path, hollow: HollowRuntime, cluster: Cluster) -> AsyncIterator[Joined]:
-    bench = Joined(tmp_path, hollow.socket)
-    bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield bench
-    await bench.close()
+from engine.testing.apiserver import Fault
+from tests.cluster_bench import PODS, Cluster, Joined, Object, condition
+from tests.node_bench import container
+from tests.waiting import eventually
 
 
 async def test_a_pod_runs_is_told_of_and_leaves_the_api_when_it_is_deleted(joined: Joined, cluster: Cluster):
@@ -278,15 +165,3 @@ async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_the
     await cluster.ready("st-n1", other_than=again["metadata"]["uid"])
     path.unlink()
     await cluster.gone("st-n1")
-
-
-async def test_what_the_node_cannot_give_yet_is_waited_for_and_said(joined: Joined, cluster: Cluster):
-    await joined.start()
-    token = {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
-    mounts = [{"name": "t", "mountPath": "/token"}]
-    volumes = [{"name": "t", **token}]
-    await cluster.run("token", containers=[container(volumeMounts=mounts)], volumes=volumes)
-    await eventually(lambda: "FailedMount" in joined.reasons())
-    pod = await cluster.pod("token")
-    assert pod is not None
-    assert pod["status"]["phase"] == "Pending"

@@ -11,7 +11,7 @@ from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.backoff import Backoff
-from engine.node.environment import container_environment, expand, field_value, resource_value
+from engine.node.environment import Surroundings, container_environment, expand, field_value, resource_value
 from engine.node.static_pods import static_pod
 from engine.node.status import StatusInputs, Waiting, pod_status
 
@@ -77,9 +77,13 @@ def test_environment_from_values_fields_and_resources():
             ),
         ],
     )
-    assert container_environment(
-        pod, container, pod_ips=("10.1.1.1",), host_ip="192.0.2.1", allocatable={"cpu": Quantity.parse("3")}
-    ) == {"A": "x", "B": "xy $(LATER)", "IP": "10.1.1.1", "CPU": "3000"}
+    given = Surroundings(("10.1.1.1",), "192.0.2.1", {"cpu": Quantity.parse("3")})
+    assert container_environment(pod, container, given) == {
+        "A": "x",
+        "B": "xy $(LATER)",
+        "IP": "10.1.1.1",
+        "CPU": "3000",
+    }
 
 
 def test_downward_fields():

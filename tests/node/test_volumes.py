@@ -36,11 +36,14 @@ from engine.api.pod import (
 from engine.api.quantity import Quantity
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.mounts import mounts_below, unmount_below
+from engine.node.cluster_objects import NoCluster
 from engine.node.termination_message import LastWords, termination_message
 from engine.node.volumes import PodVolumes, VolumeRefused
-from engine.node.volumes.agent_written import nested_mount_points
+from engine.node.volumes.agent_written import is_agent_written, nested_mount_points
 from engine.node.volumes.container_files import termination_message_file
+from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.empty_dir import memory_size
+from engine.node.volumes.pod_volumes import mounted_volumes
 from engine.runtime.hollow import HollowRuntime
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
@@ -76,7 +79,12 @@ def labels(mode: int | None = None, default: int | None = None) -> DownwardAPIVo
 
 
 def set_up(volumes: PodVolumes, pod: Pod) -> dict[str, Path]:
-    return volumes.set_up(pod, host_ip="1.2.3.4", allocatable=ALLOCATABLE)
+    source = ContentSource(pod, NoCluster(), "1.2.3.4", ALLOCATABLE)
+
+    async def contents() -> dict[str, Contents]:
+        return {v.name: await source.of(v) for v in mounted_volumes(pod) if is_agent_written(v)}
+
+    return volumes.set_up(pod, asyncio.run(contents()), allocatable=ALLOCATABLE)
 
 
 def mode(path: Path) -> int:
@@ -475,7 +483,7 @@ async def test_the_runtime_gets_mounts_that_no_container_can_move(
     assert given["/name"] == (str(directory / "volume-subpaths/info/c/2"), True)
     assert Path(given["/name"][0]).read_text() == "web-n1"
     await bench.restart()
-    assert len(mounts_below(directory)) == 2
+    assert len(mounts_below(directory)) == 3
     (bench.manifests / "web.yaml").unlink()
     await eventually(lambda: not directory.exists())
     assert mounts_below(bench.root) == []

@@ -61,7 +61,7 @@ def _variable(variable: EnvVar, field: str) -> Iterator[str]:
     ]
     if variable.value and given:
         yield f"{field}.valueFrom: not beside a value"
-    elif source.config_map_key_ref or source.secret_key_ref:
+    elif source.config_map_key_ref is not None or source.secret_key_ref is not None:
         yield f"{field}.valueFrom: {NO_API}"
     elif len(given) != 1:
         yield f"{field}.valueFrom: expected exactly one of fieldRef and resourceFieldRef, got {len(given)}"

@@ -4,6 +4,7 @@
 `engine.host.beneath`, `engine.host.trees` and `engine.host.published`, never by path.
 """
 
+from engine.node.volumes.keeper import VolumeKeeper
 from engine.node.volumes.pod_volumes import PodVolumes, VolumeRefused
 
-__all__ = ["PodVolumes", "VolumeRefused"]
+__all__ = ["PodVolumes", "VolumeKeeper", "VolumeRefused"]

@@ -19,7 +19,6 @@ from engine.api.resources import MEMORY, pod_limits
 from engine.cgroups.values import limits_declared
 from engine.cri.paths import EMPTY_DIR, volume_path
 from engine.host.beneath import opened, same_file
-from engine.host.mountinfo import mounts_below
 from engine.host.mounts import mount_filesystem
 
 _MEMORY_MEDIUM = "Memory"
@@ -39,7 +38,7 @@ def set_up(
     """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
     path = volume_path(pod_directory, EMPTY_DIR, name)
     ready = pod_directory / "plugins" / EMPTY_DIR / name / "ready"
-    mounted = volume.medium == "" or bool(mounts_below(path))
+    mounted = volume.medium == "" or path.is_mount()
     if ready.exists() and path.is_dir() and mounted:
         return path
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -60,8 +59,12 @@ def set_up(
 def _mount(path: Path, volume: EmptyDirVolume, pod: Pod, allocatable: Mapping[str, Quantity]) -> None:
     if volume.medium != _MEMORY_MEDIUM:
         mount_filesystem("hugetlbfs", path, f"pagesize={_page_size(volume.medium, pod)}")
-        return
-    size = memory_size(volume.size_limit, pod, allocatable.get(MEMORY))
+    else:
+        mount_memory(path, memory_size(volume.size_limit, pod, allocatable.get(MEMORY)))
+
+
+def mount_memory(path: Path, size: int) -> None:
+    """A file system in memory, never swapped out where the kernel knows how; of 0 bytes: of its own size."""
     options = [f"size={size}"] if size else []
     try:
         mount_filesystem("tmpfs", path, ",".join([*options, "noswap"]))

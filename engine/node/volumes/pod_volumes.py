@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
-from engine.cri.paths import DOWNWARD_API, PROJECTED, pods_directory, volume_path
+from engine.api.resources import MEMORY
+from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import unmount_below
 from engine.host.trees import remove_tree
-from engine.node.volumes import agent_written, empty_dir, host_path
+from engine.node.volumes import agent_written, empty_dir, host_path, sub_path
+from engine.node.volumes.contents import Contents
 
 
 class VolumeRefused(Refused):
@@ -33,9 +36,11 @@ class PodVolumes:
         """Pods that have something on disk."""
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
-    def set_up(self, pod: Pod, *, host_ip: str, allocatable: Mapping[str, Quantity]) -> dict[str, Path]:
+    def set_up(
+        self, pod: Pod, contents: Mapping[str, Contents], *, allocatable: Mapping[str, Quantity]
+    ) -> dict[str, Path]:
         """Makes what containers mount but images, which are the runtime's, again where it exists;
-        name → host path. A volume that no container mounts is left alone, as the kubelet does.
+        name → host path. `contents` has those volumes that the agent writes, by their names.
 
         Raises `VolumeRefused` naming the volume.
         """
@@ -43,43 +48,83 @@ class PodVolumes:
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for name in ("containers", "plugins", "volumes"):
             (directory / name).mkdir(mode=0o750, exist_ok=True)
-        mounted = {m.name for container in pod.all_containers for m in container.volume_mounts or []}
         paths = {}
-        for volume in pod.spec.volumes or []:
-            if volume.image is not None or volume.name not in mounted:
-                continue
-            try:
-                paths[volume.name] = self._set_up(pod, volume, host_ip, allocatable)
-            except (KubengineError, OSError) as error:
-                text = f'MountVolume.SetUp failed for volume "{volume.name}" : {_words(error)}'
-                raise VolumeRefused(text, errno=getattr(error, "errno", None)) from error
+        for volume in mounted_volumes(pod):
+            with refusing(volume):
+                paths[volume.name] = self._set_up(pod, volume, contents, allocatable)
         return paths
 
-    def _set_up(self, pod: Pod, volume: Volume, host_ip: str, allocatable: Mapping[str, Quantity]) -> Path:
+    def write(
+        self, pod: Pod, volume: Volume, contents: Contents, allocatable: Mapping[str, Quantity]
+    ) -> Path:
+        """Shows what a volume that the agent writes holds now. Raises `KubengineError` or `OSError`."""
+        plugin = agent_written.plugin_of(volume)
+        assert plugin is not None
+        path = volume_path(self.pod_directory(pod.uid), plugin, volume.name)
+        path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        path.mkdir(mode=0o755, exist_ok=True)
+        if plugin != CONFIG_MAP and not path.is_mount():
+            empty_dir.mount_memory(path, empty_dir.memory_size(None, pod, allocatable.get(MEMORY)))
+        agent_written.write(path, volume.name, pod, contents.files, fs_group(pod), self._clock())
+        return path
+
+    def _set_up(
+        self,
+        pod: Pod,
+        volume: Volume,
+        contents: Mapping[str, Contents],
+        allocatable: Mapping[str, Quantity],
+    ) -> Path:
         directory, group = self.pod_directory(pod.uid), fs_group(pod)
         if volume.host_path is not None:
             return host_path.set_up(volume.host_path)
         if volume.empty_dir is not None:
             return empty_dir.set_up(directory, volume.name, volume.empty_dir, pod, group, allocatable)
         if not agent_written.is_agent_written(volume):
-            raise InvalidInput("no source that this node knows")
-        files = agent_written.volume_files(pod, volume, host_ip, allocatable)
-        plugin = DOWNWARD_API if volume.downward_api is not None else PROJECTED
-        path = volume_path(directory, plugin, volume.name)
-        agent_written.write(path, volume.name, pod, files, group, self._clock())
-        return path
+            raise Refused("no source that this node knows")
+        return self.write(pod, volume, contents[volume.name], allocatable)
 
     def tear_down(self, uid: str) -> None:
         """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
+        _remove(self.pod_directory(uid))
+
+    def remove_agent_written(self, uid: str) -> None:
+        """Unmounts and removes what the agent wrote for a pod of which nothing runs any more.
+
+        Raises `Refused` naming the path.
+        """
         directory = self.pod_directory(uid)
-        for doing, step in (("unmount", unmount_below), ("remove", remove_tree)):
-            try:
-                step(directory)
-            except FileNotFoundError:
-                return
-            except OSError as error:
-                path = str(error.filename or directory)
-                raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
+        _remove(directory / sub_path.DIRECTORY)
+        for plugin in agent_written.PLUGINS:
+            _remove(directory / "volumes" / plugin)
+
+
+def _remove(directory: Path) -> None:
+    for doing, step in (("unmount", unmount_below), ("remove", remove_tree)):
+        try:
+            step(directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            path = str(error.filename or directory)
+            raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
+
+
+def mounted_volumes(pod: Pod) -> list[Volume]:
+    """Those that a container mounts, but images, which are the runtime's; others are left alone, as the
+    kubelet does."""
+    mounted = {m.name for container in pod.all_containers for m in container.volume_mounts or []}
+    return [v for v in pod.spec.volumes or [] if v.name in mounted and v.image is None]
+
+
+@contextmanager
+def refusing(volume: Volume) -> Iterator[None]:
+    """What goes wrong with a volume is raised as `VolumeRefused`, in the words of its event."""
+    try:
+        yield
+    except (KubengineError, OSError) as error:
+        text = f'MountVolume.SetUp failed for volume "{volume.name}" : {_words(error)}'
+        raise VolumeRefused(text, errno=getattr(error, "errno", None)) from error
 
 
 def fs_group(pod: Pod) -> int | None:

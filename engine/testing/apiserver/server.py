@@ -92,7 +92,7 @@ class ApiServer:
         self._connections: set[ServerConnection] = set()
         self._made = 0
         self._kubeconfigs = 0
-        self._watching: set[asyncio.Task[Any]] = set()
+        self._watching: dict[asyncio.Task[Any], tuple[str, str]] = {}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -126,6 +126,11 @@ class ApiServer:
     @property
     def open_connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def open_watches(self) -> list[tuple[str, str]]:
+        """Collection and field selector of each watch that is under way."""
+        return list(self._watching.values())
 
     def disconnect(self) -> None:
         """Break off every connection."""
@@ -383,7 +388,7 @@ class ApiServer:
             raise StoreError(410, "Expired", f"too old resource version: {asked} ({self.objects.oldest})")
         task = asyncio.current_task()
         assert task is not None
-        self._watching.add(task)
+        self._watching[task] = path.collection, params.get("fieldSelector", "")
         seen.status = 200
         try:
             answer.head(200, content_type="application/json")
@@ -398,7 +403,7 @@ class ApiServer:
                 raise
             task.uncancel()
         finally:
-            self._watching.discard(task)
+            del self._watching[task]
         await answer.send(b"", end=True)
 
 

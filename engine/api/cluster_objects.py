@@ -1,0 +1,75 @@
+"""Objects that pods refer to, as far as a node reads them. What is secret is never part of a text."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.api.meta import ObjectMeta
+from engine.api.struct import Struct, written
+
+
+class ConfigMap(Struct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    data: dict[str, str] | None = None
+    binary_data: dict[str, bytes] | None = None
+    immutable: bool | None = None
+
+
+class Secret(Struct):
+    """`data` is decoded."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    type: str = ""
+    data: dict[str, bytes] | None = None
+    immutable: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"Secret({self.metadata.namespace}/{self.metadata.name})"
+
+
+class ServicePort(Struct):
+    port: int
+    name: str = ""
+    protocol: str = written("TCP")
+
+
+class ServiceSpec(Struct):
+    cluster_ip: str = ""
+    ports: list[ServicePort] | None = None
+
+
+class Service(Struct):
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
+
+
+class BoundObjectReference(Struct):
+    kind: str
+    name: str
+    uid: str
+    api_version: str = written("v1")
+
+
+class TokenRequestSpec(Struct):
+    audiences: list[str] | None = None
+    expiration_seconds: int | None = None
+    bound_object_ref: BoundObjectReference | None = None
+
+
+class TokenRequestStatus(Struct):
+    """`expiration_timestamp` as RFC 3339."""
+
+    token: str = ""
+    expiration_timestamp: str = ""
+
+    def __repr__(self) -> str:
+        return f"TokenRequestStatus(until {self.expiration_timestamp})"
+
+
+class TokenRequest(Struct):
+    """authentication.k8s.io/v1, a subresource of a service account."""
+
+    api_version: str = written("authentication.k8s.io/v1")
+    kind: str = written("TokenRequest")
+    spec: TokenRequestSpec = msgspec.field(default_factory=TokenRequestSpec)
+    status: TokenRequestStatus = msgspec.field(default_factory=TokenRequestStatus)

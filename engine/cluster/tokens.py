@@ -1,0 +1,105 @@
+"""Service-account tokens for pods, by TokenRequest; kept in memory only, for as long as their pod is here.
+
+A token is bound to its pod and renewed when 80 % of its life or a day have passed, a little early so that
+not all come at once. Where that fails the old one serves until it expires.
+Source: kubelet v1.36 (`pkg/kubelet/token`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from engine.api.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
+from engine.api.errors import Refused, Unavailable
+from engine.api.pod import Pod
+from engine.cluster.client import ApiClient
+
+LONGEST_USE: Final = 24 * 3600.0
+LEFT_PERCENT: Final = 20
+MOST_EARLY: Final = 10.0
+RETRY_SECONDS: Final = 60.0
+
+log = logging.getLogger("kubengine.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Times in Unix seconds."""
+
+    text: str = field(repr=False)
+    renew_at: float
+    expires_at: float
+
+
+def renewal(expires_at: float, seconds: int, early: float) -> float:
+    """When a token that lives for `seconds` is to be renewed."""
+    issued = expires_at - seconds
+    return min(issued + LONGEST_USE, expires_at - seconds * LEFT_PERCENT // 100) - early
+
+
+class Tokens:
+    """`clock` gives Unix seconds, `chance` numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        clock: Callable[[], float],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._chance = chance
+        self._of_pods: dict[str, dict[tuple[str, str, int], Token]] = {}
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
+        """The pod's token for an audience, a new one where that is due. Raises `Refused`."""
+        account = pod.spec.service_account_name or "default"
+        key = account, audience, seconds
+        tokens = self._of_pods.setdefault(pod.uid, {})
+        known, now = tokens.get(key), self._clock()
+        if known is not None and now < known.renew_at:
+            return known
+        try:
+            fresh = await self._request(pod, account, audience, seconds)
+        except Refused as error:
+            if known is None:
+                raise Refused(f"failed to fetch token: {error.message}") from error
+            if now >= known.expires_at:
+                text = f"token of service account {pod.metadata.namespace}/{account}"
+                raise Refused(f"{text} expired and refresh failed: {error.message}") from error
+            log.error("pod %s: token not renewed: %s", pod.full_name, error)
+            fresh = Token(known.text, now + RETRY_SECONDS, known.expires_at)
+        if pod.uid in self._of_pods:
+            tokens[key] = fresh
+        return fresh
+
+    def forget(self, uid: str) -> None:
+        """A pod needs its tokens no more."""
+        self._of_pods.pop(uid, None)
+
+    async def _request(self, pod: Pod, account: str, audience: str, seconds: int) -> Token:
+        meta = pod.metadata
+        wanted = TokenRequest(
+            spec=TokenRequestSpec(
+                audiences=[audience] if audience else None,
+                expiration_seconds=seconds,
+                bound_object_ref=BoundObjectReference(kind="Pod", name=meta.name, uid=meta.uid),
+            )
+        )
+        path = f"/api/v1/namespaces/{meta.namespace}/serviceaccounts/{account}/token"
+        given = await self._client.create(path, wanted, TokenRequest)
+        try:
+            expires_at = datetime.fromisoformat(given.status.expiration_timestamp).timestamp()
+        except ValueError:
+            raise Unavailable("a token without a time at which it expires", subject=path) from None
+        if not given.status.token:
+            raise Unavailable("an answer without a token", subject=path)
+        lives = given.spec.expiration_seconds or seconds
+        renew_at = renewal(expires_at, lives, MOST_EARLY * self._chance())
+        return Token(given.status.token, renew_at, expires_at)

@@ -1,0 +1,124 @@
+"""What pods take from their cluster: the objects that they name, tokens, the services that they may call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from engine.api.cluster_objects import ConfigMap, Secret, Service
+from engine.api.errors import Refused
+from engine.api.pod import Container, Pod, Volume
+from engine.api.references import KeySelector, WholeObject
+
+
+class Token(Protocol):
+    """`renew_at` in Unix seconds."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def renew_at(self) -> float: ...
+
+
+class ClusterObjects(Protocol):
+    """`engine.node.membership.Membership` has them; who asks has said before that the pod is here."""
+
+    def follow(self, pod: Pod) -> None:
+        """The pod is worked on: what it names is followed from now on."""
+
+    def leave(self, uid: str) -> None:
+        """The pod needs nothing more of the cluster."""
+
+    def on_change(self, changed: Callable[[str], None]) -> None:
+        """`changed(pod uid)` is called when something that the pod names is another one."""
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        """Raises `Missing` where there is none, `Refused` where it is not known."""
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        """Raises `Missing` where there is none, `Refused` where it is not known."""
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
+        """Raises `Refused`."""
+
+    def services(self) -> Sequence[Service] | None:
+        """None as long as they are not known."""
+
+
+_NONE: Final = "this node belongs to no cluster"
+
+
+class NoCluster:
+    """Of a node without an API server."""
+
+    def follow(self, pod: Pod) -> None: ...
+
+    def leave(self, uid: str) -> None: ...
+
+    def on_change(self, changed: Callable[[str], None]) -> None: ...
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        raise Refused(_NONE, subject=f"secret {pod.metadata.namespace}/{name}")
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        raise Refused(_NONE, subject=f"config map {pod.metadata.namespace}/{name}")
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
+        raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
+
+    def services(self) -> Sequence[Service] | None:
+        return ()
+
+
+def secret_names(pod: Pod) -> set[str]:
+    """Every secret that a pod names."""
+    of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_secrets(volume))
+    of_containers = (name for container in pod.all_containers for name in secrets_of(container))
+    of_pulls = (reference.name for reference in pod.spec.image_pull_secrets or [])
+    return {name for names in (of_volumes, of_containers, of_pulls) for name in names if name}
+
+
+def config_map_names(pod: Pod) -> set[str]:
+    """Every config map that a pod names."""
+    of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_config_maps(volume))
+    of_containers = (name for container in pod.all_containers for name in config_maps_of(container))
+    return {name for names in (of_volumes, of_containers) for name in names if name}
+
+
+def _volume_secrets(volume: Volume) -> Iterator[str]:
+    if volume.secret is not None:
+        yield volume.secret.secret_name
+    for source in (volume.projected and volume.projected.sources) or []:
+        if source.secret is not None:
+            yield source.secret.name
+
+
+def _volume_config_maps(volume: Volume) -> Iterator[str]:
+    if volume.config_map is not None:
+        yield volume.config_map.name
+    for source in (volume.projected and volume.projected.sources) or []:
+        if source.config_map is not None:
+            yield source.config_map.name
+
+
+def secrets_of(container: Container) -> dict[str, bool]:
+    """The secrets that a container's environment names, and whether each may be missing."""
+    whole = [source.secret_ref for source in container.env_from or []]
+    keys = [v.value_from.secret_key_ref for v in container.env or [] if v.value_from is not None]
+    return _optional([*whole, *keys])
+
+
+def config_maps_of(container: Container) -> dict[str, bool]:
+    """The config maps that a container's environment names, and whether each may be missing."""
+    whole = [source.config_map_ref for source in container.env_from or []]
+    keys = [v.value_from.config_map_key_ref for v in container.env or [] if v.value_from is not None]
+    return _optional([*whole, *keys])
+
+
+def _optional(references: Iterable[WholeObject | KeySelector | None]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for reference in references:
+        if reference is not None and reference.name:
+            found[reference.name] = bool(reference.optional) and found.get(reference.name, True)
+    return found

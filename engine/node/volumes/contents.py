@@ -1,0 +1,164 @@
+"""What the files of agent-written volumes hold now: configMap, secret, downwardAPI, projected.
+
+Whatever leads out (`..` in a path, an absolute one) is refused where it is written, by `host.published`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from engine.api.cluster_objects import ConfigMap, Secret
+from engine.api.errors import InvalidInput, KubengineError, Missing
+from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
+from engine.api.quantity import Quantity
+from engine.api.references import KeyToPath, ServiceAccountTokenProjection
+from engine.host.published import PublishedFile
+from engine.node.cluster_objects import ClusterObjects
+from engine.node.environment import field_value, resource_value
+from engine.node.security import effective_security
+
+DEFAULT_FILE_MODE = 0o644
+_TOKEN_MODE = 0o600
+
+Files = dict[str, PublishedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """`renew_at`, in Unix seconds, is when they are others even if nobody changes anything."""
+
+    files: Mapping[str, PublishedFile] = field(repr=False)
+    renew_at: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class ContentSource:
+    """One pod's: the pod, its cluster's objects, and what the downward API tells of its node."""
+
+    pod: Pod
+    objects: ClusterObjects
+    host_ip: str
+    allocatable: Mapping[str, Quantity]
+
+    async def of(self, volume: Volume) -> Contents:
+        """Raises `KubengineError` with what is wrong, as the kubelet says it."""
+        if volume.downward_api is not None:
+            mode = volume.downward_api.default_mode
+            return Contents(self._downward(volume.downward_api, _or_default(mode)))
+        if volume.config_map is not None:
+            source = volume.config_map
+            mode, optional = _or_default(source.default_mode), bool(source.optional)
+            return Contents(await self._config_map(source.name, source.items, mode, optional))
+        if volume.secret is not None:
+            secret = volume.secret
+            mode, optional = _or_default(secret.default_mode), bool(secret.optional)
+            return Contents(await self._secret(secret.secret_name, secret.items, mode, optional))
+        if volume.projected is None:
+            raise InvalidInput("no source that this node knows")
+        return await self._projected(
+            volume.projected.sources or [], _or_default(volume.projected.default_mode)
+        )
+
+    async def _projected(self, sources: Iterable[VolumeProjection], mode: int) -> Contents:
+        """All that is wrong is said at once."""
+        files: Files = {}
+        renew_at = math.inf
+        wrong: list[KubengineError] = []
+        for source in sources:
+            try:
+                part = await self._part(source, mode)
+            except KubengineError as error:
+                wrong.append(error)
+                continue
+            files |= part.files
+            renew_at = min(renew_at, part.renew_at)
+        if len(wrong) == 1:
+            raise wrong[0]
+        if wrong:
+            kind = Missing if all(isinstance(error, Missing) for error in wrong) else InvalidInput
+            raise kind(f"[{', '.join(str(error) for error in wrong)}]")
+        return Contents(files, renew_at)
+
+    async def _part(self, source: VolumeProjection, mode: int) -> Contents:
+        if source.secret is not None:
+            secret = source.secret
+            return Contents(await self._secret(secret.name, secret.items, mode, bool(secret.optional)))
+        if source.config_map is not None:
+            given = source.config_map
+            return Contents(await self._config_map(given.name, given.items, mode, bool(given.optional)))
+        if source.downward_api is not None:
+            return Contents(self._downward(source.downward_api, mode))
+        if source.service_account_token is not None:
+            return await self._token(source.service_account_token, mode)
+        kind = "clusterTrustBundle" if source.cluster_trust_bundle is not None else "podCertificate"
+        raise InvalidInput(f"projected {kind}: not supported by this node")
+
+    async def _secret(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
+        try:
+            secret = await self.objects.secret(self.pod, name)
+        except Missing:
+            if not optional:
+                raise
+            secret = Secret()
+        return chosen_files(secret.data or {}, items, mode, optional, "references non-existent secret key")
+
+    async def _config_map(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
+        try:
+            config_map = await self.objects.config_map(self.pod, name)
+        except Missing:
+            if not optional:
+                raise
+            config_map = ConfigMap()
+        texts = {key: text.encode() for key, text in (config_map.data or {}).items()}
+        data = (config_map.binary_data or {}) | texts
+        return chosen_files(data, items, mode, optional, "configmap references non-existent config key")
+
+    async def _token(self, wanted: ServiceAccountTokenProjection, mode: int) -> Contents:
+        """For few eyes where a group or one user reads it, as the volume's default mode has it otherwise."""
+        token = await self.objects.token(self.pod, wanted.audience, wanted.expiration_seconds)
+        context, user = self.pod.spec.security_context, only_user(self.pod)
+        if user is not None or (context is not None and context.fs_group is not None):
+            mode = _TOKEN_MODE
+        file = PublishedFile(token.text.encode(), mode, -1 if user is None else user)
+        return Contents({wanted.path: file}, token.renew_at)
+
+    def _downward(self, volume: DownwardAPIVolume, mode: int) -> Files:
+        files = {}
+        for item in volume.items or []:
+            if item.field_ref is not None:
+                text = field_value(self.pod, item.field_ref.field_path, host_ip=self.host_ip)
+            elif item.resource_field_ref is not None:
+                text = resource_value(self.pod, item.resource_field_ref, None, self.allocatable)
+            else:
+                raise InvalidInput(f"downwardAPI item {item.path}: expected fieldRef or resourceFieldRef")
+            files[item.path] = PublishedFile(text.encode(), mode if item.mode is None else item.mode)
+        return files
+
+
+def chosen_files(
+    data: Mapping[str, bytes], items: list[KeyToPath] | None, mode: int, optional: bool, words: str
+) -> Files:
+    """All keys as files, or `items` where there are any. Raises `InvalidInput`, beginning with `words`, for a
+    key that is not there and not optional."""
+    if not items:
+        return {key: PublishedFile(value, mode) for key, value in data.items()}
+    files = {}
+    for item in items:
+        value = data.get(item.key)
+        if value is not None:
+            files[item.path] = PublishedFile(value, mode if item.mode is None else item.mode)
+        elif not optional:
+            raise InvalidInput(f"{words}: {item.key}")
+    return files
+
+
+def only_user(pod: Pod) -> int | None:
+    """The one user that all containers run as, if their spec says so."""
+    users = {effective_security(pod, container).run_as_user for container in pod.all_containers}
+    return users.pop() if len(users) == 1 else None
+
+
+def _or_default(mode: int | None) -> int:
+    return DEFAULT_FILE_MODE if mode is None else mode

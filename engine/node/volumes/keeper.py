@@ -1,0 +1,217 @@
+"""Pods' volumes from their making to their removal: made for the worker, then kept as the API has them.
+
+A change of what a pod's volumes show (an object, labels, annotations, a token's time) is written at once,
+by one task per pod that ends when there is nothing left to write. What is done to one pod's volumes is done
+one after another, whoever asks: none is made while, or after, they are taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import Missing, Refused
+from engine.api.events import WARNING, EventRecorder
+from engine.api.pod import Pod
+from engine.api.quantity import Quantity
+from engine.host.tasks import Tasks
+from engine.node.cluster_objects import ClusterObjects
+from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.contents import Contents, ContentSource
+from engine.node.volumes.pod_volumes import PodVolumes, VolumeRefused, mounted_volumes, refusing
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 120.0
+PATIENCE_SECONDS: Final = 60.0
+
+log = logging.getLogger("kubengine.volumes")
+
+
+class VolumeKeeper:
+    """One per node. `clock` gives Unix seconds, `allocatable` what the node can give."""
+
+    def __init__(
+        self,
+        volumes: PodVolumes,
+        objects: ClusterObjects,
+        *,
+        host_ip: str,
+        allocatable: Callable[[], Mapping[str, Quantity]],
+        recorder: EventRecorder,
+        tasks: Tasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._volumes = volumes
+        self._objects = objects
+        self._host_ip = host_ip
+        self._allocatable = allocatable
+        self._recorder = recorder
+        self._clock = clock
+        self._working = tasks.passing("volumes")
+        self._kept: dict[str, _Kept] = {}
+        objects.on_change(self._changed)
+
+    def follow(self, pod: Pod) -> None:
+        """The pod is worked on: what it names in the cluster is followed from now on."""
+        self._objects.follow(pod)
+        kept = self._kept.get(pod.uid)
+        if kept is None or kept.left:
+            self._kept[pod.uid] = _Kept(pod)
+        else:
+            kept.pod = pod
+
+    async def set_up(self, pod: Pod) -> Mapping[str, Path]:
+        """Name → host path of what containers mount. Raises `VolumeRefused` naming the volume.
+
+        Who gives up waiting leaves the making to its end.
+        """
+        self.follow(pod)
+        made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
+        self._working.start(self._set_up(self._kept[pod.uid], made), f"of {pod.full_name}")
+        return await made
+
+    def described(self, pod: Pod) -> None:
+        """The pod has other labels, annotations or amounts."""
+        if pod.uid in self._kept:
+            self.follow(pod)
+            self._changed(pod.uid)
+
+    async def leave(self, uid: str) -> None:
+        """Nothing of the pod runs any more: what the agent wrote for it is taken away. Raises `Refused`."""
+        await self._take_away(uid, self._volumes.remove_agent_written)
+
+    async def tear_down(self, uid: str) -> None:
+        """Takes away all that the pod has on disk. Raises `Refused`."""
+        await self._take_away(uid, self._volumes.tear_down)
+
+    async def stop(self) -> None:
+        """Leaves volumes as they are."""
+        for kept in self._kept.values():
+            kept.forget_time()
+        await self._working.stop()
+
+    async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
+        self._objects.leave(uid)
+        kept = self._kept.get(uid)
+        if kept is not None:
+            kept.left = True
+            kept.forget_time()
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await kept.lock.acquire()
+            except TimeoutError:
+                raise Refused("the pod's volumes are still being made") from None
+            kept.lock.release()
+        await asyncio.to_thread(remove, uid)
+        self._kept.pop(uid, None)
+
+    async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
+        try:
+            async with kept.lock:
+                kept.stale = False
+                contents = await self._contents(kept)
+                if kept.left:
+                    raise VolumeRefused("the pod's volumes are being taken away")
+                paths = await asyncio.to_thread(
+                    self._volumes.set_up, kept.pod, contents, allocatable=self._allocatable()
+                )
+                kept.shown = True
+                self._look_again_at(kept, contents)
+            if kept.stale:
+                self._changed(kept.pod.uid)
+        except Exception as error:
+            if not made.done():
+                made.set_exception(error)
+        else:
+            if not made.done():
+                made.set_result(paths)
+        finally:
+            made.cancel()
+
+    def _changed(self, uid: str) -> None:
+        kept = self._kept.get(uid)
+        if kept is None:
+            return
+        kept.stale = True
+        if kept.shown and not kept.refreshing:
+            kept.refreshing = True
+            self._working.start(self._refresh(kept), f"of {kept.pod.full_name}")
+
+    async def _refresh(self, kept: _Kept) -> None:
+        """Until what is shown is what there is, or a failure has to be waited out."""
+        try:
+            while kept.stale and not kept.left:
+                kept.stale = False
+                async with kept.lock:
+                    try:
+                        contents = await self._contents(kept)
+                        await self._write(kept, contents)
+                    except VolumeRefused as error:
+                        self._failed(kept, error)
+                    else:
+                        kept.failures, kept.said = 0, ""
+                        self._look_again_at(kept, contents)
+        finally:
+            kept.refreshing = False
+
+    async def _contents(self, kept: _Kept) -> dict[str, Contents]:
+        source = ContentSource(kept.pod, self._objects, self._host_ip, self._allocatable())
+        contents = {}
+        for volume in mounted_volumes(kept.pod):
+            if is_agent_written(volume):
+                with refusing(volume):
+                    contents[volume.name] = await source.of(volume)
+        return contents
+
+    async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
+        for volume in mounted_volumes(kept.pod):
+            if volume.name in contents and not kept.left:
+                with refusing(volume):
+                    await asyncio.to_thread(
+                        self._volumes.write, kept.pod, volume, contents[volume.name], self._allocatable()
+                    )
+
+    def _failed(self, kept: _Kept, error: VolumeRefused) -> None:
+        """What is shown stays. Who is missing will be heard of, all else is tried again."""
+        if str(error) != kept.said:
+            kept.said = str(error)
+            self._recorder.pod(kept.pod, WARNING, "FailedMount", str(error))
+        if not isinstance(error.__cause__, Missing):
+            kept.failures += 1
+            delay = min(FIRST_RETRY_SECONDS * 2.0 ** min(kept.failures - 1, 10), LAST_RETRY_SECONDS)
+            self._look_again_in(kept, delay)
+
+    def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
+        """When the first token is to be renewed."""
+        kept.forget_time()
+        first = min((each.renew_at for each in contents.values()), default=float("inf"))
+        if first != float("inf"):
+            self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))
+
+    def _look_again_in(self, kept: _Kept, seconds: float) -> None:
+        kept.forget_time()
+        if not kept.left:
+            look = partial(self._changed, kept.pod.uid)
+            kept.timer = asyncio.get_running_loop().call_later(seconds, look)
+
+
+class _Kept:
+    """One pod's volumes. `shown` once they are made, `stale` when what they show may be another."""
+
+    __slots__ = ("failures", "left", "lock", "pod", "refreshing", "said", "shown", "stale", "timer")
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.lock = asyncio.Lock()
+        self.shown = self.stale = self.refreshing = self.left = False
+        self.failures, self.said = 0, ""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def forget_time(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

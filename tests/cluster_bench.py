@@ -1,0 +1,100 @@
+"""A node whose pods come from the test API server, and what users do with that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.cluster.client import ApiClient, ApiError
+from engine.node import Node
+from engine.testing.apiserver import ApiServer
+from tests.node_bench import Bench, container
+from tests.waiting import PATIENCE
+
+PODS = "/api/v1/namespaces/default/pods"
+Object = dict[str, Any]
+
+
+class Joined(Bench):
+    """A bench whose node belongs to `server`'s cluster."""
+
+    kubeconfig: Path
+
+    async def start(self) -> Node:
+        self.node = Node(
+            config=self.config,
+            runtime_endpoint=str(self.endpoint),
+            root=self.root,
+            name="n1",
+            kubeconfig=self.kubeconfig,
+        )
+        await self.node.start()
+        return self.node
+
+
+class Cluster:
+    """What users do with the API."""
+
+    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+        self.server, self.client = server, client
+
+    async def run(self, name: str, node: str = "n1", **spec: Any) -> Object:
+        wanted = {
+            "nodeName": node,
+            "restartPolicy": "Always",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container()],
+            **spec,
+        }
+        value = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": wanted}
+        return await self.client.create(PODS, value, Object)
+
+    async def pod(self, name: str) -> Object | None:
+        try:
+            return await self.client.get(f"{PODS}/{name}", Object)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+            return None
+
+    async def when(self, name: str, holds: Callable[[Object | None], bool]) -> Object | None:
+        """The pod, once something holds of it."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                pod = await self.pod(name)
+                if holds(pod):
+                    return pod
+                await asyncio.sleep(0.05)
+
+    async def until(self, name: str, phase: str) -> Object:
+        found = await self.when(name, lambda pod: pod is not None and pod["status"].get("phase") == phase)
+        assert found is not None
+        return found
+
+    async def gone(self, name: str) -> None:
+        await self.when(name, lambda pod: pod is None)
+
+    async def ready(self, name: str, other_than: str = "") -> Object:
+        found = await self.when(
+            name,
+            lambda pod: (
+                pod is not None
+                and pod["metadata"]["uid"] != other_than
+                and condition(pod, "Ready").get("status") == "True"
+            ),
+        )
+        assert found is not None
+        return found
+
+    async def delete(self, name: str, grace: int = 1) -> None:
+        await self.client.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
+
+    def asked(self, method: str, part: str) -> int:
+        return sum(r.method == method and part in r.path for r in self.server.requests)
+
+
+def condition(pod: Object, kind: str) -> Object:
+    found = [c for c in pod["status"].get("conditions", ()) if c["type"] == kind]
+    return found[0] if found else {}
