@@ -132,7 +132,10 @@ def container_config(
         command=[expand(word, variables) for word in container.command or []],
         args=[expand(word, variables) for word in container.args or []],
         working_dir=container.working_dir,
-        envs=[cri.KeyValue(key=name, value=value.encode()) for name, value in variables.items()],
+        envs=[
+            cri.KeyValue(key=name, value=value.encode(errors="surrogateescape"))
+            for name, value in variables.items()
+        ],
         mounts=[_mapped(mount, inputs.users) for mount in inputs.mounts],
         devices=inputs.devices,
         CDI_devices=inputs.cdi_devices,

@@ -111,8 +111,8 @@ def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: Su
 
 
 def _text(value: bytes) -> str:
-    """The runtime takes variables as text: what is no UTF-8 reaches nobody unharmed."""
-    return value.decode("utf-8", "replace")
+    """Bytes that are no UTF-8 are kept as surrogates, which the runtime gets as the bytes that they were."""
+    return value.decode(errors="surrogateescape")
 
 
 def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ip: str = "") -> str:

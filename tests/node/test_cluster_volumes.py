@@ -306,7 +306,7 @@ async def test_a_pod_that_has_ended_keeps_nothing_secret(joined: Joined, cluster
 # Variables
 
 
-def environment(hollow: HollowRuntime) -> dict[str, str]:
+def environment(hollow: HollowRuntime) -> dict[str, bytes]:
     (config,) = [c.config for c in hollow.service.records.containers.values()]
     return {pair.key: pair.value for pair in config.envs}
 
@@ -315,7 +315,7 @@ async def test_variables_of_objects_and_services(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ) -> None:
     config_map(cluster, a="1", b="2")
-    secret(cluster, b=b"3", c=b"4")
+    secret(cluster, b=b"3\xff", c=b"4")
     port = {"port": 443, "name": "https", "protocol": "TCP"}
     services = "/api/v1/namespaces/default/services"
     for name, address in (("kubernetes", "10.0.0.1"), ("my-db", "10.0.0.2"), ("headless", "None")):
@@ -336,10 +336,10 @@ async def test_variables_of_objects_and_services(
     await cluster.ready("p")
     given = environment(hollow)
     own = {name: given[name] for name in ("M_a", "M_b", "b", "c", "key")}
-    assert own == {"M_a": "1", "M_b": "2", "b": "3", "c": "own 1 10.0.0.2", "key": "4"}
+    assert own == {"M_a": b"1", "M_b": b"2", "b": b"3\xff", "c": b"own 1 10.0.0.2", "key": b"4"}
     assert "no" not in given
-    assert given["KUBERNETES_SERVICE_HOST"] == "10.0.0.1"
-    assert given["MY_DB_PORT_443_TCP"] == "tcp://10.0.0.2:443"
+    assert given["KUBERNETES_SERVICE_HOST"] == b"10.0.0.1"
+    assert given["MY_DB_PORT_443_TCP"] == b"tcp://10.0.0.2:443"
     assert not [name for name in given if name.startswith("HEADLESS")]
 
 
