@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from engine.cri.paths import pods_directory
 from engine.host.stopping import stop_all
 from engine.node import machine
 from engine.node.backoff import Backoff
-from engine.node.belonging import Belonging, Standalone
+from engine.node.belonging import Api, Belonging, Standalone
+from engine.node.container_access import ContainerAccess
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.host_support import HostSupport, app_armor_enabled
@@ -97,7 +99,7 @@ class RunningNode:
             conditions_changed=self._conditions_changed,
         )
         resources = NodeResources(capacity, cgroups, managers.devices)
-        facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
+        self._facts = facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
         self.description = NodeDescription(
             name=setting.name,
             config=config,
@@ -253,6 +255,26 @@ class RunningNode:
         self._setting.recorder.node(WARNING, "FailedManifest", str(error))
 
     # What it shows
+
+    @property
+    def api(self) -> Api | None:
+        """The API server that it belongs to."""
+        return self._belonging.api
+
+    @property
+    def host_ip(self) -> str:
+        return self._facts.host_ip
+
+    @cached_property
+    def containers(self) -> ContainerAccess:
+        """The way into its pods' containers."""
+        return ContainerAccess(
+            self._runtime,
+            pods=self.pods.all,
+            held=self.watch.pod,
+            pod_logs=Path(self._setting.config.pod_logs_dir),
+            checkpoints=self._setting.root / "checkpoints",
+        )
 
     def rooms(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""

@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engine.api.errors import InvalidInput, Refused
 from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
 from engine.server.connection import Connection, Handler
-from engine.server.routes import Request, Response, answer, answer_health, failure
+from engine.server.exchange import Answer, Request, failure
+from engine.server.routes import answer, answer_health
+from engine.server.tcp import BACKLOG, bind_tcp
 from engine.server.view import ServedNode
 
 MAX_CONNECTIONS = 128
 MAX_AT_WORK = 64
-BACKLOG = 128
 ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
 
 
@@ -63,10 +62,10 @@ class Server:
         config, section = self._view.config, self._view.kubengine_config.server
         self._ports = []
         if config.healthz_port:
-            bound = _bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
+            bound = bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
             self._ports.append((bound, partial(answer_health, self._view)))
         if config.enable_server and config.read_only_port:
-            bound = _bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
+            bound = bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
             self._ports.append((bound, partial(answer, self._view)))
 
     async def start(self) -> None:
@@ -154,30 +153,9 @@ class Server:
         return bound
 
 
-async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Response:
+async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Answer:
     """Work that takes long is bounded, and leaves room for the question whether the agent lives."""
     place.work()
     if door.crowd.at_work > MAX_AT_WORK and not request.asks_health:
         return failure(503, f"{MAX_AT_WORK} requests are being answered; try again")
     return await door.handler(request)
-
-
-def _bind_tcp(address: str, port: int, field: str) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
-        raise InvalidInput(
-            f"expected an IP address, got {address!r}", subject=f"address of {field}"
-        ) from None
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((address, port))
-        bound.listen(BACKLOG)  # claims the port now: with SO_REUSEADDR a bind alone does not
-    except (OSError, OverflowError) as error:
-        bound.close()
-        reason = error.strerror if isinstance(error, OSError) else "not a port number"
-        code = error.errno if isinstance(error, OSError) else None
-        raise Refused(reason or str(error), subject=f"{field} {address}:{port}", errno=code) from None
-    bound.setblocking(False)
-    return bound
