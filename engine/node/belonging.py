@@ -9,7 +9,6 @@ from engine.api.pod import Pod
 from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
 
-
 T = TypeVar("T")
 
 

@@ -7,14 +7,15 @@ a kubelet v1.36 (`pkg/kubelet/server/server.go`, `kubelet_pods.go`).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.pod import Pod
-from engine.cri.client import RuntimeClient
+from engine.cri.client import NotFound, RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.container_logs import LogOptions, logged_container, spec_of
 from engine.node.log_reader import LogWatch, open_log, read_log
@@ -91,18 +92,17 @@ class ContainerAccess:
     ) -> str:
         """Where the runtime waits for who brings the streams. Raises Unknown, or what the runtime says."""
         running = self._running(self.pod(namespace, name), container)
-        return await self._runtime.exec_url(
-            running.id,
-            command,
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr,
-            tty=streams.tty,
-        )
+        with _as_unknown():
+            return await self._runtime.exec_url(
+                running.id,
+                command,
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr,
+                tty=streams.tty,
+            )
 
-    async def attach_url(
-        self, namespace: str, name: str, uid: str, container: str, streams: Streams
-    ) -> str:
+    async def attach_url(self, namespace: str, name: str, uid: str, container: str, streams: Streams) -> str:
         """Like `exec_url`; whether there is a terminal, the container's spec says."""
         pod = self.pod(namespace, name)
         full_name = f"{name}_{namespace}"
@@ -112,13 +112,14 @@ class ContainerAccess:
             raise Refused(f"container {container} not found in pod {full_name}")
         if uid and uid != pod.metadata.uid:
             raise Refused(f"pod {full_name} not found")
-        return await self._runtime.attach_url(
-            record.id,
-            stdin=streams.stdin,
-            stdout=streams.stdout,
-            stderr=streams.stderr and not spec.tty,
-            tty=spec.tty,
-        )
+        with _as_unknown():
+            return await self._runtime.attach_url(
+                record.id,
+                stdin=streams.stdin,
+                stdout=streams.stdout,
+                stderr=streams.stderr and not spec.tty,
+                tty=spec.tty,
+            )
 
     async def port_forward_url(self, namespace: str, name: str, uid: str, ports: list[int]) -> str:
         """`ports` may be empty where they come with each connection."""
@@ -128,7 +129,8 @@ class ContainerAccess:
         sandbox = self._held(pod.metadata.uid).sandbox
         if sandbox is None or not sandbox.ready:
             raise Refused(f'pod not found ("{name}_{namespace}")')
-        return await self._runtime.port_forward_url(sandbox.id, ports)
+        with _as_unknown():
+            return await self._runtime.port_forward_url(sandbox.id, ports)
 
     async def run(self, namespace: str, name: str, container: str, command: list[str]) -> bytes:
         """What a command prints, both outputs. Raises Refused with that where it fails."""
@@ -164,3 +166,12 @@ class ContainerAccess:
 
     def _record(self, uid: str, container_id: str) -> ContainerRecord | None:
         return next((each for each in self._held(uid).containers if each.id == container_id), None)
+
+
+@contextmanager
+def _as_unknown() -> Iterator[None]:
+    """What the runtime does not know any more is unknown here too."""
+    try:
+        yield
+    except NotFound as error:
+        raise Unknown(str(error)) from error

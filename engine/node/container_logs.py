@@ -120,7 +120,8 @@ def logged_container(pod: Pod, name: str, *, previous: bool) -> str:
     elif state.running is not None:
         found = status.container_id
     elif state.terminated is not None or last is not None:
-        found = (state.terminated.container_id if state.terminated else "") or (last.container_id if last else "")
+        ended = [each.container_id for each in (state.terminated, last) if each is not None]
+        found = next(filter(None, ended), "")
         if not found:
             raise InvalidInput(f"{named} is terminated")
     elif state.waiting is not None:
@@ -132,8 +133,6 @@ def logged_container(pod: Pod, name: str, *, previous: bool) -> str:
 
 
 def _status_of(pod: Pod, name: str) -> ContainerStatus | None:
-    if pod.status is None:
-        return None
     kinds: Iterable[list[ContainerStatus] | None] = (
         pod.status.container_statuses,
         pod.status.init_container_statuses,
@@ -151,6 +150,15 @@ class LogText:
         self._lines = None if options.follow else options.tail
         self._begins = True
         self.done = self._lines == 0
+
+    def take_all(self, lines: Iterable[bytes]) -> bytes:
+        """As many of them as are wanted."""
+        out = []
+        for line in lines:
+            if self.done:
+                break
+            out.append(self.take(line))
+        return b"".join(out)
 
     def take(self, line: bytes) -> bytes:
         """`line` as it stands in the log: `TIME stdout|stderr F|P TEXT`, the newline included where it is

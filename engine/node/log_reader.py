@@ -159,7 +159,7 @@ class _Log:
 
     def read(self, *, last: bool) -> _Piece | None:
         """None at the end of the file or of what is wanted. `last`: a line without its end is taken too."""
-        if self._text.done:
+        if self.done:
             return None
         data = os.read(self.descriptor, PIECE)
         if not data and not (last and self._rest):
@@ -168,12 +168,7 @@ class _Log:
         self._rest = b""
         if data and lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
             self._rest = lines.pop()
-        out = []
-        for line in lines:
-            out.append(self._text.take(line))
-            if self._text.done:
-                break
-        return _Piece(b"".join(out))
+        return _Piece(self._text.take_all(lines))
 
     def go_on_in(self, descriptor: int) -> None:
         os.close(self.descriptor)

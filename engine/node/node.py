@@ -203,10 +203,6 @@ class Node:
         return self.running.api
 
     @property
-    def host_ip(self) -> str:
-        return self.running.host_ip
-
-    @property
     def containers(self) -> ContainerAccess:
         """The way into the pods' containers: logs, commands, ports."""
         return self.running.containers

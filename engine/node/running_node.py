@@ -99,7 +99,7 @@ class RunningNode:
             conditions_changed=self._conditions_changed,
         )
         resources = NodeResources(capacity, cgroups, managers.devices)
-        self._facts = facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
+        facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
         self.description = NodeDescription(
             name=setting.name,
             config=config,
@@ -260,10 +260,6 @@ class RunningNode:
     def api(self) -> Api | None:
         """The API server that it belongs to."""
         return self._belonging.api
-
-    @property
-    def host_ip(self) -> str:
-        return self._facts.host_ip
 
     @cached_property
     def containers(self) -> ContainerAccess:

@@ -1,7 +1,8 @@
-"""The agent's three doors.
+"""The agent's doors.
 
 - `readOnlyPort` on `server.readOnlyAddress` (loopback unless told otherwise): reads, no authentication.
 - `healthzPort` on `healthzBindAddress`: `/healthz` only.
+- `port` on `address`: TLS, who is known and may (`engine.server.port`), if there is one.
 - `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
 
 Each door holds a bounded number of connections; where it is full, who has been silent longest makes room for
@@ -16,6 +17,7 @@ import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
@@ -42,15 +44,26 @@ class _Door:
     closed: bool = False
 
 
+class OwnPort(Protocol):
+    """`engine.server.port.door.SecurePort`."""
+
+    def bind(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class Server:
     """Serves a node's HTTP API from its event loop.
 
-    `socket_path` is the admin socket, None for none. Ports that are 0, and the read-only port with
-    `enableServer: false`, stay closed, as with the kubelet.
+    `socket_path` is the admin socket and `port` the node's own port, None for none. Ports that are 0, and
+    the read-only port with `enableServer: false`, stay closed, as with the kubelet.
     """
 
-    def __init__(self, view: ServedNode, *, socket_path: Path | None) -> None:
+    def __init__(self, view: ServedNode, *, socket_path: Path | None, port: OwnPort | None = None) -> None:
         self._view = view
+        self._own_port = port
         self._socket_path = socket_path
         self._claim: Claim | None = None
         self._ports: list[tuple[socket.socket, Handler]] | None = None
@@ -67,6 +80,8 @@ class Server:
         if config.enable_server and config.read_only_port:
             bound = bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
             self._ports.append((bound, partial(answer, self._view)))
+        if self._own_port is not None:
+            self._own_port.bind()
 
     async def start(self) -> None:
         """Opens the doors. Raises `Refused` naming the address that cannot be had."""
@@ -78,12 +93,16 @@ class Server:
                 await self._open(bound, partial(answer, self._view), trusted=True)
             while self._ports:
                 await self._open(*self._ports.pop(0), trusted=False)
+            if self._own_port is not None:
+                await self._own_port.start()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Closes the doors and ends the connections; safe to call twice."""
+        if self._own_port is not None:
+            await self._own_port.stop()
         for door in self._doors:
             door.closed = True
         for server in self._servers:

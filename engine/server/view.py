@@ -56,6 +56,27 @@ class ApiServer(Protocol):
     async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
+class ServingPair(Protocol):
+    """Files in PEM; both may be one."""
+
+    @property
+    def certificate(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
+
+
+class ServingCertificate(Protocol):
+    """What the port shows; `pair` may be another at any time, None while there is none."""
+
+    @property
+    def pair(self) -> ServingPair | None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class PortNode(ServedNode, Protocol):
     """A node as its own port sees it."""
 
@@ -63,12 +84,7 @@ class PortNode(ServedNode, Protocol):
     def name(self) -> str: ...
 
     @property
-    def root(self) -> Path: ...
-
-    @property
-    def host_ip(self) -> str:
-        """The node's address."""
-        ...
+    def serving_certificate(self) -> ServingCertificate: ...
 
     @property
     def api(self) -> ApiServer | None:

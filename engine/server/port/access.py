@@ -1,4 +1,7 @@
-"""What a request needs of its user, and the words of a refusal. Pure (kubelet v1.36, `pkg/kubelet/server/auth.go`)."""
+"""What a request needs of its user, and the words of a refusal. Pure.
+
+The rule is a kubelet's, v1.36 (`pkg/kubelet/server/auth.go`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-_BESIDE_PROXY = (("/pods", "pods"), ("/healthz", "healthz"), ("/configz", "configz"), ("/runningpods", "pods"))
+_BESIDE_PROXY = (
+    ("/pods", "pods"),
+    ("/healthz", "healthz"),
+    ("/configz", "configz"),
+    ("/runningpods", "pods"),
+)
 _ALONE = (
     ("/stats", "stats"),
     ("/metrics", "metrics"),

@@ -12,6 +12,7 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
@@ -92,10 +93,10 @@ async def _review(api: ApiServer, token: str) -> User | None:
     if not status.authenticated or status.user is None:
         return None
     user = status.user
-    groups = user.groups or ()
+    groups = tuple(user.groups or ())
     if user.username != ANONYMOUS.name and UNAUTHENTICATED not in groups:
         groups = with_group(groups, AUTHENTICATED)
-    return User(user.username, user.uid, tuple(groups), user.extra or {})
+    return User(user.username, user.uid, groups, user.extra or {})
 
 
 def _of_certificate(session: ssl.SSLObject) -> User | None:
@@ -103,13 +104,14 @@ def _of_certificate(session: ssl.SSLObject) -> User | None:
     encoded = session.getpeercert(binary_form=True)
     if not certificate or not encoded:
         return None
-    pairs = [pair for names in certificate.get("subject", ()) for pair in names]
-    name = next((str(value) for kind, value in pairs if kind == "commonName"), "")
-    if not name:
+    names = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get("subject", ()))
+    pairs = [pair for name in names for pair in name]
+    common = next((value for kind, value in pairs if kind == "commonName"), "")
+    if not common:
         return None
-    groups = [str(value) for kind, value in pairs if kind == "organizationName"]
+    groups = [value for kind, value in pairs if kind == "organizationName"]
     credential = f"X509SHA256={hashlib.sha256(encoded).hexdigest()}"
-    return User(name, groups=with_group(groups, AUTHENTICATED), extra={CREDENTIAL_ID: [credential]})
+    return User(common, groups=with_group(groups, AUTHENTICATED), extra={CREDENTIAL_ID: [credential]})
 
 
 def _bearer(authorization: str) -> str:

@@ -59,7 +59,7 @@ class Authorization:
         )
 
     async def allows(self, user: User, needed: Needs) -> bool:
-        """Whether one of the subresources is the user's; they are asked for in their order. Raises NoReview."""
+        """Whether one of the subresources is the user's, asked in their order. Raises NoReview."""
         if self._api is None:
             return True
         for subresource in needed.subresources:

@@ -77,5 +77,3 @@ def _heeded(task: asyncio.Task[T]) -> None:
     """An error that nobody waits for any more is nobody's."""
     if not task.cancelled():
         task.exception()
-
-

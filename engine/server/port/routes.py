@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.struct import to_json
-from engine.cri.client import NotFound
 from engine.node.container_access import Streams, Unknown
 from engine.node.container_logs import OutOfRange, log_options
 from engine.server import routes
@@ -42,7 +41,7 @@ async def answer(view: PortNode, request: Request) -> Answer:
         return plain(404, NO_PAGE)
     try:
         return await serve(view, request, rest)
-    except (Unknown, NotFound) as error:
+    except Unknown as error:
         return plain(404, str(error))
     except InvalidInput as error:
         return plain(400, str(error))
@@ -124,7 +123,8 @@ async def _checkpoint(view: PortNode, request: Request, names: list[str]) -> Ans
     text = (request.values("timeout") or ["0"])[-1]
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         return plain(404, "cannot parse value of timeout parameter")
-    archive = await view.containers.checkpoint(*names, timeout_seconds=int(text))
+    namespace, pod, container = names
+    archive = await view.containers.checkpoint(namespace, pod, container, int(text))
     return Response(200, JSON, to_json({"items": [str(archive)]}))
 
 

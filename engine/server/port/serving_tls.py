@@ -7,13 +7,12 @@ the next one on. What cannot be read leaves what is known in force.
 from __future__ import annotations
 
 import logging
-import os
 import ssl
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
+from engine.server.view import ServingPair
 
 log = logging.getLogger("kubengine.port")
 
@@ -49,26 +48,29 @@ CIPHERS = {
 """Names of a KubeletConfiguration, and OpenSSL's. Those of TLS 1.3 are always on, as with the kubelet."""
 TLS13 = frozenset(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"))
 
-Seen = tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ServingFiles:
-    """PEM files; `certificate` and `key` may be one. Without `client_authorities` no certificate is asked for."""
-
-    certificate: Path
-    key: Path
-    client_authorities: Path | None = None
+Seen = tuple[tuple[str, int, int, int], ...]
 
 
 class ServingTLS:
-    """`context()` for the next connection. Raises InvalidInput for a version or cipher that is none."""
+    """`context()` for the next connection; `pair` says which files to use now.
 
-    def __init__(self, files: ServingFiles, *, min_version: str = "", ciphers: Sequence[str] | None = None):
+    Without `client_authorities` no certificate is asked for. Raises InvalidInput for a version or cipher that
+    is none.
+    """
+
+    def __init__(
+        self,
+        pair: Callable[[], ServingPair | None],
+        *,
+        client_authorities: Path | None = None,
+        min_version: str = "",
+        ciphers: Sequence[str] | None = None,
+    ) -> None:
         if min_version not in VERSIONS:
             known = ", ".join(filter(None, VERSIONS))
             raise InvalidInput(f"expected one of {known}, got {min_version!r}", subject="tlsMinVersion")
-        self._files = files
+        self._pair = pair
+        self._authorities = client_authorities
         self._min_version = VERSIONS[min_version]
         self._ciphers = _openssl_ciphers(ciphers or ())
         self._seen: Seen | None = None
@@ -76,38 +78,39 @@ class ServingTLS:
 
     def context(self) -> ssl.SSLContext:
         """Raises InvalidInput, naming the files, where there has never been a usable one."""
+        paths: list[Path] = []
         try:
-            seen = self._look()
+            pair = self._pair()
+            if pair is None:
+                raise FileNotFoundError("there is no serving certificate yet")
+            paths = [pair.certificate, pair.key, *filter(None, [self._authorities])]
+            seen = tuple(map(_look, paths))
             if seen != self._seen or self._context is None:
-                self._context, self._seen = self._read(), seen
+                self._context = self._read(pair)
+                self._seen = seen
         except (OSError, ValueError) as error:
-            files = self._files
-            subject = f"{files.certificate}, {files.key}" + (
-                f", {files.client_authorities}" if files.client_authorities else ""
-            )
-            failure = InvalidInput(f"no usable certificate and key: {error}", subject=subject)
+            failure = InvalidInput(f"no usable TLS: {error}", subject=", ".join(map(str, paths)))
             if self._context is None:
                 raise failure from error
             log.warning("%s; the one before is used on", failure)
         return self._context
 
-    def _look(self) -> Seen:
-        """What changes when a file is written or replaced."""
-        files = self._files
-        paths = [files.certificate, files.key, *filter(None, [files.client_authorities])]
-        return tuple((found.st_ino, found.st_mtime_ns, found.st_size) for found in map(os.stat, paths))
-
-    def _read(self) -> ssl.SSLContext:
-        files = self._files
+    def _read(self, pair: ServingPair) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._min_version
         context.set_ciphers(self._ciphers)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-        context.load_cert_chain(files.certificate, files.key)
-        if files.client_authorities is not None:
+        context.load_cert_chain(pair.certificate, pair.key)
+        if self._authorities is not None:
             context.verify_mode = ssl.CERT_OPTIONAL
-            context.load_verify_locations(files.client_authorities)
+            context.load_verify_locations(self._authorities)
         return context
+
+
+def _look(path: Path) -> tuple[str, int, int, int]:
+    """What is another when the file was written or replaced."""
+    found = path.stat()
+    return str(path), found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _openssl_ciphers(names: Sequence[str]) -> str:

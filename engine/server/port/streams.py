@@ -51,11 +51,12 @@ async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
                 parts.hostname, parts.port or (443 if context else 80), ssl=context
             )
     except (OSError, TimeoutError) as error:
-        raise Unavailable(f"error dialing backend: {error}", subject=f"{parts.hostname}:{parts.port}") from error
+        raise Unavailable(f"error dialing backend: {error}", subject=parts.netloc) from error
     session = _Session(reader, writer, idle)
     try:
         async with asyncio.timeout(HEAD_SECONDS):
-            return await session.ask(request, parts.netloc, parts.path + (f"?{parts.query}" if parts.query else ""))
+            target = parts.path + (f"?{parts.query}" if parts.query else "")
+            return await session.ask(request, parts.netloc, target)
     except (OSError, TimeoutError, h11.ProtocolError) as error:
         session.close()
         raise Unavailable(f"no answer of the runtime: {error}", subject=parts.netloc) from error
