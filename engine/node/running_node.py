@@ -291,7 +291,15 @@ class RunningNode:
 
     def healthz(self) -> list[tuple[str, str | None]]:
         """Each part that can be unwell, with what is wrong with it, None if nothing is."""
-        return [("ping", None), ("runtime", self.watch.health() or None), *self._setting.tasks.health()]
+        tasks = self._setting.tasks.health()
+        failing = "; ".join(f"{name}: {trouble}" for name, trouble in tasks if trouble)
+        return [
+            ("ping", None),
+            ("log", None),
+            ("syncloop", failing or None),
+            ("runtime", self.watch.health() or None),
+            *tasks,
+        ]
 
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
-from http.client import responses
+from http import HTTPStatus
 
 import h11
 
@@ -157,7 +157,8 @@ class Connection:
             headers.append(("content-length", str(len(response.body))))
         if close:
             headers.append(("connection", "close"))
-        reason = responses.get(response.status, "")
+        known = response.status in iter(HTTPStatus)
+        reason = HTTPStatus(response.status).phrase if known else ""
         return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
 
     async def _send_pieces(self, head: bytes | None, pieces: Iterable[bytes]) -> None:
