@@ -28,6 +28,8 @@ PIECE = 64 * 1024
 
 MAX_FIELDS = 32
 
+_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+
 Handler = Callable[[Request], Awaitable[Answer]]
 
 
@@ -157,8 +159,7 @@ class Connection:
             headers.append(("content-length", str(len(response.body))))
         if close:
             headers.append(("connection", "close"))
-        known = response.status in iter(HTTPStatus)
-        reason = HTTPStatus(response.status).phrase if known else ""
+        reason = _PHRASES.get(response.status, "")
         return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
 
     async def _send_pieces(self, head: bytes | None, pieces: Iterable[bytes]) -> None:
