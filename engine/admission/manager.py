@@ -25,6 +25,7 @@ from engine.metrics import Registry
 PREEMPTING: Final = "Preempting"
 MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_REASON: Final = "TerminationByKubelet"
+CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
 
 _KEPT_DECISIONS = 20
 _LEAST_KILL_SECONDS = 10.0
@@ -169,7 +170,13 @@ class Admission:
 
     async def _end(self, pod: Pod, signal: str) -> None:
         self._recorder.pod(pod, WARNING, PREEMPTING, MESSAGE)
-        end = PodEnd(PREEMPTING, MESSAGE, condition_reason=CONDITION_REASON)
+        end = PodEnd(
+            PREEMPTING,
+            MESSAGE,
+            condition_reason=CONDITION_REASON,
+            condition_message=CONDITION_MESSAGE,
+            by_exit_codes=True,
+        )
         kill = asyncio.ensure_future(self._kill_pod(pod, end))
         self._kills.add(kill)
         kill.add_done_callback(self._killed)

@@ -24,8 +24,10 @@ class PodEnd:
     """Why and how a pod is ended by the node itself.
 
     `grace_period_seconds` None means the pod's own. `condition_reason` is the reason of the
-    DisruptionTarget condition, none if empty. `reason` and `message` go into the failed status, of which
-    there is nothing else for a `rejected` pod, which was never taken in.
+    DisruptionTarget condition, none if empty; its message is `condition_message`, or else `message`.
+    `reason` and `message` go into the failed status, of which there is nothing else for a `rejected` pod,
+    which was never taken in. `by_exit_codes`: should all its containers end well, the pod has succeeded, and
+    nothing but the condition says that the node ended it (kubelet v1.36, evicted and preempted pods).
     """
 
     reason: str
@@ -34,6 +36,8 @@ class PodEnd:
     condition_reason: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     rejected: bool = False
+    condition_message: str = ""
+    by_exit_codes: bool = False
 
 
 KillPod = Callable[[Pod, PodEnd], Awaitable[None]]

@@ -8,6 +8,7 @@ something of the pod may run; a container that nobody knows the end of ends with
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -32,7 +33,9 @@ UNKNOWN, UNKNOWN_TEXT = (
 )
 
 
-def status_to_send(status: PodStatus, server: PodStatus, meta: ObjectMeta, *, may_run: bool) -> PodStatus:
+def status_to_send(
+    status: PodStatus, server: PodStatus, meta: ObjectMeta, *, may_run: bool, now: datetime
+) -> PodStatus:
     """`status` is the node's, `server` the API's; `meta` the API's metadata; `may_run`: something of the
     pod runs, or will."""
     told = msgspec.structs.replace(status, observed_generation=meta.generation)
@@ -42,18 +45,26 @@ def status_to_send(status: PodStatus, server: PodStatus, meta: ObjectMeta, *, ma
     elif told.phase in TERMINAL and may_run:
         told.phase, told.reason, told.message = server.phase, server.reason, server.message
         conditions.pop(DISRUPTION, None)
+    known = {c.type: c for c in server.conditions or ()}
+    disrupted = conditions.pop(DISRUPTION, None)
+    if disrupted is not None:
+        known[DISRUPTION] = _disrupted(disrupted, known.get(DISRUPTION), meta.generation, now)
+    others = [c for c in known.values() if not is_own_condition(c.type)]
     own = [_of(c, meta.generation) for c in conditions.values() if is_own_condition(c.type)]
-    others = [c for c in server.conditions or () if not is_own_condition(c.type) and c.type != DISRUPTION]
-    disrupted = conditions.get(DISRUPTION)
-    known = [c for c in server.conditions or () if c.type == DISRUPTION]
-    told.conditions = [*own, *others, *([_of(disrupted, meta.generation)] if disrupted else known)] or None
+    told.conditions = [*others, *own] or None
     told.start_time = server.start_time or told.start_time
     if told.phase in TERMINAL and not may_run:
-        told.init_container_statuses = _ended(
-            told.init_container_statuses, server.init_container_statuses, apps=False
-        )
-        told.container_statuses = _ended(told.container_statuses, server.container_statuses, apps=True)
+        _end_containers(told, server)
     return told
+
+
+def _disrupted(
+    condition: PodCondition, known: PodCondition | None, generation: int, now: datetime
+) -> PodCondition:
+    """It is first said when nothing of the pod runs, and that is since when it holds."""
+    same = known is not None and known.status == condition.status
+    since = known.last_transition_time if known is not None and same else now.replace(microsecond=0)
+    return msgspec.structs.replace(_of(condition, generation), last_transition_time=since)
 
 
 def status_patch(server: PodStatus, told: PodStatus) -> dict[str, Any]:
@@ -69,17 +80,31 @@ def _of(condition: PodCondition, generation: int) -> PodCondition:
     return msgspec.structs.replace(condition, observed_generation=generation)
 
 
+def _end_containers(told: PodStatus, server: PodStatus) -> None:
+    """No container of a pod that is over runs or waits, but those whose turn never came: regular ones of a
+    pod that was not initialized, and init containers after the last that was tried."""
+    conditions = (*(told.conditions or ()), *(server.conditions or ()))
+    if any(c.type == "Initialized" and c.status == "True" for c in conditions):
+        told.container_statuses = _ended(told.container_statuses, server.container_statuses) or None
+    init = told.init_container_statuses or []
+    tried = max((index for index, status in enumerate(init, 1) if _was_tried(status)), default=1)
+    ended = _ended(init[:tried], server.init_container_statuses)
+    told.init_container_statuses = [*ended, *init[tried:]] or None
+
+
+def _was_tried(status: ContainerStatus) -> bool:
+    return status.state.waiting is None or status.last_state.terminated is not None
+
+
 def _ended(
-    statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None, *, apps: bool
-) -> list[ContainerStatus] | None:
-    """No container of a pod that is over runs or waits: it ended as the server knew, or nobody knows how."""
+    statuses: Sequence[ContainerStatus] | None, known: Sequence[ContainerStatus] | None
+) -> list[ContainerStatus]:
+    """Each as it ended, or as the server knew it to, or lost."""
     before = {status.name: status for status in known or ()}
     return [
-        status
-        if status.state.terminated is not None or (status.state.waiting is not None and not apps)
-        else _lost(status, before.get(status.name))
+        status if status.state.terminated is not None else _lost(status, before.get(status.name))
         for status in statuses or ()
-    ] or None
+    ]
 
 
 def _lost(status: ContainerStatus, before: ContainerStatus | None) -> ContainerStatus:

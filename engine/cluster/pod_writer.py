@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -57,8 +59,9 @@ class PodWriter:
     """Keyed by the uid in the API. `heard` and `forget` what a watch tells, `tell` and `left` what the node
     knows; in any order, from the loop's thread."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiClient, *, clock: Callable[[], float]) -> None:
         self._client = client
+        self._clock = clock
         self._pods: dict[str, _Told] = {}
         self._urgent: dict[str, None] = {}
         self._rest: dict[str, None] = {}
@@ -165,7 +168,8 @@ class PodWriter:
     def _patch(self, known: _Told) -> dict[str, Any]:
         if known.ours is None:
             return {}
-        told = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run)
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        told = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run, now=now)
         patch = status_patch(known.server, told)
         return {} if patch == known.residue else patch
 

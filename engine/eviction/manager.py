@@ -225,7 +225,15 @@ class EvictionManager:
             text, annotations = message.eviction_message(
                 RESOURCE_OF[threshold.signal], pod, usage.get(pod.uid), seen.act_on, observations
             )
-            await self._evict(pod, self._grace(threshold, pod), text, annotations)
+            end = PodEnd(
+                message.REASON,
+                text,
+                self._grace(threshold, pod),
+                message.CONDITION_REASON,
+                annotations,
+                by_exit_codes=True,
+            )
+            await self._evict(pod, end)
             self._evictions.inc(threshold.signal)
             return [pod]
         log.warning("%s: no pod could be evicted", threshold.signal)
@@ -257,15 +265,16 @@ class EvictionManager:
                 pod, usage[pod.uid], dedicated_imagefs=self.reader.layout != "shared"
             )
             if over is not None:
-                await self._evict(pod, HARD_GRACE_SECONDS, over.message, {})
+                end = PodEnd(message.REASON, over.message, HARD_GRACE_SECONDS, by_exit_codes=True)
+                await self._evict(pod, end)
                 self._evictions.inc(over.signal)
                 evicted.append(pod)
         return evicted
 
-    async def _evict(self, pod: Pod, grace: int, text: str, annotations: dict[str, str]) -> None:
+    async def _evict(self, pod: Pod, end: PodEnd) -> None:
         """End a pod. One that cannot be ended is said and counts as evicted all the same."""
-        self._recorder.pod(pod, WARNING, message.REASON, text, annotations=annotations)
-        end = PodEnd(message.REASON, text, grace, message.CONDITION_REASON, annotations)
+        grace = end.grace_period_seconds or 0
+        self._recorder.pod(pod, WARNING, end.reason, end.message, annotations=dict(end.annotations))
         kill = asyncio.ensure_future(self._kill_pod(pod, end))
         self._kills.add(kill)
         kill.add_done_callback(self._kills.discard)

@@ -30,8 +30,10 @@ _OURS = (SOURCE_ANNOTATION, SEEN_ANNOTATION, MIRROR_ANNOTATION)
 class ApiPods:
     """`serve` names the node's pods before `run`, which follows the API until it is cancelled."""
 
-    def __init__(self, client: ApiClient, node: str, *, node_uid: Callable[[], str]) -> None:
-        self._writer = PodWriter(client)
+    def __init__(
+        self, client: ApiClient, node: str, *, node_uid: Callable[[], str], clock: Callable[[], float]
+    ) -> None:
+        self._writer = PodWriter(client, clock=clock)
         self._mirrors = MirrorPods(client, node, node_uid=node_uid)
         self._pods: WantedPods | None = None
         self._seen: dict[str, Pod] = {}

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from engine.api.pod import Pod
 from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
-
-T = TypeVar("T")
-
-
-class Api(Protocol):
-    """An API server that takes questions (`engine.cluster.client.ApiClient`)."""
-
-    async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
 class Belonging(Protocol):
@@ -26,10 +18,6 @@ class Belonging(Protocol):
 
     objects: ClusterObjects
     """What they take from the cluster."""
-
-    @property
-    def api(self) -> Api | None:
-        """Who can be asked, as this node."""
 
     def start(self) -> None: ...
 
@@ -58,7 +46,6 @@ class Standalone:
     """A node of no cluster: nobody is told, nobody asks."""
 
     sources: Sequence[str] = (MANIFESTS,)
-    api: Api | None = None
 
     def __init__(self) -> None:
         self.objects: ClusterObjects = NoCluster()

@@ -88,7 +88,7 @@ class Membership:
         self._events = EventWriter(self._client, name)
         self._references = PodReferences(self._client, tasks, clock)
         self.objects: ClusterObjects = self._references
-        self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid)
+        self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid, clock=clock)
         self._follow = tasks.task("cluster-pods")
         self._credentials = tasks.task("node-credentials")
         self._tasks = [
@@ -118,10 +118,6 @@ class Membership:
             clock=setting.clock,
             chance=random.Random(),
         )
-
-    @property
-    def api(self) -> ApiClient:
-        return self._client
 
     def start(self) -> None:
         self._credentials.start(lambda: self._identity.run(self._client))

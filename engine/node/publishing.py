@@ -44,7 +44,6 @@ class Publishing:
         hand, services = self._hand, self._services
         life, end, uid = hand.life, hand.life.end, hand.pod.uid
         rejected = end is not None and life.state in (State.ENTERING, State.REJECTED)
-        disrupted = end is not None and bool(end.condition_reason)
         resize = hand.resize.condition if hand.resize is not None else None
         return StatusInputs(
             now=services.node.clock(),
@@ -53,9 +52,7 @@ class Publishing:
             ready=lambda c: services.probes.ready(uid, c),
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,
-            ended=(end.reason, end.message) if end is not None else None,
-            rejected=end is not None and end.rejected,
-            disruption=(end.condition_reason, end.message) if end is not None and disrupted else None,
+            end=end,
             start_time=hand.started_at,
             terminated=rejected or life.stopped,
             resources=self._resources,

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod, VolumeMount
-from engine.api.qos import qos_class
+from engine.api.qos import is_static, qos_class
 from engine.api.resources import pod_limits, pod_requests
 from engine.api.status import (
     IP,
@@ -44,9 +45,9 @@ class Waiting:
 class StatusInputs:
     """All that a status depends on beside the spec and the runtime's record.
 
-    `ready` and `started` answer for a running container; `ended` is the reason and message of a pod
-    that the node itself failed (rejected, evicted, past its deadline); `reset` are restart counts of
-    containers that were taken away so that the pod begins anew; times are Unix seconds.
+    `ready` and `started` answer for a running container; `end` is why the node itself ends the pod
+    (rejected, evicted, past its deadline); `reset` are restart counts of containers that were taken away so
+    that the pod begins anew; `devices` what a container holds of them; times are Unix seconds.
     """
 
     now: float
@@ -55,9 +56,7 @@ class StatusInputs:
     ready: Callable[[ContainerRecord], bool]
     started: Callable[[ContainerRecord], bool]
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
-    ended: tuple[str, str] | None = None
-    rejected: bool = False
-    disruption: tuple[str, str] | None = None
+    end: PodEnd | None = None
     start_time: float | None = None
     terminated: bool = False
     resources: Callable[[ContainerRecord], ResourceAmounts | None] = lambda _: None
@@ -70,12 +69,12 @@ class StatusInputs:
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     """The whole status; transition times are kept from `pod.status` where a condition stays, and so are
     conditions that others say. A pod that was `rejected` has no more than the reason."""
-    if inputs.rejected and inputs.ended is not None:
-        reason, message = inputs.ended
+    end = inputs.end
+    if end is not None and end.rejected:
         return PodStatus(
             phase=FAILED,
-            reason=reason,
-            message=message,
+            reason=end.reason,
+            message=end.message,
             start_time=_time(inputs.start_time or 0),
             qos_class=qos_class(pod),
         )
@@ -92,9 +91,9 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         allocated_resources=pod_requests(pod) or None,
     )
     status.resources = ResourceAmounts(requests=pod_requests(pod) or None, limits=pod_limits(pod) or None)
-    if inputs.ended is not None:
-        status.phase = FAILED
-        status.reason, status.message = inputs.ended
+    well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
+    if end is not None and not (end.by_exit_codes and well):
+        status.phase, status.reason, status.message = FAILED, end.reason, end.message
     _addresses(pod, record, status)
     status.conditions = _conditions(pod, record, status, init, main, inputs)
     return status
@@ -104,7 +103,7 @@ def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
     """The node's status with the conditions that others say, as an API has them."""
     own = [c for c in status.conditions or () if is_own_condition(c.type)]
     others = [c for c in heard if not is_own_condition(c.type)]
-    return msgspec.structs.replace(status, conditions=[*own, *others] or None)
+    return msgspec.structs.replace(status, conditions=[*others, *own] or None)
 
 
 def _phase(
@@ -137,6 +136,12 @@ def _phase(
     if restarts and not terminated:
         return RUNNING_PHASE
     return SUCCEEDED if all(end is not None and end.exit_code == 0 for end in ends) else FAILED
+
+
+def _would_restart(pod: Pod, main: list[ContainerStatus]) -> bool:
+    """Whether it is a static pod with a container that the node would start again."""
+    ends = [(container, _ended(status)) for container, status in zip(pod.spec.containers, main, strict=True)]
+    return is_static(pod) and any(end and _runs_again(pod, container, end) for container, end in ends)
 
 
 def _runs_again(pod: Pod, container: Container, ended: ContainerStateTerminated) -> bool:
@@ -280,20 +285,16 @@ def _conditions(
     sandbox = record.sandbox
     network = sandbox is not None and sandbox.ready and not done
     conditions = [
+        *inputs.extra_conditions,
+        *_disruption(inputs.end),
         PodCondition(type="PodReadyToStartContainers", status=_boolean(network)),
         _initialized(pod, main, incomplete, status.phase),
         _gated(pod, _all_of("Ready", "ContainersNotReady", "unready", unready, status.phase)),
         _all_of("ContainersReady", "ContainersNotReady", "unready", unready, status.phase),
         PodCondition(type="PodScheduled", status="True"),
-        *inputs.extra_conditions,
     ]
     if could_restart_all(pod):
         conditions.append(_all_restarting(pod, record, inputs, status.phase))
-    if inputs.disruption is not None:
-        reason, message = inputs.disruption
-        conditions.append(
-            PodCondition(type="DisruptionTarget", status="True", reason=reason, message=message)
-        )
     known = {condition.type: condition for condition in pod.status.conditions or []}
     said = {condition.type for condition in conditions}
     others = [c for c in known.values() if not is_own_condition(c.type) and c.type not in said]
@@ -302,7 +303,14 @@ def _conditions(
         before = known.get(condition.type)
         same = before is not None and before.status == condition.status
         condition.last_transition_time = before.last_transition_time if before is not None and same else now
-    return [*conditions, *others]
+    return [*others, *conditions]
+
+
+def _disruption(end: PodEnd | None) -> list[PodCondition]:
+    if end is None or not end.condition_reason:
+        return []
+    text = end.condition_message or end.message
+    return [PodCondition(type="DisruptionTarget", status="True", reason=end.condition_reason, message=text)]
 
 
 def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], phase: str) -> PodCondition:

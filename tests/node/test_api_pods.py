@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from engine.node.desired import API
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import READY
@@ -23,6 +27,27 @@ async def test_a_pod_runs_is_told_of_and_leaves_the_api_when_it_is_deleted(joine
     other = await cluster.pod("other")
     assert other is not None
     assert other["status"]["phase"] == "Pending"
+
+
+async def test_a_deleted_pod_leaves_the_api_before_its_dead_containers_leave_the_runtime(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    await joined.start()
+    pod = await cluster.run("web", volumes=[{"name": "e", "emptyDir": {}}])
+    await cluster.ready("web")
+    may_go = asyncio.Event()
+
+    async def remove(_: object) -> None:
+        await may_go.wait()
+
+    monkeypatch.setattr(hollow.backend, "remove_container", remove)
+    await cluster.delete("web")
+    await cluster.gone("web")
+    (dead,) = hollow.service.records.containers.values()
+    assert dead.state != 1
+    assert not (joined.root / "pods" / pod["metadata"]["uid"]).exists()
+    may_go.set()
+    await eventually(lambda: not hollow.service.records.sandboxes)
 
 
 async def test_nothing_is_said_while_nothing_changes_and_others_conditions_stay(

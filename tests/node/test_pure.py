@@ -6,6 +6,7 @@ import pytest
 
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
+from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, ResourceFieldSelector
 from engine.api.qos import is_critical, is_static
 from engine.api.quantity import Quantity
@@ -191,8 +192,31 @@ def test_conditions_keep_the_time_of_their_last_change():
 
 
 def test_a_pod_that_the_node_ended_is_failed_whatever_its_containers_say():
-    ended = status(
-        load(), record(container(RUNNING)), ended=("Evicted", "low on memory"), disruption=("R", "m")
-    )
+    end = PodEnd("Evicted", "low on memory", condition_reason="R")
+    ended = status(load(), record(container(RUNNING)), end=end)
     assert (ended.phase, ended.reason, ended.message) == ("Failed", "Evicted", "low on memory")
     assert {c.type for c in ended.conditions} >= {"DisruptionTarget", "Ready", "PodScheduled"}
+
+
+def test_a_pod_that_the_node_stopped_has_succeeded_if_all_its_containers_ended_well():
+    by_codes = PodEnd("Evicted", "low on memory", condition_reason="R", by_exit_codes=True)
+    for end, policy, code, phase in (
+        (by_codes, "Never", 0, "Succeeded"),
+        (by_codes, "Never", 1, "Failed"),
+        (by_codes, "Always", 0, "Failed"),  # a static pod's containers would have been started again
+        (PodEnd("DeadlineExceeded", "too long"), "Never", 0, "Failed"),
+    ):
+        pod = load()
+        pod.spec.restart_policy = policy
+        ended = status(pod, record(container(EXITED, code)), end=end, terminated=True)
+        assert (ended.phase, ended.reason) == (phase, end.reason if phase == "Failed" else "")
+        assert ("DisruptionTarget" in {c.type for c in ended.conditions}) == bool(end.condition_reason)
+        running = status(pod, record(container(RUNNING)), end=end)
+        assert (running.phase, running.reason) == ("Failed", end.reason)
+
+
+def test_a_pod_of_the_api_that_the_node_stopped_has_succeeded_whatever_its_policy():
+    pod = load()
+    pod.metadata.annotations["kubernetes.io/config.source"] = "api"
+    end = PodEnd("Evicted", "low on memory", by_exit_codes=True)
+    assert status(pod, record(container(EXITED, 0)), end=end, terminated=True).phase == "Succeeded"

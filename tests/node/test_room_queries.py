@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from engine.server.exchange import Request
-from engine.server.routes import answer
+from engine.server.routes import Request, answer
 from tests.node_bench import Bench
 
 ACTIONS = [
