@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 RUN := .run
 PYTEST := $(BIN)/pytest
 
-# Files of tests run side by side, those that take long first; `make TEST_WORKERS=0 test` runs them one by one.
-TEST_WORKERS ?= auto
+# Files of tests run side by side, two a core as most of them wait, those that take long first; `make TEST_WORKERS=0 test` runs them one by one.
+TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST_ALL := $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 KERNELS := $(foreach d,engine/_fast engine/_fast/probing,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
 

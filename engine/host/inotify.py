@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import struct
 from collections.abc import Callable
@@ -40,7 +41,8 @@ class Watch:
         self._fd = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             number = ctypes.get_errno()
-            raise Refused(f"inotify: {os.strerror(number)}", subject="inotify", errno=number)
+            limit = "; sysctl fs.inotify.max_user_instances" if number == errno.EMFILE else ""
+            raise Refused(f"{os.strerror(number)}{limit}", subject="inotify", errno=number)
         asyncio.get_running_loop().add_reader(self._fd, self._read)
 
     def add(self, directory: Path, mask: int = FILES_CHANGED) -> None:

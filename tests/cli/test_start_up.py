@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -62,8 +63,11 @@ asyncio.run(main())
 
 
 def _python(script: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "error", "-c", script, *arguments]
-    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script, *arguments],
+        env={name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"},
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
