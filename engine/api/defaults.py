@@ -17,6 +17,7 @@ from engine.api.pod import (
     Pod,
     PodSecurityContext,
     Probe,
+    ResourceList,
     ResourceRequirements,
     Volume,
 )
@@ -44,6 +45,9 @@ def apply_defaults(pod: Pod) -> None:
         spec.enable_service_links = True
     for volume in spec.volumes or []:
         _default_volume(volume)
+    for amounts in _amounts(pod):
+        for name, amount in amounts.items():
+            amounts[name] = amount.in_milli()
     for container in pod.all_containers:
         _default_container(container)
         if spec.host_network:
@@ -51,6 +55,14 @@ def apply_defaults(pod: Pod) -> None:
                 port.host_port = port.host_port or port.container_port
     if spec.resources is not None:
         _default_pod_resources(pod)
+
+
+def _amounts(pod: Pod) -> Iterator[ResourceList]:
+    """Requests and limits as written; what is finer than a thousandth is rounded up."""
+    for resources in (pod.spec.resources, *(container.resources for container in pod.all_containers)):
+        if resources is not None:
+            yield from (each for each in (resources.requests, resources.limits) if each)
+    yield pod.spec.overhead or {}
 
 
 def _default_volume(volume: Volume) -> None:

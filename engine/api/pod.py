@@ -1,7 +1,8 @@
 """The Pod as users write it: metadata and spec. Status is in `engine.api.status`.
 
-Field names and meanings are those of the Kubernetes core v1 API. Volume sources that no node supports are
-kept as plain dicts so that they can be named when they are refused.
+Field names and meanings are those of the Kubernetes core v1 API, and so is the order of fields where a
+runtime is told them as text. Volume sources that no node supports are kept as plain dicts so that they can
+be named when they are refused.
 """
 
 from __future__ import annotations
@@ -70,12 +71,12 @@ class EnvFromSource(Struct):
     secret_ref: WholeObject | None = None
 
 
-class ContainerPort(Struct):
-    container_port: int
+class ContainerPort(Struct, kw_only=True):
     name: str = ""
     host_port: int = 0
-    host_ip: str = ""
+    container_port: int
     protocol: str = written("TCP")
+    host_ip: str = ""
 
 
 class VolumeMount(Struct):
@@ -102,9 +103,9 @@ class HTTPHeader(Struct):
     value: str = ""
 
 
-class HTTPGetAction(Struct):
-    port: IntOrString
+class HTTPGetAction(Struct, kw_only=True):
     path: str = ""
+    port: IntOrString
     host: str = ""
     scheme: str = written("HTTP")
     http_headers: list[HTTPHeader] | None = None

@@ -108,6 +108,11 @@ class Quantity:
         """Thousandths, rounded away from zero."""
         return _away_from_zero(self.nano, MILLI_IN_NANO)
 
+    def in_milli(self) -> Quantity:
+        """The amount in whole thousandths, away from zero; `written` stays what was parsed."""
+        nano = self.milli * MILLI_IN_NANO
+        return self if nano == self.nano else Quantity(nano, self.format, None, self.written)
+
     @property
     def written(self) -> str:
         """The text that was parsed, as it was; `str()` of one that was computed."""

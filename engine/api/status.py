@@ -54,6 +54,18 @@ class VolumeMountStatus(Struct):
     recursive_read_only: str | None = None
 
 
+class LinuxContainerUser(Struct):
+    uid: int
+    gid: int
+    supplemental_groups: list[int] | None = None
+
+
+class ContainerUser(Struct):
+    """As whom a container's first process began, where the runtime says it."""
+
+    linux: LinuxContainerUser | None = None
+
+
 class ContainerStatus(Struct):
     """Fields without a default are always written, as the kubelet does."""
 
@@ -70,6 +82,7 @@ class ContainerStatus(Struct):
     resources: ResourceAmounts | None = None
     allocated_resources_status: list[dict[str, Any]] | None = None
     volume_mounts: list[VolumeMountStatus] | None = None
+    user: ContainerUser | None = None
 
 
 def _never() -> None:

@@ -127,11 +127,13 @@ class BulkCgroups:
             enforce_cpu=pods.enforce_cpu_limits,
             quota_period=period,
             container_period=containers.cpu_period_us if containers.custom_cpu_period else DEFAULT_PERIOD_US,
-            memory_qos=pods.memory_qos,
+            memory_qos=containers.memory_qos,
             throttling_factor=containers.throttling_factor,
             page_size=mmap.PAGESIZE,
             reserved_percent=-1 if levels.reserved_percent is None else levels.reserved_percent,
         )
+        self._memory_reserved = containers.memory_reserved
+        self._reserved_rules = self.rules._replace(memory_qos=pods.memory_qos)
         self._weights = weight_table(formula)
         self._out = BulkValues(*(np.empty((rows, 0), np.int64) for rows in (5, 7, 7)))
 
@@ -161,7 +163,15 @@ class BulkCgroups:
         flags = ((pods.flags[:rows] & LIVE) | containers.limited).astype(np.uint8)
         out = self._reuse(rows, len(containers.kind), len(sizes[0]))
         kernel.pod_values(
-            qos, flags, cpu, memory, limits[CPU_ID], limits[MEMORY_ID], self._weights, self.rules, out.pods
+            qos,
+            flags,
+            cpu,
+            memory,
+            limits[CPU_ID],
+            limits[MEMORY_ID],
+            self._weights,
+            self._reserved_rules,
+            out.pods,
         )
         kernel.container_values(
             containers.offsets,
@@ -180,7 +190,11 @@ class BulkCgroups:
             self.rules,
             out.containers,
         )
-        kernel.level_values(qos, flags, node, cpu, memory, sizes[1], self._weights, self.rules, out.levels)
+        if not self._memory_reserved:
+            out.containers[5] = 0
+        kernel.level_values(
+            qos, flags, node, cpu, memory, sizes[1], self._weights, self._reserved_rules, out.levels
+        )
         return out
 
     def _reuse(self, rows: int, containers: int, nodes: int) -> BulkValues:

@@ -55,6 +55,8 @@ class ContainerRules:
     cpu_period_us: int = DEFAULT_PERIOD_US
     custom_cpu_period: bool = False
     memory_qos: bool = False
+    memory_reserved: bool = True
+    """With `memory_qos`: requests are protected, not only throttled towards limits."""
     tiered_memory: bool = False
     throttling_factor: float = 0.9
     page_size: int = 4096
@@ -129,7 +131,7 @@ def _memory_qos(pod: Pod, container: Container, rules: ContainerRules) -> dict[s
     request = container.requests.get(MEMORY, ZERO).value
     limit = effective_limit(pod, container, MEMORY).value
     unified: dict[str, str] = {}
-    if request:
+    if request and rules.memory_reserved:
         soft = rules.tiered_memory and qos_class(pod) != GUARANTEED
         unified[MEMORY_LOW if soft else MEMORY_MIN] = str(request)
     if request != limit:

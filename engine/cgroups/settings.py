@@ -104,7 +104,7 @@ class CgroupSettings:
         oom_kill = config.single_process_oom_kill
         memory = node.capacity.get(MEMORY)
         allocatable_memory = node.allocatable().get(MEMORY)
-        tiered = memory_qos and (
+        reserves = memory_qos and (
             section.tiered_memory_protection or config.memory_reservation_policy == TIERED_RESERVATION
         )
         return cls(
@@ -117,8 +117,8 @@ class CgroupSettings:
                 enforce_cpu_limits=config.cpu_cfs_quota,
                 cpu_period_us=period,
                 custom_cpu_period=custom_period,
-                memory_qos=memory_qos,
-                tiered_memory=tiered,
+                memory_qos=reserves,
+                tiered_memory=reserves,
                 pids_limit=config.pod_pids_limit,
             ),
             containers=ContainerRules(
@@ -128,7 +128,8 @@ class CgroupSettings:
                 cpu_period_us=period,
                 custom_cpu_period=custom_period,
                 memory_qos=memory_qos,
-                tiered_memory=tiered,
+                memory_reserved=reserves,
+                tiered_memory=reserves,
                 throttling_factor=config.memory_throttling_factor,
                 page_size=mmap.PAGESIZE,
                 cgroup_v2=cgroup_v2,
@@ -141,8 +142,8 @@ class CgroupSettings:
             levels=LevelRules(
                 allocatable_memory=allocatable_memory.value if allocatable_memory else None,
                 reserved_percent=_reserved_percent(config),
-                memory_qos=memory_qos,
-                tiered_memory=tiered,
+                memory_qos=reserves,
+                tiered_memory=reserves,
             ),
             cpu_ceiling=section.cpu_ceiling,
         )

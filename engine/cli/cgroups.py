@@ -101,7 +101,7 @@ def _observed_node(
         apply_defaults(pod)
         if not pod.uid:
             raise InvalidInput(f"{pod.full_name}: metadata.uid: expected a uid", subject=str(pod_file))
-    amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config.max_pods), "pid": max_pids()}
+    amounts: dict[str, Quantity | int] = {**capacity(Path("/"), config), "pid": max_pids()}
     manager = CgroupManager(
         config=config, section=kubengine.cgroups, capacity=amounts, mounts=find_mounts(root)
     )
@@ -151,7 +151,7 @@ def plan(
         for warning in warnings:
             click.echo(f"warning: {warning}", err=True)
     capacity: dict[str, Quantity | int] = {
-        **machine.capacity(Path("/"), config.max_pods),
+        **machine.capacity(Path("/"), config),
         "pid": machine.max_pids(),
     }
     for name, text in (("cpu", cpu), ("memory", memory)):

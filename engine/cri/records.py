@@ -49,6 +49,8 @@ class ContainerRecord:
     grace_seconds: int | None = None
     resources: tuple[int, int, int, int] | None = None
     """cpu shares, cpu quota, cpu period and memory limit, where the runtime tells them."""
+    user: tuple[int, ...] | None = None
+    """uid, gid and supplemental groups, where the runtime tells them."""
 
     @property
     def running(self) -> bool:
@@ -180,7 +182,15 @@ def container_record(
         resources=(linux.cpu_shares, linux.cpu_quota, linux.cpu_period, linux.memory_limit_in_bytes)
         if linux is not None
         else None,
+        user=_user(status),
     )
+
+
+def _user(status: cri.ContainerStatus) -> tuple[int, ...] | None:
+    if not (status.HasField("user") and status.user.HasField("linux")):
+        return None
+    user = status.user.linux
+    return (user.uid, user.gid, *user.supplemental_groups)
 
 
 def _start_was_cut_short(status: cri.ContainerStatus, agent_began: float) -> bool:

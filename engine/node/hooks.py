@@ -1,13 +1,19 @@
-"""postStart and preStop handlers: exec in the container, one HTTP request, or a sleep."""
+"""postStart and preStop handlers: exec in the container, one HTTP request, or a sleep.
+
+A failure is worded as kubelet v1.36 words it in a container's status.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 
 from engine.api.errors import Refused
-from engine.api.pod import Container, HTTPGetAction, LifecycleHandler, Pod
+from engine.api.pod import Container, ExecAction, HTTPGetAction, LifecycleHandler, Pod
 from engine.cri.client import RuntimeClient
 
+LONGEST_SECONDS = 86_400.0
+"""A hook whose container does not end may take as long as it likes; a day is too long."""
 HTTP_SECONDS = 30.0
 
 
@@ -19,56 +25,89 @@ async def run_hook(
     handler: LifecycleHandler,
     *,
     pod_ip: str,
-    timeout: float,
+    timeout: float = LONGEST_SECONDS,
 ) -> None:
     """Raises `Refused` saying what the hook did wrong; `TimeoutError` when it took too long."""
-    async with asyncio.timeout(timeout if timeout > 0 else None):
+    async with asyncio.timeout(timeout):
         if handler.exec is not None:
-            answer = await runtime.exec_sync(container_id, handler.exec.command or [], timeout)
-            if answer.exit_code != 0:
-                raise Refused(
-                    f"command exited with {answer.exit_code}", subject=f"{pod.full_name}/{container.name}"
-                )
+            kind, said = "Exec", f"[{' '.join(handler.exec.command or [])}]"
+            failure = await _exec(runtime, container_id, handler.exec, timeout)
         elif handler.http_get is not None:
-            await asyncio.to_thread(_get, handler.http_get, container, pod_ip, min(timeout, HTTP_SECONDS))
+            kind, said = "HTTP", handler.http_get.path
+            seconds = min(timeout, HTTP_SECONDS)
+            failure = await asyncio.to_thread(_get, handler.http_get, container, pod_ip, seconds)
         elif handler.sleep is not None:
             await asyncio.sleep(handler.sleep.seconds)
+            return
+        else:
+            raise Refused("Cannot run handler: it is neither exec, httpGet nor sleep", subject=container.name)
+    if failure:
+        meta = pod.metadata
+        whose = f'Container "{container.name}" in Pod "{meta.name}_{meta.namespace}({meta.uid})"'
+        raise Refused(f"{kind} lifecycle hook ({said}) for {whose} failed - error: {failure}")
 
 
-def port_number(port: int | str, container: Container) -> int:
-    """A port by number or by the container's name for it. Raises `Refused`."""
-    if isinstance(port, str) and not port.isdigit():
-        for known in container.ports or []:
-            if known.name == port:
-                return known.container_port
-        raise Refused(f"there is no port named {port!r}", subject=container.name)
-    return int(port)
-
-
-def _get(action: HTTPGetAction, container: Container, pod_ip: str, timeout: float) -> None:
-    import http.client  # a megabyte that few nodes' hooks need
-
-    host = action.host or pod_ip
-    port = port_number(action.port, container)
-    seconds = timeout if timeout > 0 else HTTP_SECONDS
-    connection: http.client.HTTPConnection
-    if action.scheme.upper() == "HTTPS":
-        import ssl
-
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=seconds)
-    headers = {header.name: header.value for header in action.http_headers or []}
-    path = action.path if action.path.startswith("/") else f"/{action.path}"
+async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction, timeout: float) -> str:
+    """What went wrong, nothing if nothing did."""
+    command = action.command or []
     try:
-        connection.request("GET", path, headers={"User-Agent": "kube-lifecycle/1.32", **headers})
-        status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        raise Refused(f"GET {path}: {error}", subject=f"{host}:{port}") from error
-    finally:
-        connection.close()
-    if status >= 400:
-        raise Refused(f"GET {path} answered {status}", subject=f"{host}:{port}")
+        answer = await runtime.exec_sync(container_id, command, timeout)
+    except Refused as error:
+        return f'{error.message}, message: ""'
+    if answer.exit_code == 0:
+        return ""
+    errors, output = (part.decode(errors="replace") for part in (answer.stderr, answer.stdout))
+    quoted = json.dumps(output + errors, ensure_ascii=False)
+    return f"command '{' '.join(command)}' exited with {answer.exit_code}: {errors}, message: {quoted}"
+
+
+def _get(action: HTTPGetAction, container: Container, pod_ip: str, timeout: float) -> str:
+    """Any answer is a success, as for the kubelet, and so is a plain one where TLS was asked for."""
+    import http.client
+    import ssl
+    import urllib.error
+    import urllib.request  # a megabyte that few nodes' hooks need
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+    )
+    host = action.host or pod_ip
+    port = _port(action.port, container)
+    if port is None:
+        return f"there is no port named {action.port!r}"
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    path = action.path if action.path.startswith("/") else f"/{action.path}"
+    headers = {"User-Agent": "kube-lifecycle/1.36", "Accept": "*/*"}
+    headers |= {header.name: header.value for header in action.http_headers or []}
+    failure = ""
+    for scheme in ("https", "http") if action.scheme.upper() == "HTTPS" else ("http",):
+        url = f"{scheme}://{place}{path}"
+        try:
+            request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is ours
+            opener.open(request, timeout=timeout).close()
+        except urllib.error.HTTPError:
+            return ""
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            failure = f'Get "{url}": {_in_words(reason, place)}'
+            if getattr(reason, "reason", "") != "WRONG_VERSION_NUMBER":
+                return failure
+        else:
+            return ""
+    return failure
+
+
+def _in_words(reason: object, place: str) -> str:
+    if isinstance(reason, ConnectionRefusedError) and reason.strerror:
+        return f"dial tcp {place}: connect: {reason.strerror.lower()}"
+    return str(reason)
+
+
+def _port(port: int | str, container: Container) -> int | None:
+    """By number or by the container's name for it."""
+    if isinstance(port, str) and not port.isdigit():
+        return next((known.container_port for known in container.ports or [] if known.name == port), None)
+    return int(port)

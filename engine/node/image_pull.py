@@ -14,12 +14,15 @@ from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.cri.client import RuntimeClient
 from engine.node.backoff import Backoff
+from engine.node.image_name import fault_of_name
 from engine.node.status import Waiting
 from engine.wire import cri_v1_pb2 as cri
 
 PULLS_AT_ONCE = 10
 PULL_DEADLINE_SECONDS = 600.0
-_OF_IMAGES = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError")
+_OF_IMAGES = (
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "InvalidImageName",
+)  # fmt: skip
 
 Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
@@ -115,8 +118,13 @@ class ImagePuller:
     async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and need not be pulled again, None if it has to be pulled.
 
-        Raises `StartRefused` (ErrImageNeverPull, ImageInspectError).
+        Raises `StartRefused` (InvalidImageName, ErrImageNeverPull, ImageInspectError).
         """
+        fault = fault_of_name(wanted.image)
+        if fault:
+            name = f'"{wanted.image}"'
+            text = f"Failed to apply default image tag {name}: couldn't parse image name {name}: {fault}"
+            raise StartRefused(Waiting("InvalidImageName", text), event="InspectFailed")
         if wanted.policy == "Always":
             return None
         found = await self._look(wanted)

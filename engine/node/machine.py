@@ -8,6 +8,7 @@ import platform
 import socket
 from pathlib import Path
 
+from engine.api.config import KubeletConfiguration
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
 from engine.api.version import engine_version
@@ -17,15 +18,19 @@ KUBELET = "v1.36.2"
 """The kubelet whose behaviour this is: control planes compare versions, and leave out what follows a plus."""
 
 
-def capacity(root: Path, max_pods: int) -> dict[str, Quantity]:
-    """cpu, memory, ephemeral-storage (of the file system that holds `root`), hugepages and pods."""
-    disk = os.statvfs(existing_parent(root))
+def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
+    """cpu, memory, ephemeral-storage (of the file system that holds `root`), hugepages and pods.
+
+    A node that does not isolate local storage has none to request.
+    """
     amounts = {
         CPU: Quantity.from_value(os.cpu_count() or 1),
         MEMORY: Quantity.from_value(memory_total(), BINARY_SI),
-        EPHEMERAL_STORAGE: Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI),
-        PODS: Quantity.from_value(max_pods),
+        PODS: Quantity.from_value(config.max_pods),
     }
+    if config.local_storage_capacity_isolation:
+        disk = os.statvfs(existing_parent(root))
+        amounts[EPHEMERAL_STORAGE] = Quantity.from_value(disk.f_blocks * disk.f_frsize, BINARY_SI)
     pools = Path("/sys/kernel/mm/hugepages")
     for pool in sorted(pools.glob("hugepages-*kB")) if pools.is_dir() else ():
         size = int(pool.name.removeprefix("hugepages-").removesuffix("kB")) * 1024

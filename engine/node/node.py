@@ -107,7 +107,7 @@ class Node:
 
     async def start(self) -> None:
         self.claim()
-        capacity = machine.capacity(self.root, self.config.max_pods)
+        capacity = machine.capacity(self.root, self.config)
         runtime = RuntimeClient(
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
         )

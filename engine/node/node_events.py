@@ -13,6 +13,8 @@ from typing import Final
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.node import NodeCondition
+from engine.cgroups.names import to_path
+from engine.cgroups.settings import CgroupSettings
 from engine.host.kept import keep, kept
 
 log = logging.getLogger("kubengine.node")
@@ -48,6 +50,15 @@ class NodeEvents:
             keep(self._record, boot_id.encode())
         except Refused as error:
             log.warning("%s", error)
+
+    def enforced(self, settings: CgroupSettings) -> None:
+        """What is kept back for the system holds, and so does what pods may have together."""
+        enforced = [
+            f"Updated limits on {group.kind.replace('-', ' ')} cgroup {to_path(group.name, settings.driver)}"
+            for group in settings.reserved_groups
+        ]
+        for text in ("Updated Node Allocatable limit across pods", *enforced):
+            self._recorder.node(NORMAL, "NodeAllocatableEnforced", text)
 
     def look(self, conditions: Iterable[NodeCondition]) -> None:
         for condition in conditions:

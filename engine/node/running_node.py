@@ -181,6 +181,8 @@ class RunningNode:
         await self.watch.start()
         await self.runtime_health.start()
         self._events.started(machine.boot_id())
+        if self._cgroups.enabled:
+            self._events.enforced(self._cgroups.settings)
         self._conditions_changed()
         for source in self._sources:
             await source.start()

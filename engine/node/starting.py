@@ -16,8 +16,8 @@ from engine.api.events import NORMAL
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
 from engine.cri.client import NotFound
-from engine.cri.paths import log_link, logged_attempts, pod_log_directory
-from engine.cri.records import CREATED, ContainerRecord, PodRecord
+from engine.cri.paths import logged_attempts, pod_log_directory
+from engine.cri.records import CREATED, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
 from engine.node.cluster_objects import config_maps_of, secrets_of
@@ -26,10 +26,12 @@ from engine.node.environment import Surroundings, container_environment
 from engine.node.hooks import run_hook
 from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
+from engine.node.log_links import link_log
 from engine.node.security import effective_security
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting, is_recursive_read_only
+from engine.node.stopping import grace_seconds, stop_container
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
@@ -113,7 +115,7 @@ async def start_container(
         await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
         raise _refused("RunContainerError", error.message) from error
     services.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
-    _link_log(pod, container, container_id, config, sandbox)
+    link_log(pod, container, container_id, config, sandbox)
     await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
     slot.give_back()
     await _post_start(pod, container, services, container_id, record)
@@ -183,7 +185,6 @@ async def _config(
 ) -> cri.ContainerConfig:
     """`images` by the name of the volume that they are, the container's own by ''."""
     image = images[""]
-    _check_non_root(pod, container, image)
     assert record.sandbox is not None
     ips = record.sandbox.ips or ((services.node.host_ip,) if pod.spec.host_network else ())
     environment = container_environment(pod, container, await _surroundings(pod, container, services, ips))
@@ -191,6 +192,7 @@ async def _config(
     mounts = await asyncio.to_thread(
         _mounts, pod, container, services, volumes, images, environment, ips, attempt
     )
+    _check_non_root(pod, container, image)
     inputs = cri_config.ContainerInputs(
         attempt=attempt,
         image=image.reference,
@@ -345,26 +347,6 @@ def _own_mounts(
     return mounts
 
 
-def _link_log(
-    pod: Pod,
-    container: Container,
-    container_id: str,
-    config: cri.ContainerConfig,
-    sandbox: cri.PodSandboxConfig,
-) -> None:
-    """For log shippers; best effort."""
-    meta = pod.metadata
-    link = log_link(meta.namespace, meta.name, container.name, container_id)
-    with contextlib.suppress(OSError):
-        link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        link.symlink_to(Path(sandbox.log_directory) / config.log_path)
-
-
-def remove_log_link(record: PodRecord, container: ContainerRecord) -> None:
-    with contextlib.suppress(OSError):
-        log_link(record.namespace, record.name, container.name, container.id).unlink(missing_ok=True)
-
-
 async def _post_start(
     pod: Pod, container: Container, services: Services, container_id: str, record: PodRecord
 ) -> None:
@@ -373,22 +355,16 @@ async def _post_start(
         return
     ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.node.host_ip
     try:
-        await run_hook(
-            services.runtime,
-            pod,
-            container,
-            container_id,
-            handler,
-            pod_ip=ip,
-            timeout=services.node.config.runtime_request_timeout,
-        )
+        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
     except (Refused, TimeoutError) as error:
-        grace = pod.spec.termination_grace_period_seconds or 0
-        with contextlib.suppress(Refused):
-            await services.runtime.stop_container(container_id, grace)
-        waiting = Waiting("PostStartHookError", str(error))
-        text = f"PostStartHook failed: {error}"
-        raise StartRefused(waiting, event="FailedPostStartHook", text=text) from error
+        running = services.watch.pod(pod.uid).container(container.name)
+        if running is not None:
+            with contextlib.suppress(Refused):
+                await stop_container(
+                    pod, running, services, grace_seconds(pod, running), "FailedPostStartHook"
+                )
+        waiting = Waiting("PostStartHookError", str(error) or "the hook did not end within a day")
+        raise StartRefused(waiting, event="FailedPostStartHook", text="PostStartHook failed") from error
 
 
 def _refused(reason: str, text: str) -> StartRefused:

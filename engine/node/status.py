@@ -19,6 +19,8 @@ from engine.api.status import (
     ContainerStateTerminated,
     ContainerStateWaiting,
     ContainerStatus,
+    ContainerUser,
+    LinuxContainerUser,
     PodCondition,
     PodStatus,
     ResourceAmounts,
@@ -194,6 +196,11 @@ def _container_status(
     requests, limits = container.requests or None, container.limits or None
     status.resources = inputs.resources(newest) or ResourceAmounts(requests=requests, limits=limits)
     status.allocated_resources = requests
+    if newest.user is not None:
+        uid, gid, *groups = newest.user
+        status.user = ContainerUser(
+            linux=LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups or None)
+        )
     ended = _terminated(newest, inputs)
     if newest.state == RUNNING:
         status.state.running = ContainerStateRunning(started_at=_time(newest.started_at))

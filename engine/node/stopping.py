@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +21,10 @@ from engine.cri.paths import pod_log_directory
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.host.trees import remove_tree
 from engine.node.hooks import run_hook
+from engine.node.log_links import remove_log_link
 from engine.node.services import Services
-from engine.node.starting import remove_log_link
+
+log = logging.getLogger("kubengine.pods")
 
 MINIMUM_GRACE_SECONDS = 2
 
@@ -67,8 +70,10 @@ async def _pre_stop(
     try:
         await run_hook(services.runtime, pod, container, record.id, handler, pod_ip=ip, timeout=float(grace))
     except (Refused, TimeoutError) as error:
-        text = f"PreStopHook failed: {error or 'it took longer than the grace period'}"
-        services.recorder.pod(pod, WARNING, "FailedPreStopHook", text, container=container.name)
+        log.warning("%s", error or f"pod {pod.full_name}: the preStop hook took longer than the grace period")
+        services.recorder.pod(
+            pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container.name
+        )
     return max(MINIMUM_GRACE_SECONDS, grace - round(time.monotonic() - began))
 
 

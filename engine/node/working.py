@@ -17,13 +17,14 @@ from engine.cri.records import EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
 from engine.node.container_hash import container_hash
 from engine.node.image_pull import StartRefused
+from engine.node.log_links import remove_log_link
 from engine.node.pod.in_hand import PodInHand
 from engine.node.pod.life import Event
 from engine.node.resizing import carry_out
 from engine.node.retries import retry_seconds
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.starting import remove_log_link, sandbox_config, start_container, start_sandbox
+from engine.node.starting import sandbox_config, start_container, start_sandbox
 from engine.node.status import Waiting
 from engine.node.stopping import grace_seconds, remove_dead, stop_container, stop_pod
 from engine.wire import cri_v1_pb2 as cri
@@ -129,6 +130,7 @@ class Working:
     async def _act(self, actions: PodActions) -> float | None:
         pod, services = self._hand.pod, self._services
         record = services.watch.pod(pod.uid)
+        ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
         if actions.kill_pod:
             await stop_pod(pod, record, services, lambda c: grace_seconds(pod, c))
         for kill in actions.kill:
@@ -143,7 +145,7 @@ class Working:
                 await self._publish()
             elif self._sandbox is None:
                 self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
-            delays = [await self._start(container, slot) for container in actions.start]
+            delays = [await self._start(c, slot, ended.get(c.name)) for c in actions.start]
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
 
@@ -161,21 +163,26 @@ class Working:
             services.watch.forget(pod.uid, [container.id])
             await self._publish()
 
-    async def _start(self, container: Container, slot: StartSlot) -> float | None:
-        """Starts one container; None when it did, else the seconds to wait before another try."""
+    async def _start(
+        self, container: Container, slot: StartSlot, ended: ContainerRecord | None
+    ) -> float | None:
+        """Starts one container; None when it did, else the seconds to wait before another try.
+
+        `ended` is the newest of its name that had ended when this was decided: as in the kubelet, one that
+        was killed just now to be started again does not count yet.
+        """
         pod, services, name = self._hand.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
-        newest = services.watch.pod(pod.uid).container(name)
         now = services.node.clock()
         not_before = self._refused.get(name, (0, 0.0))[1]
         if not_before > now:
             return not_before - now
-        if newest is not None and newest.state == EXITED:
-            wait = services.backoff.remaining(key, newest.finished_at, now)
+        if ended is not None:
+            wait = services.backoff.remaining(key, ended.finished_at, now)
             if wait > 0:
                 self._back_off(container, services.backoff.delay(key))
                 return wait
-            services.backoff.attempt(key, newest.finished_at, now)
+            services.backoff.attempt(key, ended.finished_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
         least = self._hand.restarts.get(name, 0)

@@ -493,20 +493,23 @@ def leftovers(root: str) -> dict[str, Any]:
 
 
 def memory_qos(root: str) -> dict[str, Any]:
-    """v2: memory.min at pod and level while the gate is on, gone when it is switched off."""
+    """v2: memory.low at pod and level while requests are reserved, gone when they are not."""
     one = burstable("b", "1", "16Mi")
     seen: dict[str, Any] = {}
-    manager = new_manager(root, feature_gates={"MemoryQoS": True})
+    gates = {"MemoryQoS": True}
+    manager = new_manager(root, feature_gates=gates, memory_reservation_policy="TieredReservation")
     manager.start()
     manager.create_pod(one)
     groups = [manager.settings.root, (*manager.settings.root, "burstable"), manager.pods.name(one)]
-    seen["on"] = [manager.tree.read(name, "memory.min") for name in groups]
+    seen["on"] = [manager.tree.read(name, "memory.low") for name in groups]
     seen["container"] = dict(manager.container_resources(one, one.spec.containers[0]).unified)
     manager.stop()
     with managed(root) as later:
         later.create_pod(one)
-        seen["off"] = [later.tree.read(name, "memory.min") for name in groups]
+        seen["off"] = [later.tree.read(name, "memory.low") for name in groups]
         seen["container_off"] = dict(later.container_resources(one, one.spec.containers[0]).unified)
+    with managed(root, feature_gates=gates) as unreserved:
+        seen["unreserved"] = dict(unreserved.container_resources(one, one.spec.containers[0]).unified)
     return seen
 
 

@@ -11,7 +11,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
+from engine.cgroups.containers import container_resources
 from engine.cgroups.plan import plan
+from engine.cgroups.settings import CgroupSettings
 from engine.cli.cgroups import command
 
 PODS = b"""
@@ -27,6 +29,12 @@ kind: Pod
 metadata: {name: e}
 spec:
   containers: [{name: a}]
+"""
+BURSTABLE = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: b}
+spec: {containers: [{name: a, resources: {requests: {memory: 1Gi}}}]}
 """
 CAPACITY = {"cpu": 3000, "memory": 8 << 30, "pid": 1000, "hugepages-2Mi": 0}
 
@@ -44,8 +52,27 @@ def planned(version: int, **config) -> dict[str, dict[str, str]]:
     return {group.path: dict(group.files) for group in groups}
 
 
+def test_without_a_reservation_policy_nothing_is_protected():
+    """As in the kubelet v1.36: the gate alone throttles."""
+    for policy in ("None", "TieredReservation"):
+        gates = {"MemoryQoS": True}
+        groups = planned(2, feature_gates=gates, memory_reservation_policy=policy)
+        protected = [path for path, files in groups.items() if files.get("memory.min", "0") != "0"]
+        assert bool(protected) == (policy == "TieredReservation")
+    (pod,), _ = parse_pods(BURSTABLE, "pods")
+    config = KubeletConfiguration(feature_gates=gates)
+    rules = CgroupSettings.resolve(config, {"cpu": 3000, "memory": 8 << 30}, cgroup_v2=True).containers
+    unified = container_resources(pod, pod.spec.containers[0], rules).unified
+    assert unified.keys() & {"memory.min", "memory.low", "memory.high"} == {"memory.high"}
+
+
 def test_every_level_on_v2():
-    groups = planned(2, qos_reserved={"memory": "100%"}, feature_gates={"MemoryQoS": True})
+    groups = planned(
+        2,
+        qos_reserved={"memory": "100%"},
+        feature_gates={"MemoryQoS": True},
+        memory_reservation_policy="TieredReservation",
+    )
     assert list(groups) == [
         "/kubepods",
         "/kubepods/burstable",

@@ -234,10 +234,11 @@ def test_bulk_container_values(vectors, kernel):
             enforce_cpu_limits=case["cpu_cfs_quota"],
             cpu_period_us=case["cpu_cfs_quota_period_us"],
             custom_cpu_period=case["custom_cpu_cfs_quota_period"],
+            memory_qos=case["enforce_memory_qos"],
             throttling_factor=case["memory_throttling_factor"],
             page_size=case["page_size"],
         )
-        rules = PodRules(memory_qos=case["enforce_memory_qos"], enforce_cpu_limits=case["cpu_cfs_quota"])
+        rules = PodRules(enforce_cpu_limits=case["cpu_cfs_quota"])
         pod, got = one_pod(case["pod"], rules, containers, LevelRules())
         at = [container.name for container in pod.all_containers].index(case["container"])
         shares, _, quota, memory, score, protected, high = got.containers[:, at].tolist()

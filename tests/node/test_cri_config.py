@@ -188,7 +188,13 @@ async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
             "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p.json"}},
             "overhead": {"cpu": "100m"},
             "initContainers": [container("i", ports=[{"containerPort": 9}])],
-            "containers": [container(ports=ports, resources={"limits": {"memory": "32Mi"}})],
+            "containers": [
+                container(
+                    ports=ports,
+                    resources={"limits": {"memory": "32Mi"}},
+                    lifecycle={"preStop": {"httpGet": {"port": 80, "path": "/"}}},
+                )
+            ],
         },
         annotations={"runtime.kubengine.dev/exit-after.i": "10ms"},
     )
@@ -201,5 +207,12 @@ async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
     assert sandbox.linux.security_context.seccomp.profile_type == KINDS.RuntimeDefault
     main = next(c.config for c in hollow.service.records.containers.values() if c.config.metadata.name == "c")
     assert main.linux.security_context.seccomp.localhost_ref == str(bench.root / "seccomp" / "p.json")
+    assert main.annotations["io.kubernetes.container.ports"] == (
+        '[{"containerPort":80,"protocol":"TCP"},{"containerPort":80,"protocol":"TCP"},'
+        '{"hostPort":8081,"containerPort":81,"protocol":"TCP"}]'
+    )
+    assert main.annotations["io.kubernetes.container.preStopHandler"] == (
+        '{"httpGet":{"path":"/","port":80,"scheme":"HTTP"}}'
+    )
     hosts = (bench.root / "pods" / bench.pod("web").uid / "etc-hosts").read_text()
     assert "\th.s.default.svc.c.local\th\n" in hosts

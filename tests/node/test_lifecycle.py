@@ -13,6 +13,7 @@ import pytest
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.node import Node
+from engine.node.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
@@ -63,6 +64,24 @@ async def test_a_crashing_container_backs_off(bench: Bench):
     assert status.restart_count == 1
     assert status.last_state.terminated.exit_code == 3
     assert "BackOff" in bench.reasons()
+
+
+async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    """As in the kubelet: what was killed just now does not count yet when the next one is started."""
+    monkeypatch.setattr("engine.node.running_node.Backoff", lambda: Backoff(first=300.0))
+    await bench.start()
+    probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
+    annotations = {f"{EXIT}exec-exit-code": "1"}
+    bench.write("sick", {"containers": [container(livenessProbe=probe)]}, annotations=annotations)
+
+    def waits() -> bool:
+        statuses = (bench.pod("sick") and bench.pod("sick").status.container_statuses) or []
+        return any(s.state.waiting and s.state.waiting.reason == "CrashLoopBackOff" for s in statuses)
+
+    await eventually(waits)
+    assert bench.pod("sick").status.container_statuses[0].restart_count == 2
 
 
 @pytest.mark.parametrize(

@@ -193,3 +193,29 @@ async def test_an_image_that_is_there_is_said(bench: Bench):
     await eventually(lambda: bench.phase("more") == "Running")
     text = 'Container image "busybox:1" already present on machine and can be accessed by the pod'
     assert text in [e.message for e in bench.node.recorder if e.reason == "Pulled" and "more" in e.pod]
+
+
+async def test_the_user_is_shown_as_the_runtime_says_it(bench: Bench):
+    await bench.start()
+    context = {"runAsUser": 5, "runAsGroup": 6}
+    bench.write("user", {"containers": [container(securityContext=context)]})
+    await eventually(lambda: bench.phase("user") == "Running")
+    pod = bench.pod("user")
+    assert pod is not None
+    (status,) = to_builtins(pod.status)["containerStatuses"]
+    assert status["user"] == {"linux": {"uid": 5, "gid": 6}}
+
+
+async def test_a_node_that_does_not_isolate_local_storage_has_none(bench: Bench, hollow: HollowRuntime):
+    bench.config.local_storage_capacity_isolation = False
+    node = await bench.start()
+    limit = {"resourceFieldRef": {"resource": "limits.ephemeral-storage"}}
+    bench.write("told", {"containers": [container(env=[{"name": "E", "valueFrom": limit}])]})
+    bench.write("asks", {"containers": [container(resources={"requests": {"ephemeral-storage": "1Mi"}})]})
+    await eventually(lambda: (bench.phase("told"), bench.phase("asks")) == ("Running", "Failed"))
+    pod = bench.pod("asks")
+    assert pod is not None
+    assert "(res: ephemeral-storage, q: 1048576)" in pod.status.message
+    (made,) = hollow.service.records.containers.values()
+    assert {v.key: v.value for v in made.config.envs}["E"] == b"0"
+    assert "ephemeral-storage" not in (node.running.description.current().status.capacity or {})

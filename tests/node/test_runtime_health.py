@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 
 from engine.admission.sysctls import SysctlAllowlist
+from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
+from engine.api.events import EventRecorder
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.pod import Container, Pod, PodSecurityContext, PodSpec, SecurityProfile
+from engine.cgroups.settings import CgroupSettings
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
 from engine.node import host_support, runtime_health
 from engine.node.host_support import app_armor_enabled
+from engine.node.node_events import NodeEvents
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.runtime.hollow import HollowRuntime
@@ -246,3 +250,22 @@ def test_an_app_armor_profile_needs_a_name():
     profile.localhost_profile = " "
     with pytest.raises(AdmissionRejected, match="invalid empty AppArmor profile name"):
         support.check(Pod(spec=spec))
+
+
+def test_what_is_enforced_of_the_nodes_resources_is_an_event(tmp_path: Path):
+    recorder = EventRecorder(lambda: 1.0)
+    config = KubeletConfiguration(
+        enforce_node_allocatable=["pods", "system-reserved", "kube-reserved"],
+        system_reserved={"cpu": "1m"},
+        system_reserved_cgroup="/system",
+        kube_reserved={"cpu": "1m"},
+        kube_reserved_cgroup="/kube",
+    )
+    settings = CgroupSettings.resolve(config, {"cpu": 1000, "memory": 1 << 30}, cgroup_v2=True)
+    NodeEvents(recorder, "n1", tmp_path / "boot_id").enforced(settings)
+    assert {event.reason for event in recorder} == {"NodeAllocatableEnforced"}
+    assert [event.message for event in recorder] == [
+        "Updated Node Allocatable limit across pods",
+        "Updated limits on system reserved cgroup /system",
+        "Updated limits on kube reserved cgroup /kube",
+    ]

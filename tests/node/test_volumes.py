@@ -113,7 +113,9 @@ def test_an_empty_dir_is_for_everybody_and_made_once(volumes: PodVolumes) -> Non
     path = set_up(volumes, one)["v"]
     assert path == volumes.pod_directory("u1") / "volumes/kubernetes.io~empty-dir/v"
     assert mode(path) == 0o777
-    assert (volumes.pod_directory("u1") / "plugins/kubernetes.io~empty-dir/v/ready").exists()
+    plugins = volumes.pod_directory("u1") / "plugins/kubernetes.io~empty-dir"
+    assert (plugins / "v/ready").exists()
+    assert (mode(plugins), mode(plugins / "v"), mode(path.parent)) == (0o750, 0o750, 0o755)
     path.chmod(0o700)
     (path / "file").touch()
     assert set_up(volumes, one)["v"] == path

@@ -357,6 +357,7 @@ def test_every_cgroup_file_is_the_agents_where_nodes_are_configured_differently(
     texts = [
         "{}",
         '{"featureGates":{"MemoryQoS":true},"memoryThrottlingFactor":0.8,"qosReserved":{"memory":"70%"}}',
+        '{"featureGates":{"MemoryQoS":true},"memoryReservationPolicy":"TieredReservation"}',
         '{"cpuCFSQuota":false,"podPidsLimit":512,"singleProcessOOMKill":true}',
         '{"featureGates":{"CustomCPUCFSQuotaPeriod":true},"cpuCFSQuotaPeriod":"20ms"}',
     ]
@@ -371,7 +372,7 @@ def test_every_cgroup_file_is_the_agents_where_nodes_are_configured_differently(
         first = [(name, text.split()[0]) for name, text in found.items()]
         return [(name, -1 if text in ("max", "-1") else int(text)) for name, text in first]
 
-    for node in range(0, cluster.node_count, 3):
+    for node in range(0, cluster.node_count, 4):
         mine: dict[str, list[tuple[str, int]]] = {}
         for row in rows_of(answer, cluster.node_names[node]):
             mine.setdefault(row["object"], []).append((row["decision"], row["amount"]))

@@ -18,7 +18,7 @@ from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import MEMORY, pod_limits
 from engine.cgroups.values import limits_declared
 from engine.cri.paths import EMPTY_DIR, volume_path
-from engine.host.beneath import opened, same_file
+from engine.host.beneath import make_directories, opened, same_file
 from engine.host.mounts import mount_filesystem
 
 _MEMORY_MEDIUM = "Memory"
@@ -41,7 +41,7 @@ def set_up(
     mounted = volume.medium == "" or path.is_mount()
     if ready.exists() and path.is_dir() and mounted:
         return path
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     path.chmod(0o777)
     if not mounted:
@@ -51,7 +51,8 @@ def set_up(
             os.chown(same_file(directory), -1, group)
             mode = stat.S_IMODE(os.fstat(directory).st_mode) | _GROUP_WRITES
             Path(same_file(directory)).chmod(mode)
-    ready.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    with opened(pod_directory) as top:
+        os.close(make_directories(top, str(ready.parent.relative_to(pod_directory)), 0o750))
     ready.touch(mode=0o644)
     return path
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import VolumeMount
-from engine.host.beneath import HANDLE, make_directories, mount_id, open_beneath
+from engine.host.beneath import HANDLE, make_directories, mount_id, open_beneath, opened
 from engine.host.mounts import bind, unmount
 from engine.node.environment import expand, references
 
@@ -64,7 +64,8 @@ def mount_sub_path(
         raise Refused(text, errno=error.errno) from error
     try:
         target = pod_directory / DIRECTORY / volume_name / container / str(index)
-        target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+        with opened(pod_directory) as pods_own:
+            os.close(make_directories(pods_own, f"{DIRECTORY}/{volume_name}/{container}", 0o750))
         _mount(part, target)
     except OSError as error:
         why = "needs the right to mount" if error.errno == errno.EPERM else error.strerror

@@ -22,7 +22,7 @@ from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from engine.cgroups.bulk import weight_table
 from engine.cgroups.files import FileRules
 from engine.cgroups.levels import LEVELS
-from engine.cgroups.values import MEMORY_HIGH, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues
+from engine.cgroups.values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node
@@ -108,16 +108,18 @@ def _level_values(values: list[int], *, limited: bool) -> dict[str, GroupValues]
     """A column of the kernel's level values as groups."""
     shares, _weight, burstable, best_effort, root_protected, protected = values
     return {
-        GUARANTEED: GroupValues(unified=_protection(root_protected)),
+        GUARANTEED: GroupValues(
+            unified=_file(MEMORY_MIN, root_protected - protected) | _file(MEMORY_LOW, root_protected)
+        ),
         BURSTABLE: GroupValues(
-            cpu_shares=shares, memory=burstable if limited else None, unified=_protection(protected)
+            cpu_shares=shares, memory=burstable if limited else None, unified=_file(MEMORY_LOW, protected)
         ),
         BEST_EFFORT: GroupValues(cpu_shares=MIN_SHARES, memory=best_effort if limited else None),
     }
 
 
-def _protection(amount: int) -> dict[str, str]:
-    return {MEMORY_MIN: str(amount)} if amount > 0 else {}
+def _file(name: str, amount: int) -> dict[str, str]:
+    return {name: str(amount)} if amount > 0 else {}
 
 
 def _add_pods(
@@ -127,15 +129,22 @@ def _add_pods(
     profile = columns.profile[node]
     templates = snapshot.templates.num_rows
     kind = (profile * templates + snapshot.column("template")) * len(QOS_NAMES) + snapshot.column("qos")
+    guaranteed = snapshot.column("qos") == QOS_NAMES.index(GUARANTEED)
     _, first, code = np.unique(kind, return_index=True, return_inverse=True)
     written = [
-        files.files(_pod_values(columns.values.pods[:, row].tolist(), columns.profiles[profile[row]]))
+        files.files(
+            _pod_values(
+                columns.values.pods[:, row].tolist(),
+                columns.profiles[profile[row]],
+                guaranteed=bool(guaranteed[row]),
+            )
+        )
         for row in first.tolist()
     ]
     _add_files(rows, node, labels, "", code.reshape(-1), written)
 
 
-def _pod_values(values: list[int], profile: Profile) -> GroupValues:
+def _pod_values(values: list[int], profile: Profile, *, guaranteed: bool) -> GroupValues:
     """A column of the kernel's pod values as a group."""
     shares, _weight, quota, memory, protected = values
     limited = quota != NONE
@@ -145,7 +154,7 @@ def _pod_values(values: list[int], profile: Profile) -> GroupValues:
         cpu_period=profile.pods.cpu_period_us if limited else None,
         memory=None if memory == NONE else memory,
         pids=profile.pods.pids_limit if profile.pods.pids_limit > 0 else None,
-        unified=_protection(protected),
+        unified=_file(MEMORY_MIN if guaranteed else MEMORY_LOW, protected),
     )
 
 
@@ -208,13 +217,15 @@ def _add_containers(
     )[columns.profile[node]]
     share = shares if parameters.version == 1 else weight_table(formula)[shares].astype(np.int64)
     every = np.ones(len(node), np.bool_)
+    guaranteed = (snapshot.column("qos") == QOS_NAMES.index(GUARANTEED))[columns.owner]
     fields = (
         ("cpu.shares" if parameters.version == 1 else "cpu.weight", share, every),
         ("cpu.quota", np.where(quota == 0, UNLIMITED, quota), every),
         ("memory.max", np.where(limit == 0, UNLIMITED, limit), every),
         ("oom_score_adj", score, every),
         (MEMORY_OOM_GROUP, np.ones(len(node), np.int64), grouped),
-        (MEMORY_MIN, protected, protected != 0),
+        (MEMORY_MIN, protected, (protected != 0) & guaranteed),
+        (MEMORY_LOW, protected, (protected != 0) & ~guaranteed),
         (MEMORY_HIGH, high, high != 0),
     )
     there = np.stack([present for _, _, present in fields], axis=1)
