@@ -116,9 +116,13 @@ class ServerSection(Struct, forbid_unknown_fields=True):
     """`read_only_address`: where `readOnlyPort` listens, whatever KubeletConfiguration's `address` says.
 
     The port has no authentication, so only this field opens it beyond loopback.
+
+    `port_address`: where the node's own port listens; by default on KubeletConfiguration's `address` in a
+    cluster, whose API server must reach it, and on 127.0.0.1 without one.
     """
 
     read_only_address: str = "127.0.0.1"
+    port_address: str = ""
 
 
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):

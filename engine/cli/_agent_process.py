@@ -21,9 +21,10 @@ from engine.cli._start_up import settle
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
 from engine.node import Node
-from engine.server import Server
+from engine.server import OwnPort, Server
 
 EMBEDDED, HOLLOW = "embedded", "hollow"
+LOOPBACK = "127.0.0.1"
 
 log = logging.getLogger("kubengine.run")
 
@@ -39,7 +40,8 @@ class _OwnRuntime(Protocol):
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """`runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says
-    what an interrupt does."""
+    what an interrupt does. `port` is the node's own, 0 for none, None for the configuration's in a cluster
+    and none without one."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -50,6 +52,7 @@ class AgentOptions:
     kubeconfig: Path | None = None
     bootstrap_kubeconfig: Path | None = None
     cert_dir: Path | None = None
+    port: int | None = None
 
 
 class AgentProcess:
@@ -76,7 +79,9 @@ class AgentProcess:
             bootstrap_kubeconfig=options.bootstrap_kubeconfig,
             cert_dir=options.cert_dir,
         )
-        self._server = Server(self.node, socket_path=default_socket(options.root_dir))
+        self._server = Server(
+            self.node, socket_path=default_socket(options.root_dir), port=_own_port(options, self.node)
+        )
         self._service_manager = ServiceManager()
         self._cleaning_up = False
         self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
@@ -137,6 +142,18 @@ class AgentProcess:
         if self._asked_to_end.full():
             return
         self._asked_to_end.put_nowait(number)
+
+
+def _own_port(options: AgentOptions, node: Node) -> OwnPort | None:
+    """TLS and what stands behind the port is loaded only for one."""
+    config, section, clustered = options.config, options.kubengine_config.server, bool(options.kubeconfig)
+    port = options.port if options.port is not None else config.port * clustered
+    if not port or not config.enable_server:
+        return None
+    from engine.server.port.door import SecurePort
+
+    address = section.port_address or (config.address if clustered else LOOPBACK)
+    return SecurePort(node, address, port)
 
 
 async def _as_coroutine(awaitable: Awaitable[None]) -> None:

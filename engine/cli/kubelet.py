@@ -63,7 +63,8 @@ def command(
 
     level = logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    settings = load_kubelet_config(config, config_dir, config_flags(context.args))
+    flags = config_flags(context.args)
+    settings = load_kubelet_config(config, config_dir, flags)
     ours = KubengineConfiguration()
     if node_labels:
         ours = msgspec.structs.replace(ours, node_labels=pairs(node_labels))
@@ -78,6 +79,7 @@ def command(
             bootstrap_kubeconfig=bootstrap_kubeconfig.absolute() if bootstrap_kubeconfig else None,
             cert_dir=cert_dir.absolute(),
             clean_up=False,
+            port=0 if flags.get("port") == "0" else None,
         )
     )
     asyncio.run(process.run())

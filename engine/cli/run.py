@@ -50,6 +50,13 @@ LEVELS = ["debug", "info", "warning", "error"]
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Join this cluster: the Node object, its lease, status and events are kept at its API server.",
 )
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="The node's own port: TLS, for users that are known; 0 is none.  "
+    "[default: port, with --kubeconfig; without it none]",
+)
 @click.option("--node-name", metavar="NAME", help="[default: the host name]")
 @click.option("--live", is_flag=True, help="On a terminal show the pods instead of a log.")
 @click.option("--clean-up", is_flag=True, help="On Ctrl-C end and remove every pod.  [default: leave them]")
@@ -62,6 +69,7 @@ def command(
     pod_logs_dir: str | None,
     cgroup_root: str | None,
     kubeconfig: Path | None,
+    port: int | None,
     node_name: str | None,
     live: bool,
     clean_up: bool,
@@ -97,6 +105,7 @@ def command(
             node_name=node_name,
             kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
             clean_up=clean_up,
+            port=port,
         )
     )
     level = getattr(logging, log_level.upper())

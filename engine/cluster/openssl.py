@@ -6,7 +6,6 @@ Texts are PEM; a key never stands in an argument or in a file of its own.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import re
@@ -101,6 +100,8 @@ def shortest(name: str) -> str:
 
 def digest(data: bytes) -> bytes:
     """SHA-512/256, which names what a request is for."""
+    import hashlib  # loads OpenSSL, which most agents never need
+
     return hashlib.new("sha512_256", data).digest()
 
 

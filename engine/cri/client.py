@@ -201,6 +201,38 @@ class RuntimeClient:
         deadline = whole + 5.0 if whole else self._timeout
         return await self._runtime("ExecSync", request, cri.ExecSyncResponse, timeout=deadline)
 
+    # Streams: where the runtime waits for the one who brings them
+
+    async def exec_url(
+        self, container_id: str, command: list[str], *, stdin: bool, stdout: bool, stderr: bool, tty: bool
+    ) -> str:
+        request = cri.ExecRequest(
+            container_id=container_id, cmd=command, stdin=stdin, stdout=stdout, stderr=stderr, tty=tty
+        )
+        return (await self._runtime("Exec", request, cri.ExecResponse)).url
+
+    async def attach_url(
+        self, container_id: str, *, stdin: bool, stdout: bool, stderr: bool, tty: bool
+    ) -> str:
+        request = cri.AttachRequest(
+            container_id=container_id, stdin=stdin, stdout=stdout, stderr=stderr, tty=tty
+        )
+        return (await self._runtime("Attach", request, cri.AttachResponse)).url
+
+    async def port_forward_url(self, sandbox_id: str, ports: list[int]) -> str:
+        request = cri.PortForwardRequest(pod_sandbox_id=sandbox_id, port=ports)
+        return (await self._runtime("PortForward", request, cri.PortForwardResponse)).url
+
+    async def checkpoint_container(self, container_id: str, location: str, timeout_seconds: int) -> None:
+        """Writes an archive to `location`; 0: as long as any call may take."""
+        request = cri.CheckpointContainerRequest(
+            container_id=container_id, location=location, timeout=timeout_seconds
+        )
+        deadline = float(timeout_seconds) or None
+        await self._runtime("CheckpointContainer", request, cri.CheckpointContainerResponse, timeout=deadline)
+
+    # Statistics
+
     async def container_stats(self, container_id: str) -> cri.ContainerStats:
         request = cri.ContainerStatsRequest(container_id=container_id)
         answer = await self._runtime("ContainerStats", request, cri.ContainerStatsResponse)

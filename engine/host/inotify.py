@@ -15,6 +15,7 @@ from pathlib import Path
 
 from engine.api.errors import Refused
 
+IN_MODIFY = 0x002
 IN_CLOSE_WRITE = 0x008
 IN_MOVED_FROM = 0x040
 IN_MOVED_TO = 0x080
@@ -52,6 +53,12 @@ class Watch:
             code = ctypes.get_errno()
             raise Refused(f"cannot watch: {os.strerror(code)}", subject=str(directory), errno=code)
         self._paths[number] = directory
+
+    def remove(self, directory: Path) -> None:
+        """Watch it no more; nothing where it is not watched."""
+        for number in [number for number, path in self._paths.items() if path == directory]:
+            del self._paths[number]
+            _libc.inotify_rm_watch(self._fd, number)
 
     def _read(self) -> None:
         try:

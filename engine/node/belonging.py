@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from engine.api.pod import Pod
 from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
+
+T = TypeVar("T")
+
+
+class Api(Protocol):
+    """An API server that takes questions (`engine.cluster.client.ApiClient`)."""
+
+    async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
 class Belonging(Protocol):
@@ -18,6 +26,10 @@ class Belonging(Protocol):
 
     objects: ClusterObjects
     """What they take from the cluster."""
+
+    @property
+    def api(self) -> Api | None:
+        """Who can be asked, as this node."""
 
     def start(self) -> None: ...
 
@@ -46,6 +58,7 @@ class Standalone:
     """A node of no cluster: nobody is told, nobody asks."""
 
     sources: Sequence[str] = (MANIFESTS,)
+    api: Api | None = None
 
     def __init__(self) -> None:
         self.objects: ClusterObjects = NoCluster()

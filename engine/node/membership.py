@@ -119,6 +119,10 @@ class Membership:
             chance=random.Random(),
         )
 
+    @property
+    def api(self) -> ApiClient:
+        return self._client
+
     def start(self) -> None:
         self._credentials.start(lambda: self._identity.run(self._client))
         for task, work in self._tasks:

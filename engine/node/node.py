@@ -30,6 +30,8 @@ from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.node import machine
+from engine.node.belonging import Api
+from engine.node.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
@@ -194,6 +196,16 @@ class Node:
     def rooms(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
         return self._running.rooms() if self._running is not None else {}
+
+    @property
+    def api(self) -> Api | None:
+        """The API server that the node belongs to; None for a node of no cluster."""
+        return self.running.api
+
+    @property
+    def containers(self) -> ContainerAccess:
+        """The way into the pods' containers: logs, commands, ports."""
+        return self.running.containers
 
     def node_object(self) -> NodeObject:
         """The node with its capacity, allocatable and conditions of this moment."""

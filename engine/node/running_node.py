@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from engine.cri.paths import pods_directory
 from engine.host.stopping import stop_all
 from engine.node import machine
 from engine.node.backoff import Backoff
-from engine.node.belonging import Belonging, Standalone
+from engine.node.belonging import Api, Belonging, Standalone
+from engine.node.container_access import ContainerAccess
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.host_support import HostSupport, app_armor_enabled
@@ -256,6 +258,22 @@ class RunningNode:
 
     # What it shows
 
+    @property
+    def api(self) -> Api | None:
+        """The API server that it belongs to."""
+        return self._belonging.api
+
+    @cached_property
+    def containers(self) -> ContainerAccess:
+        """The way into its pods' containers."""
+        return ContainerAccess(
+            self._runtime,
+            pods=self.pods.all,
+            held=self.watch.pod,
+            pod_logs=Path(self._setting.config.pod_logs_dir),
+            checkpoints=self._setting.root / "checkpoints",
+        )
+
     def rooms(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
         return {**self.managers.by_room(), "cgroups": self._cgroups, "node": self.description}
@@ -275,7 +293,15 @@ class RunningNode:
 
     def healthz(self) -> list[tuple[str, str | None]]:
         """Each part that can be unwell, with what is wrong with it, None if nothing is."""
-        return [("ping", None), ("runtime", self.watch.health() or None), *self._setting.tasks.health()]
+        tasks = self._setting.tasks.health()
+        failing = "; ".join(f"{name}: {trouble}" for name, trouble in tasks if trouble)
+        return [
+            ("ping", None),
+            ("log", None),
+            ("syncloop", failing or None),
+            ("runtime", self.watch.health() or None),
+            *tasks,
+        ]
 
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""

@@ -8,14 +8,15 @@ connection only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from http import HTTPStatus
 
 import h11
 
 from engine.api.errors import InvalidInput
 from engine.host.crowd import Place
-from engine.server.routes import Request, Response, failure
+from engine.server.exchange import Answer, Request, Response, Takeover, failure
 
 MAX_HEAD = 16 * 1024
 MAX_BODY = 64 * 1024
@@ -25,11 +26,18 @@ WRITE_DEADLINE = 30.0
 READ = 4 * 1024  # h11 limits what is incomplete, so a read bounds how far a head can exceed MAX_HEAD
 PIECE = 64 * 1024
 
-Handler = Callable[[Request], Awaitable[Response]]
+MAX_FIELDS = 32
+
+_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+
+Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class Connection:
-    """Serves requests from one peer until it goes, errs or idles too long."""
+    """Serves requests from one peer until it goes, errs or idles too long.
+
+    Deadlines are seconds; `live_deadline` is that of a piece of an answer that comes bit by bit.
+    """
 
     def __init__(
         self,
@@ -41,6 +49,9 @@ class Connection:
         place: Place,
         request_deadline: float = REQUEST_DEADLINE,
         idle_deadline: float = IDLE_DEADLINE,
+        live_deadline: float = WRITE_DEADLINE,
+        max_head: int = MAX_HEAD,
+        max_fields: int = MAX_FIELDS,
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -49,7 +60,9 @@ class Connection:
         self._place = place
         self._request_deadline = request_deadline
         self._idle_deadline = idle_deadline
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._live_deadline = live_deadline
+        self._max_fields = max_fields
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head)
 
     async def serve(self) -> None:
         """Returns when the connection is over; the transport is closed by the caller."""
@@ -83,12 +96,20 @@ class Connection:
                     return False
         try:
             request = Request.parse(
-                event.method.decode("ascii"), event.target.decode("ascii"), trusted=self._trusted
+                event.method.decode("ascii"),
+                event.target.decode("ascii"),
+                trusted=self._trusted,
+                headers=tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers),
+                most_fields=self._max_fields,
             )
         except InvalidInput as error:
             await self._send(failure(400, str(error)))
         else:
-            await self._send(await self._handler(request), head=request.method == "HEAD")
+            answer = await self._handler(request)
+            if isinstance(answer, Takeover):
+                await self._hand_over(answer)
+                return False
+            await self._send(answer, head=request.method == "HEAD")
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _first_bytes(self) -> bool:
@@ -112,22 +133,38 @@ class Connection:
                 await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
             self._http.receive_data(await self._reader.read(READ))
 
+    async def _hand_over(self, takeover: Takeover) -> None:
+        try:
+            await self._write(
+                self._http.send(h11.InformationalResponse(status_code=101, headers=list(takeover.headers)))
+            )
+            await takeover.converse(self._http.trailing_data[0], self._reader, self._writer)
+        finally:
+            takeover.close()
+
     async def _send(self, response: Response, *, head: bool = False, close: bool = False) -> None:
-        headers = [("content-type", response.content_type)]
+        body = response.body
+        if isinstance(body, AsyncGenerator):
+            async with aclosing(body):
+                await self._write(self._head(response, close=True))
+                if not head:
+                    await self._send_live(body)
+        else:
+            pieces: Iterable[bytes] = (body,) if isinstance(body, bytes) else body
+            await self._send_pieces(self._head(response, close=close), () if head else pieces)
+
+    def _head(self, response: Response, *, close: bool) -> bytes | None:
+        headers = [("content-type", response.content_type), *response.headers]
         if isinstance(response.body, bytes):
             headers.append(("content-length", str(len(response.body))))
         if close:
             headers.append(("connection", "close"))
-        pieces: Iterable[bytes] = (response.body,) if isinstance(response.body, bytes) else response.body
-        if head:
-            pieces = ()
-        pending = [
-            self._http.send(
-                h11.Response(
-                    status_code=response.status, headers=headers, reason=HTTPStatus(response.status).phrase
-                )
-            )
-        ]
+        reason = _PHRASES.get(response.status, "")
+        return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
+
+    async def _send_pieces(self, head: bytes | None, pieces: Iterable[bytes]) -> None:
+        """Many small pieces go out as one."""
+        pending = [head]
         waiting = 0
         for piece in pieces:
             pending.append(self._http.send(h11.Data(data=piece)))
@@ -140,13 +177,38 @@ class Connection:
         pending.append(self._http.send(h11.EndOfMessage()))
         await self._write(b"".join(filter(None, pending)))
 
-    async def _write(self, data: bytes | None) -> None:
+    async def _send_live(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Each piece when it comes; a peer that goes ends it, though no piece may come for hours."""
+        sending = asyncio.create_task(self._send_as_they_come(pieces))
+        going = asyncio.create_task(self._until_it_goes())
+        try:
+            await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ConnectionResetError("the peer has gone")
+            sending.result()
+        finally:
+            for task in (sending, going):
+                task.cancel()
+            await asyncio.gather(sending, going, return_exceptions=True)
+
+    async def _send_as_they_come(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        async for piece in pieces:
+            await self._write(self._http.send(h11.Data(data=piece)), self._live_deadline)
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    async def _until_it_goes(self) -> None:
+        """What it says meanwhile is dropped, as nothing more is answered here; one that talks on is left."""
+        said = 0
+        while said <= MAX_HEAD and (data := await self._reader.read(READ)):
+            said += len(data)
+
+    async def _write(self, data: bytes | None, deadline: float = 0.0) -> None:
         if not data:
             return
         self._writer.write(data)
         self._place.fall_silent()
         try:
-            async with asyncio.timeout(WRITE_DEADLINE):
+            async with asyncio.timeout(deadline or WRITE_DEADLINE):
                 await self._writer.drain()
         except TimeoutError:
             self._writer.transport.abort()

@@ -1,7 +1,8 @@
-"""The agent's three doors.
+"""The agent's doors.
 
 - `readOnlyPort` on `server.readOnlyAddress` (loopback unless told otherwise): reads, no authentication.
 - `healthzPort` on `healthzBindAddress`: `/healthz` only.
+- `port` on `address`: TLS, who is known and may (`engine.server.port`), if there is one.
 - `kubengine.sock` in the root directory, mode 0600: the same reads, and orders.
 
 Each door holds a bounded number of connections; where it is full, who has been silent longest makes room for
@@ -12,22 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from engine.api.errors import InvalidInput, Refused
 from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
 from engine.server.connection import Connection, Handler
-from engine.server.routes import Request, Response, answer, answer_health, failure
+from engine.server.exchange import Answer, Request, failure
+from engine.server.routes import answer, answer_health
+from engine.server.tcp import BACKLOG, bind_tcp
 from engine.server.view import ServedNode
 
 MAX_CONNECTIONS = 128
 MAX_AT_WORK = 64
-BACKLOG = 128
 ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
 
 
@@ -43,15 +44,26 @@ class _Door:
     closed: bool = False
 
 
+class OwnPort(Protocol):
+    """`engine.server.port.door.SecurePort`."""
+
+    def bind(self) -> None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 class Server:
     """Serves a node's HTTP API from its event loop.
 
-    `socket_path` is the admin socket, None for none. Ports that are 0, and the read-only port with
-    `enableServer: false`, stay closed, as with the kubelet.
+    `socket_path` is the admin socket and `port` the node's own port, None for none. Ports that are 0, and
+    the read-only port with `enableServer: false`, stay closed, as with the kubelet.
     """
 
-    def __init__(self, view: ServedNode, *, socket_path: Path | None) -> None:
+    def __init__(self, view: ServedNode, *, socket_path: Path | None, port: OwnPort | None = None) -> None:
         self._view = view
+        self._own_port = port
         self._socket_path = socket_path
         self._claim: Claim | None = None
         self._ports: list[tuple[socket.socket, Handler]] | None = None
@@ -63,11 +75,13 @@ class Server:
         config, section = self._view.config, self._view.kubengine_config.server
         self._ports = []
         if config.healthz_port:
-            bound = _bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
+            bound = bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
             self._ports.append((bound, partial(answer_health, self._view)))
         if config.enable_server and config.read_only_port:
-            bound = _bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
+            bound = bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
             self._ports.append((bound, partial(answer, self._view)))
+        if self._own_port is not None:
+            self._own_port.bind()
 
     async def start(self) -> None:
         """Opens the doors. Raises `Refused` naming the address that cannot be had."""
@@ -79,12 +93,16 @@ class Server:
                 await self._open(bound, partial(answer, self._view), trusted=True)
             while self._ports:
                 await self._open(*self._ports.pop(0), trusted=False)
+            if self._own_port is not None:
+                await self._own_port.start()
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """Closes the doors and ends the connections; safe to call twice."""
+        if self._own_port is not None:
+            await self._own_port.stop()
         for door in self._doors:
             door.closed = True
         for server in self._servers:
@@ -154,30 +172,9 @@ class Server:
         return bound
 
 
-async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Response:
+async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Answer:
     """Work that takes long is bounded, and leaves room for the question whether the agent lives."""
     place.work()
     if door.crowd.at_work > MAX_AT_WORK and not request.asks_health:
         return failure(503, f"{MAX_AT_WORK} requests are being answered; try again")
     return await door.handler(request)
-
-
-def _bind_tcp(address: str, port: int, field: str) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    except ValueError:
-        raise InvalidInput(
-            f"expected an IP address, got {address!r}", subject=f"address of {field}"
-        ) from None
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((address, port))
-        bound.listen(BACKLOG)  # claims the port now: with SO_REUSEADDR a bind alone does not
-    except (OSError, OverflowError) as error:
-        bound.close()
-        reason = error.strerror if isinstance(error, OSError) else "not a port number"
-        code = error.errno if isinstance(error, OSError) else None
-        raise Refused(reason or str(error), subject=f"{field} {address}:{port}", errno=code) from None
-    bound.setblocking(False)
-    return bound

@@ -51,8 +51,7 @@ def process_metrics() -> Iterator[str]:
     """What every Go process exports about itself, which dashboards of the kubelet rely on."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    page, ticks = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    page = os.sysconf("SC_PAGE_SIZE")
     open_fds = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - cheaper than Path objects
     for kind, name, help, value in (
         ("counter", "process_cpu_seconds_total", "CPU time spent.", usage.ru_utime + usage.ru_stime),
@@ -65,9 +64,16 @@ def process_metrics() -> Iterator[str]:
         ),
         ("gauge", "process_resident_memory_bytes", "Resident memory.", int(stat[21]) * page),
         ("gauge", "process_virtual_memory_bytes", "Virtual memory.", int(stat[20])),
-        ("gauge", "process_start_time_seconds", "Unix time of the start.", boot + int(stat[19]) / ticks),
+        ("gauge", "process_start_time_seconds", "Unix time of the start.", process_started()),
     ):
         yield family(name, help, kind, (), [((), value)])
+
+
+def process_started() -> float:
+    """When this process began, in Unix seconds."""
+    stat = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _head(name: str, help: str, kind: str) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
@@ -16,12 +14,11 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
+from engine.server.exchange import JSON, TEXT, Request, Response, failure
 from engine.server.view import ServedNode
 
 logger = logging.getLogger(__name__)
 
-JSON = "application/json"
-TEXT = "text/plain; charset=utf-8"
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InvalidInput, 400),
     (Unavailable, 503),
@@ -29,46 +26,6 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (Refused, 409),
     (KubengineError, 500),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """`path` has no query; `trusted` is true on the admin socket, which alone may change something."""
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    trusted: bool = False
-
-    @property
-    def asks_health(self) -> bool:
-        return self.path == "/healthz" or self.path.startswith("/healthz/")
-
-    @classmethod
-    def parse(cls, method: str, target: str, *, trusted: bool) -> Request:
-        """From a request line. Raises `InvalidInput` for a target that is no path."""
-        try:
-            parts = urlsplit(target)
-            pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=32)
-        except ValueError as error:
-            raise InvalidInput(f"not a valid request target: {error}") from None
-        if not parts.path.startswith("/"):
-            raise InvalidInput("the request target must be a path")
-        return cls(method, unquote(parts.path), dict(pairs), trusted)
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """`body` is whole, or pieces of text that are made while they are sent."""
-
-    status: int
-    content_type: str
-    body: bytes | Iterable[bytes]
-
-
-def failure(status: int, message: str) -> Response:
-    """An error that `engine.cli` and people can read."""
-    return Response(status, JSON, to_json({"error": message}))
 
 
 async def _health_only(view: ServedNode, request: Request) -> Response:

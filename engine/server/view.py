@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
+from engine.node.container_access import ContainerAccess
+
+T = TypeVar("T")
 
 
 class ServedNode(Protocol):
@@ -44,3 +48,48 @@ class ServedNode(Protocol):
     async def stats_summary(self) -> Any:
         """The kubelet's `Summary`, as JSON-able data."""
         ...
+
+
+class ApiServer(Protocol):
+    """`engine.cluster.client.ApiClient`, as far as reviews need it."""
+
+    async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
+
+
+class ServingPair(Protocol):
+    """Files in PEM; both may be one."""
+
+    @property
+    def certificate(self) -> Path: ...
+
+    @property
+    def key(self) -> Path: ...
+
+
+class ServingCertificate(Protocol):
+    """What the port shows; `pair` may be another at any time, None while there is none."""
+
+    @property
+    def pair(self) -> ServingPair | None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+class PortNode(ServedNode, Protocol):
+    """A node as its own port sees it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def serving_certificate(self) -> ServingCertificate: ...
+
+    @property
+    def api(self) -> ApiServer | None:
+        """Who reviews tokens and access; None without a cluster."""
+        ...
+
+    @property
+    def containers(self) -> ContainerAccess: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
@@ -11,12 +12,25 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import Authority
 
 ADMIN_TOKEN = "admintoken"
+AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
+Object = dict[str, Any]
+
+
+@dataclass
+class Plane:
+    """A kubeconfig of the node n1, and a client that may do everything."""
+
+    node: Path
+    admin: ApiClient
 
 
 class ControlPlane:
@@ -62,8 +76,12 @@ class ControlPlane:
         )
         tokens.write_text(f"{ADMIN_TOKEN},admin,1,system:masters\n")
         server = self._authority.issue("kube-apiserver", alternatives="IP:127.0.0.1")
+        policy = self._directory / "audit.json"
+        policy.write_text(json.dumps(AUDIT))
         self._start(
             str(self._binaries / "kube-apiserver"),
+            f"--audit-policy-file={policy}",
+            f"--audit-log-path={self._directory}/audit.log",
             f"--etcd-servers=http://127.0.0.1:{self._etcd}",
             f"--secure-port={self._port}",
             "--bind-address=127.0.0.1",
@@ -79,6 +97,16 @@ class ControlPlane:
             "--service-cluster-ip-range=10.0.0.0/24",
         )
         self._until_ready()
+
+    def refused(self, user: str) -> list[str]:
+        """What the server has forbidden a user so far."""
+        lines = (self._directory / "audit.log").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [
+            f"{event['verb']} {event['requestURI']}"
+            for event in events
+            if event["user"].get("username") == user and event.get("responseStatus", {}).get("code") == 403
+        ]
 
     def _start(self, *command: str) -> None:
         log = (self._directory / f"{Path(command[0]).name}.log").open("ab")
@@ -120,3 +148,17 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port: int = taken.getsockname()[1]
         return port
+
+
+async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:
+    """The object once it is there and as wanted."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                known = await client.get(path, Object)
+                if holds(known):
+                    return known
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+            await asyncio.sleep(0.05)

@@ -3,99 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.api.config import KubeletConfiguration
-from engine.api.duration import Duration
-from engine.cluster.client import ApiClient, ApiError
-from engine.node import Node
-from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer, Fault
-from tests.cluster.conftest import Connect
-from tests.cluster.control_plane import ControlPlane
+from tests.cluster.control_plane import Object, Plane, shown
 
 NODE = "/api/v1/nodes/n1"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
 EVENTS = "/api/v1/namespaces/default/events"
-Object = dict[str, Any]
-
-
-@dataclass
-class Plane:
-    node: Path
-    admin: ApiClient
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    binaries = os.environ.get("KUBE_BIN", "")
-    if not (Path(binaries) / "kube-apiserver").is_file() or not binaries or shutil.which("etcd") is None:
-        pytest.skip("needs KUBE_BIN, a folder with kube-apiserver, and etcd on the PATH")
-    with ControlPlane(tmp_path_factory.mktemp("plane"), Path(binaries)) as plane:
-        yield plane
-
-
-@pytest.fixture(params=["test server", "kube-apiserver"])
-async def plane(request: pytest.FixtureRequest, tmp_path: Path, connect: Connect) -> AsyncIterator[Plane]:
-    if request.param == "kube-apiserver":
-        control_plane = request.getfixturevalue("real")
-        yield Plane(control_plane.node, connect(control_plane.admin))
-        return
-    async with ApiServer(tmp_path / "server") as server:
-        yield Plane(server.kubeconfig("system:node:n1"), connect(server.kubeconfig("admin")))
-
-
-@pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[[Path], Awaitable[Node]]]:
-    nodes = []
-    with tempfile.TemporaryDirectory(prefix="ke-") as short:
-        async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-
-            async def started(kubeconfig: Path) -> Node:
-                config = KubeletConfiguration(
-                    cgroups_per_qos=False,
-                    enforce_node_allocatable=[],
-                    pod_logs_dir=str(tmp_path / "logs"),
-                    node_lease_duration_seconds=1,
-                    node_status_update_frequency=Duration(1),
-                    node_status_report_frequency=Duration(300),
-                )
-                node = Node(
-                    config=config,
-                    runtime_endpoint=str(runtime.socket),
-                    root=tmp_path / "root",
-                    name="n1",
-                    kubeconfig=kubeconfig,
-                )
-                nodes.append(node)
-                await node.start()
-                return node
-
-            yield started
-            for node in nodes:
-                await node.stop()
-
-
-async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:
-    """The object once it is there and as wanted."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                known = await client.get(path, Object)
-                if holds(known):
-                    return known
-            except ApiError as error:
-                if error.code != 404:
-                    raise
-            await asyncio.sleep(0.05)
 
 
 def is_ready(node: Object) -> bool:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from engine.server.routes import Request, answer
+from engine.server.exchange import Request
+from engine.server.routes import answer
 from tests.node_bench import Bench
 
 ACTIONS = [

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
-from engine.testing.apiserver import resources, watches
+from engine.testing.apiserver import resources, reviews, watches
 from engine.testing.apiserver.certificates import DAY, Authority, CertificatePair
 from engine.testing.apiserver.faults import Fault, Faults, Planned
 from engine.testing.apiserver.http2 import Answer, Request, ServerConnection, server_context
@@ -69,8 +69,9 @@ class ApiServer:
     """Listens on a free port of 127.0.0.1 (`async with`, or `start` and `stop`; the port stays).
 
     Keeps keys and kubeconfigs in `directory`. `tokens` are the bearer tokens that are good, with their
-    users; `requests` is what was asked; `objects` is what is there. `streaming_lists` off: it refuses
-    `sendInitialEvents` as a server without WatchList does. `bookmark_seconds` is the pace of bookmarks.
+    users; `requests` is what was asked; `objects` is what is there; `reviews` says who may do what.
+    `streaming_lists` off: it refuses `sendInitialEvents` as a server without WatchList does.
+    `bookmark_seconds` is the pace of bookmarks.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ApiServer:
         self.objects = Store(clock)
         self.requests: list[SeenRequest] = []
         self.tokens: dict[str, str] = {}
+        self.reviews = reviews.Reviews()
         self.streaming_lists = True
         self.bookmark_seconds = 60.0
         self._directory = directory
@@ -343,6 +345,8 @@ class ApiServer:
         match seen.method:
             case "GET":
                 return 200, self.objects.get(path)
+            case "POST" if path.resource in reviews.REVIEWED:
+                return 201, self.reviews.answer(path.resource, _decoded(seen.body), self.tokens)
             case "POST":
                 value = _decoded(seen.body)
                 make = resources.act if path.subresource else resources.create

@@ -1,0 +1,206 @@
+"""Which container's log is meant, how much of it, and what a line of it becomes. Pure.
+
+The rules and the words are those of a kubelet v1.36 (`pkg/kubelet/kubelet_pods.go`, `cri-client/pkg/logs`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from engine.api.errors import InvalidInput
+from engine.api.pod import Container, Pod
+from engine.api.status import ContainerStatus
+
+_TRUE: Final = frozenset(("", "1", "t", "true"))
+_FALSE: Final = frozenset(("0", "f", "false"))
+_IMAGE_TROUBLE: Final = {
+    "ErrImagePull": "image can't be pulled",
+    "ImagePullBackOff": "trying and failing to pull image",
+}
+STREAMS: Final = (b"stdout", b"stderr")
+
+
+class OutOfRange(InvalidInput):
+    """A value that is one of its kind and yet makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How much of a log: `tail` lines from the end, `limit` bytes in all, lines from `since` (Unix
+    nanoseconds) on; None and 0 for everything."""
+
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    tail: int | None = None
+    limit: int | None = None
+    since: int = 0
+
+
+def log_options(query: Mapping[str, str], now: float) -> LogOptions:
+    """From the fields of v1.PodLogOptions. Raises InvalidInput for what is no such value, OutOfRange for a
+    value that is none."""
+    old = query.get("tail", "")
+    tail = ("" if old == "all" else old) if old else query.get("tailLines", "")
+    lines = _number(tail, "tailLines") if tail else None
+    limit = _number(query["limitBytes"], "limitBytes") if query.get("limitBytes") else None
+    seconds = _number(query["sinceSeconds"], "sinceSeconds") if query.get("sinceSeconds") else None
+    time = nanoseconds(query["sinceTime"]) if query.get("sinceTime") else None
+    if lines is not None and lines < 0:
+        raise OutOfRange("must be greater than or equal to 0", subject="tailLines")
+    if limit is not None and limit < 1:
+        raise OutOfRange("must be greater than 0", subject="limitBytes")
+    if seconds is not None and seconds < 1:
+        raise OutOfRange("must be greater than 0", subject="sinceSeconds")
+    if seconds is not None and time is not None:
+        raise OutOfRange("at most one of sinceTime or sinceSeconds may be specified")
+    if query.get("stream", "All") != "All":
+        raise OutOfRange("may not be specified", subject="stream")
+    since = int(now * 1e9) - seconds * 10**9 if seconds is not None else time or 0
+    return LogOptions(
+        _flag(query, "follow"), _flag(query, "previous"), _flag(query, "timestamps"), lines, limit, since
+    )
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    text = query.get(name, "false").lower()
+    if text not in _TRUE | _FALSE:
+        raise InvalidInput(f"expected true or false, got {text!r}", subject=name)
+    return text in _TRUE
+
+
+def _number(text: str, name: str) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 19):
+        raise InvalidInput(f"expected a number, got {text!r}", subject=name)
+    return int(text)
+
+
+def nanoseconds(text: str) -> int:
+    """Unix nanoseconds of an RFC 3339 time. Raises InvalidInput."""
+    try:
+        whole, dot, rest = text.partition(".")
+        zone = rest.lstrip("0123456789") if dot else ""
+        fraction = rest[: len(rest) - len(zone)] if dot else ""
+        moment = datetime.fromisoformat(whole + zone)
+        if moment.tzinfo is None or len(whole) < len("2006-01-02T15:04:05"):
+            raise ValueError(text)
+        return int(moment.timestamp()) * 10**9 + int((fraction + "000000000")[:9])
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"expected a time in RFC 3339, got {text[:64]!r}") from None
+
+
+def spec_of(pod: Pod, name: str) -> Container | None:
+    """The container of that name, of whatever kind."""
+    for kind in (pod.spec.containers, pod.spec.init_containers or ()):
+        for each in kind:
+            if each.name == name:
+                return each
+    for ephemeral in pod.spec.ephemeral_containers or ():
+        if ephemeral.get("name") == name:
+            return Container(name=name, tty=bool(ephemeral.get("tty")))
+    return None
+
+
+def logged_container(pod: Pod, name: str, *, previous: bool) -> str:
+    """The id of the container whose log is asked for. Raises InvalidInput in the kubelet's words where
+    there is none yet."""
+    status = _status_of(pod, name)
+    named = f'container "{name}" in pod "{pod.metadata.name}"'
+    if status is None:
+        raise InvalidInput(f"{named} is not available")
+    state, last = status.state, status.last_state.terminated
+    if previous:
+        if last is None or not last.container_id:
+            raise InvalidInput(f"previous terminated {named} not found")
+        found = last.container_id
+    elif state.running is not None:
+        found = status.container_id
+    elif state.terminated is not None or last is not None:
+        ended = [each.container_id for each in (state.terminated, last) if each is not None]
+        found = next(filter(None, ended), "")
+        if not found:
+            raise InvalidInput(f"{named} is terminated")
+    elif state.waiting is not None:
+        reason = state.waiting.reason
+        raise InvalidInput(f"{named} is waiting to start: {_IMAGE_TROUBLE.get(reason, reason)}")
+    else:
+        raise InvalidInput(f"{named} is waiting to start - no logs yet")
+    return found.rpartition("://")[2]
+
+
+def _status_of(pod: Pod, name: str) -> ContainerStatus | None:
+    kinds: Iterable[list[ContainerStatus] | None] = (
+        pod.status.container_statuses,
+        pod.status.init_container_statuses,
+        pod.status.ephemeral_container_statuses,
+    )
+    return next((each for kind in kinds for each in kind or () if each.name == name), None)
+
+
+class LogText:
+    """Turns lines of a log into what the reader gets, until `done`."""
+
+    def __init__(self, options: LogOptions) -> None:
+        self._options = options
+        self._room = options.limit
+        self._lines = None if options.follow else options.tail
+        self._begins = True
+        self.done = self._lines == 0
+
+    def take_all(self, lines: Iterable[bytes]) -> bytes:
+        """As many of them as are wanted."""
+        out = []
+        for line in lines:
+            if self.done:
+                break
+            out.append(self.take(line))
+        return b"".join(out)
+
+    def take(self, line: bytes) -> bytes:
+        """`line` as it stands in the log: `TIME stdout|stderr F|P TEXT`, the newline included where it is
+        whole. What is no such line is left out."""
+        time, stream, tags, text = _split(line)
+        if stream not in STREAMS:
+            return b""
+        try:
+            at = nanoseconds(time.decode("ascii"))
+        except (InvalidInput, UnicodeDecodeError):
+            return b""
+        if tags.split(b":")[0] == b"P":
+            text = text.removesuffix(b"\n")
+        out = b""
+        if at >= self._options.since:
+            stamp = _fixed(time, at) + b" " if self._options.timestamps and self._begins else b""
+            out = self._within_limit(stamp + text)
+        if self._lines is not None:
+            self._lines -= 1
+            self.done = self.done or not self._lines
+        self._begins = text[-1:] in (b"", b"\n")
+        return out
+
+    def _within_limit(self, text: bytes) -> bytes:
+        if self._room is None:
+            return text
+        text = text[: self._room]
+        self._room -= len(text)
+        self.done = self.done or self._room <= 0
+        return text
+
+
+def _split(line: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    parts = line.split(b" ", 3)
+    return (parts[0], parts[1], parts[2], parts[3]) if len(parts) == 4 else (b"", b"", b"", b"")
+
+
+def _fixed(time: bytes, at: int) -> bytes:
+    """With all nine digits of the second, in the zone that the log has."""
+    seconds, _, _ = time.partition(b".")
+    rest = time[len(seconds) :].lstrip(b".0123456789")
+    if not rest:
+        moment = datetime.fromtimestamp(at // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{moment}.{at % 10**9:09d}Z".encode()
+    return b"%s.%09d%s" % (seconds, at % 10**9, rest)

@@ -1,0 +1,213 @@
+"""Reads a container's log from its file, and follows it while the container runs, over rotations too.
+
+Reading and cutting is done in threads, so that a long log keeps nobody else waiting. What was written is
+learned from the kernel (inotify), one watch for all readers; a look each second stands in for what it
+misses, as with the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.host.beneath import open_regular, opened_parent
+from engine.host.inotify import FILES_CHANGED, IN_CREATE, IN_MODIFY, Watch
+from engine.node.container_logs import LogOptions, LogText
+
+PIECE = 256 * 1024
+LONGEST_LINE = 1 << 20
+LOOK_AGAIN_SECONDS = 1.0
+
+
+class LogWatch:
+    """Tells readers that something happened in the directory of a log."""
+
+    def __init__(self) -> None:
+        self._watch: Watch | None = None
+        self._readers: dict[Path, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def changes(self, directory: Path) -> Iterator[asyncio.Event]:
+        """Set with each change in it. Where the kernel grants no watch the event is never set."""
+        news = asyncio.Event()
+        readers = self._readers.setdefault(directory, set())
+        try:
+            readers.add(news)
+            self._begin(directory, first=len(readers) == 1)
+            yield news
+        finally:
+            readers.discard(news)
+            if not readers and self._readers.pop(directory, None) is not None:
+                self._end(directory)
+
+    def _begin(self, directory: Path, *, first: bool) -> None:
+        try:
+            if self._watch is None:
+                self._watch = Watch(self._tell)
+            if first:
+                self._watch.add(directory, FILES_CHANGED | IN_MODIFY | IN_CREATE)
+        except KubengineError:
+            return
+
+    def _end(self, directory: Path) -> None:
+        if self._watch is None:
+            return
+        self._watch.remove(directory)
+        if not self._readers:
+            self._watch.close()
+            self._watch = None
+
+    def _tell(self, _mask: int, directory: Path, name: str) -> None:
+        """Without a name the kernel has lost count: whoever reads shall look."""
+        told: Iterable[set[asyncio.Event]] = [self._readers.get(directory, set())]
+        for readers in told if name else self._readers.values():
+            for news in readers:
+                news.set()
+
+
+async def open_log(path: Path, top: Path) -> int:
+    """A descriptor of a log beneath `top`. Raises InvalidInput naming the path."""
+
+    def open_it() -> int:
+        with opened_parent(path, top) as (directory, name):
+            return open_regular(directory, name)
+
+    try:
+        return await asyncio.to_thread(open_it)
+    except OSError as error:
+        raise InvalidInput(f'failed to open log file "{path}": {error.strerror or error}') from error
+
+
+async def read_log(
+    descriptor: int,
+    path: Path,
+    top: Path,
+    options: LogOptions,
+    *,
+    running: Callable[[], bool],
+    watch: LogWatch,
+) -> AsyncGenerator[bytes, None]:
+    """What the reader gets, in pieces; takes the descriptor over. `running` says whether more may come."""
+    log = _Log(descriptor, LogText(options))
+    try:
+        await asyncio.to_thread(log.seek, options.tail)
+        if not options.follow:
+            while piece := await asyncio.to_thread(log.read, last=True):
+                if piece.text:
+                    yield piece.text
+            return
+        with watch.changes(path.parent) as news:
+            while True:
+                alive = running()
+                news.clear()
+                while piece := await asyncio.to_thread(log.read, last=not alive):
+                    if piece.text:
+                        yield piece.text
+                if log.done:
+                    return
+                if await asyncio.to_thread(_is_another, log.descriptor, path):
+                    try:
+                        replacement = await open_log(path, top)
+                    except InvalidInput:
+                        pass  # between the two steps of a rotation
+                    else:
+                        while piece := await asyncio.to_thread(log.read, last=True):
+                            if piece.text:
+                                yield piece.text
+                        log.go_on_in(replacement)
+                        continue
+                if not alive:
+                    return
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                        await news.wait()
+                except TimeoutError:
+                    continue
+    finally:
+        log.close()
+
+
+class _Piece:
+    """One stretch of the file: what of it the reader gets, which may be nothing."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+
+class _Log:
+    """One reader's place in a file."""
+
+    def __init__(self, descriptor: int, text: LogText) -> None:
+        self.descriptor = descriptor
+        self._text = text
+        self._rest = b""
+
+    @property
+    def done(self) -> bool:
+        return self._text.done
+
+    def seek(self, tail: int | None) -> None:
+        if tail is not None:
+            os.lseek(self.descriptor, _tail_offset(self.descriptor, tail), os.SEEK_SET)
+
+    def read(self, *, last: bool) -> _Piece | None:
+        """None at the end of the file or of what is wanted. `last`: a line without its end is taken too."""
+        if self.done:
+            return None
+        data = os.read(self.descriptor, PIECE)
+        if not data and not (last and self._rest):
+            return None
+        lines = _lines(self._rest + data)
+        self._rest = b""
+        if data and lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
+            self._rest = lines.pop()
+        return _Piece(self._text.take_all(lines))
+
+    def go_on_in(self, descriptor: int) -> None:
+        os.close(self.descriptor)
+        self.descriptor, self._rest = descriptor, b""
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """With their newlines; no other sign ends a line."""
+    *whole, rest = data.split(b"\n")
+    lines = [line + b"\n" for line in whole]
+    return [*lines, rest] if rest else lines
+
+
+def _tail_offset(descriptor: int, lines: int) -> int:
+    """Where the last `lines` whole lines begin; what comes after them belongs to them."""
+    at = os.fstat(descriptor).st_size
+    wanted = lines + 1
+    while at > 0:
+        start = max(0, at - PIECE)
+        data = os.pread(descriptor, at - start, start)
+        found = data.count(b"\n")
+        if found >= wanted:
+            end = len(data)
+            for _ in range(wanted):
+                end = data.rindex(b"\n", 0, end)
+            return start + end + 1
+        wanted -= found
+        at = start
+    return 0
+
+
+def _is_another(descriptor: int, path: Path) -> bool:
+    """Whether the path stands for another file by now, or for none."""
+    held = os.fstat(descriptor)
+    try:
+        found = os.lstat(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino)

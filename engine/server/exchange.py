@@ -1,0 +1,91 @@
+"""What goes through a connection: a request, and the answer to it. No sockets here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from engine.api.errors import InvalidInput
+from engine.api.struct import to_json
+
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+Headers = tuple[tuple[str, str], ...]
+"""In their order; names of a request in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`path` has no query; `query` has the last value of each name, `pairs` all of them, in order.
+    `trusted` is true on the admin socket, which alone may change something."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    trusted: bool = False
+    pairs: Headers = ()
+    headers: Headers = ()
+
+    @property
+    def asks_health(self) -> bool:
+        return self.path == "/healthz" or self.path.startswith("/healthz/")
+
+    def header(self, name: str) -> str:
+        """All values under a name, in lower case, with commas between them."""
+        return ", ".join(value for known, value in self.headers if known == name)
+
+    def values(self, name: str) -> list[str]:
+        """Every value that the query has under a name."""
+        return [value for known, value in self.pairs if known == name]
+
+    @classmethod
+    def parse(
+        cls, method: str, target: str, *, trusted: bool, headers: Headers = (), most_fields: int = 32
+    ) -> Request:
+        """From a request line. Raises `InvalidInput` for a target that is no path."""
+        try:
+            parts = urlsplit(target)
+            pairs = parse_qsl(parts.query, keep_blank_values=True, max_num_fields=most_fields)
+        except ValueError as error:
+            raise InvalidInput(f"not a valid request target: {error}") from None
+        if not parts.path.startswith("/"):
+            raise InvalidInput("the request target must be a path")
+        return cls(method, unquote(parts.path), dict(pairs), trusted, tuple(pairs), headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """`body` is whole, or pieces that are made while they are sent, or come when they come."""
+
+    status: int
+    content_type: str
+    body: bytes | Iterable[bytes] | AsyncGenerator[bytes, None]
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """The connection becomes something else: 101 with `headers`, then `converse` has it until it returns.
+
+    `converse` gets what the peer has already said. `close` is called in any case, at the end.
+    """
+
+    headers: Headers
+    converse: Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    close: Callable[[], None]
+
+
+Answer = Response | Takeover
+
+
+def failure(status: int, message: str) -> Response:
+    """An error that `engine.cli` and people can read."""
+    return Response(status, JSON, to_json({"error": message}))
+
+
+def plain(status: int, message: str) -> Response:
+    """An error in the kubelet's form."""
+    return Response(status, TEXT, message.encode())

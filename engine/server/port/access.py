@@ -1,0 +1,74 @@
+"""What a request needs of its user, and the words of a refusal. Pure.
+
+The rule is a kubelet's, v1.36 (`pkg/kubelet/server/auth.go`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_BESIDE_PROXY = (
+    ("/pods", "pods"),
+    ("/healthz", "healthz"),
+    ("/configz", "configz"),
+    ("/runningpods", "pods"),
+)
+_ALONE = (
+    ("/stats", "stats"),
+    ("/metrics", "metrics"),
+    ("/logs", "log"),
+    ("/checkpoint", "checkpoint"),
+    ("/statusz", "statusz"),
+    ("/flagz", "configz"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who a request comes from, as an API server's TokenReview has it."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    extra: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A verb on one of some subresources of the node: whoever may do it on any of them may come in."""
+
+    verb: str
+    subresources: tuple[str, ...]
+
+
+def needs(method: str, path: str) -> Needs:
+    """What a request for `path` (without the query) needs, the finest subresource first."""
+    fine = tuple(name for top, name in _BESIDE_PROXY if _is_below(path, top))[:1]
+    rest = next((name for top, name in _ALONE if _is_below(path, top)), "proxy")
+    return Needs(_VERBS.get(method, ""), (*fine, rest))
+
+
+def refusal(user: User, needed: Needs) -> str:
+    """For one who may do none of it."""
+    return (
+        f"Forbidden (user={user.name}, verb={needed.verb}, resource=nodes, "
+        f"subresource(s)=[{' '.join(needed.subresources)}])\n"
+    )
+
+
+def no_answer(user: User, needed: Needs, subresource: str) -> str:
+    """Where nobody could say whether the user may."""
+    return (
+        f"Authorization error (user={user.name}, verb={needed.verb}, resource=nodes, "
+        f"subresource={subresource})"
+    )
+
+
+def with_group(groups: Sequence[str], group: str) -> tuple[str, ...]:
+    return (*groups, group) if group not in groups else tuple(groups)
+
+
+def _is_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(top + "/")

@@ -1,0 +1,119 @@
+"""Who a request comes from: a client certificate, a bearer token, or nobody (kubelet v1.36).
+
+A certificate was verified in the handshake; its common name is the user and its organizations the groups. A
+token is for the API server to judge, by TokenReview. What has neither is anonymous, if that is allowed at
+all; a token that was judged to be no good never is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from engine.api.config import KubeletAuthentication
+from engine.api.errors import InvalidInput
+from engine.server.port.access import User, with_group
+from engine.server.port.reviews import Reviews
+from engine.server.view import ApiServer
+
+TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105
+AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
+ANONYMOUS = User("system:anonymous", groups=(UNAUTHENTICATED,))
+CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
+
+
+class _UserInfo(msgspec.Struct, frozen=True):
+    username: str = ""
+    uid: str = ""
+    groups: list[str] | None = None
+    extra: dict[str, list[str]] | None = None
+
+
+class _TokenStatus(msgspec.Struct, frozen=True):
+    authenticated: bool = False
+    user: _UserInfo | None = None
+
+
+class _TokenReview(msgspec.Struct, frozen=True):
+    status: _TokenStatus = _TokenStatus()
+
+
+class Authentication:
+    """Raises InvalidInput where tokens shall be reviewed and there is no API server to do it."""
+
+    def __init__(
+        self,
+        config: KubeletAuthentication,
+        api: ApiServer | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if config.webhook.enabled and api is None:
+            text = "no API server is known that could review tokens"
+            raise InvalidInput(text, subject="authentication.webhook.enabled")
+        self._api = api if config.webhook.enabled else None
+        self._anonymous = config.anonymous.enabled
+        self._secret = secrets.token_bytes(32)
+        lifetime = float(config.webhook.cache_ttl)
+        self._reviews: Reviews[User | None] = Reviews(lifetime=lambda _: lifetime, monotonic=monotonic)
+
+    async def user(self, certificate: ssl.SSLObject | None, authorization: str) -> User | None:
+        """None for one that cannot be told. Raises KubengineError where the API server could not be asked."""
+        named = _of_certificate(certificate) if certificate is not None else None
+        if named is not None:
+            return named
+        token = _bearer(authorization)
+        if token and self._api is not None:
+            return await self._of_token(self._api, token)
+        return ANONYMOUS if self._anonymous else None
+
+    def stop(self) -> None:
+        self._reviews.stop()
+
+    async def _of_token(self, api: ApiServer, token: str) -> User | None:
+        """Kept under a keyed digest: tokens themselves don't stay in memory."""
+        key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=32).digest()
+        return await self._reviews.get(key, lambda: _review(api, token))
+
+
+async def _review(api: ApiServer, token: str) -> User | None:
+    question = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "metadata": {},
+        "spec": {"token": token},
+    }
+    status = (await api.create(TOKEN_REVIEWS, question, _TokenReview)).status
+    if not status.authenticated or status.user is None:
+        return None
+    user = status.user
+    groups = tuple(user.groups or ())
+    if user.username != ANONYMOUS.name and UNAUTHENTICATED not in groups:
+        groups = with_group(groups, AUTHENTICATED)
+    return User(user.username, user.uid, groups, user.extra or {})
+
+
+def _of_certificate(session: ssl.SSLObject) -> User | None:
+    certificate = session.getpeercert()
+    encoded = session.getpeercert(binary_form=True)
+    if not certificate or not encoded:
+        return None
+    names = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get("subject", ()))
+    pairs = [pair for name in names for pair in name]
+    common = next((value for kind, value in pairs if kind == "commonName"), "")
+    if not common:
+        return None
+    groups = [value for kind, value in pairs if kind == "organizationName"]
+    credential = f"X509SHA256={hashlib.sha256(encoded).hexdigest()}"
+    return User(common, groups=with_group(groups, AUTHENTICATED), extra={CREDENTIAL_ID: [credential]})
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, rest = authorization.strip().partition(" ")
+    return rest.split(" ")[0] if scheme.lower() == "bearer" else ""

@@ -1,0 +1,100 @@
+"""Who may do what at the node: what an API server says (SubjectAccessReview), or everybody everything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.api.config import KubeletAuthorization
+from engine.api.errors import InvalidInput
+from engine.server.port.access import Needs, User
+from engine.server.port.reviews import Reviews
+from engine.server.view import ApiServer
+
+ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+ALWAYS_ALLOW, WEBHOOK = "AlwaysAllow", "Webhook"
+
+
+class NoReview(Exception):
+    """Nobody could say whether a user may use `subresource`."""
+
+    def __init__(self, subresource: str) -> None:
+        super().__init__(subresource)
+        self.subresource = subresource
+
+
+class _AccessStatus(msgspec.Struct, frozen=True):
+    allowed: bool = False
+
+
+class _AccessReview(msgspec.Struct, frozen=True):
+    status: _AccessStatus = _AccessStatus()
+
+
+class Authorization:
+    """Raises InvalidInput for a mode that is none, and where there is no API server to ask."""
+
+    def __init__(
+        self,
+        config: KubeletAuthorization,
+        node_name: str,
+        api: ApiServer | None,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if config.mode not in (ALWAYS_ALLOW, WEBHOOK):
+            text = f"expected {WEBHOOK} or {ALWAYS_ALLOW}, got {config.mode!r}"
+            raise InvalidInput(text, subject="authorization.mode")
+        if config.mode == WEBHOOK and api is None:
+            text = "no API server is known that could review access"
+            raise InvalidInput(text, subject="authorization.mode")
+        self._api = api if config.mode == WEBHOOK else None
+        self._node_name = node_name
+        allowed = float(config.webhook.cache_authorized_ttl)
+        denied = float(config.webhook.cache_unauthorized_ttl)
+        self._reviews: Reviews[bool] = Reviews(
+            lifetime=lambda may: allowed if may else denied, monotonic=monotonic
+        )
+
+    async def allows(self, user: User, needed: Needs) -> bool:
+        """Whether one of the subresources is the user's, asked in their order. Raises NoReview."""
+        if self._api is None:
+            return True
+        for subresource in needed.subresources:
+            if await self._may(self._api, user, needed.verb, subresource):
+                return True
+        return False
+
+    def stop(self) -> None:
+        self._reviews.stop()
+
+    async def _may(self, api: ApiServer, user: User, verb: str, subresource: str) -> bool:
+        spec = {
+            "user": user.name,
+            "uid": user.uid,
+            "groups": list(user.groups),
+            "extra": user.extra,
+            "resourceAttributes": {
+                "verb": verb,
+                "version": "v1",
+                "resource": "nodes",
+                "subresource": subresource,
+                "name": self._node_name,
+            },
+        }
+        question = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "metadata": {},
+            "spec": spec,
+        }
+
+        async def ask() -> bool:
+            return (await api.create(ACCESS_REVIEWS, question, _AccessReview)).status.allowed
+
+        try:
+            return await self._reviews.get(msgspec.json.encode(spec), ask)
+        except Exception as error:
+            raise NoReview(subresource) from error

@@ -1,0 +1,199 @@
+"""From a request of somebody who may ask it to its answer: the paths of a kubelet v1.36."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.api.struct import to_json
+from engine.node.container_access import Streams, Unknown
+from engine.node.container_logs import OutOfRange, log_options
+from engine.server import routes
+from engine.server.exchange import JSON, TEXT, Answer, Request, Response, plain
+from engine.server.port.streams import NO_UPGRADE, handed_to, wants_upgrade
+from engine.server.port.system_logs import system_logs
+from engine.server.port.zpages import flagz, statusz
+from engine.server.view import PortNode
+
+log = logging.getLogger("kubengine.port")
+
+NO_PAGE = "404: Page Not Found"
+NO_METHOD = "405: Method Not Allowed"
+DISABLED = "Debug endpoints are disabled.\n"
+DEBUGGING = ("run", "exec", "attach", "portForward", "containerLogs", "runningpods", "debug", "logs")
+ONLY_WITH_DEBUGGING = ("configz", "checkpoint", "flagz", "statusz")
+
+_Serve = Callable[[PortNode, Request, list[str]], Awaitable[Answer]]
+
+
+async def answer(view: PortNode, request: Request) -> Answer:
+    """The answer to any request. Never raises."""
+    first, *rest = request.path[1:].split("/")
+    if not view.config.enable_debugging_handlers:
+        if first in DEBUGGING:
+            return plain(405, DISABLED)
+        if first in ONLY_WITH_DEBUGGING:
+            return plain(404, NO_PAGE)
+    serve = _SERVED.get(first)
+    if serve is None:
+        return plain(404, NO_PAGE)
+    try:
+        return await serve(view, request, rest)
+    except Unknown as error:
+        return plain(404, str(error))
+    except InvalidInput as error:
+        return plain(400, str(error))
+    except KubengineError as error:
+        return plain(500, str(error))
+    except Exception as error:
+        log.exception("%s %s failed", request.method, request.path)
+        return plain(500, f"{type(error).__name__}: {error}")
+
+
+async def _as_on_the_other_doors(view: PortNode, request: Request, _: list[str]) -> Answer:
+    return await routes.answer(view, request)
+
+
+async def _container_logs(view: PortNode, request: Request, names: list[str]) -> Answer:
+    if len(names) != 3 or not all(names):
+        return plain(404, NO_PAGE)
+    if request.method != "GET":
+        return plain(405, NO_METHOD)
+    try:
+        options = log_options(request.query, time.time())
+    except OutOfRange:
+        return plain(422, '{"message": "Invalid request."}')
+    except InvalidInput:
+        return plain(400, '{"message": "Unable to decode query."}')
+    namespace, pod, container = names
+    return Response(200, TEXT, await view.containers.logs(namespace, pod, container, options))
+
+
+async def _exec(view: PortNode, request: Request, names: list[str]) -> Answer:
+    namespace, pod, _, container = _named(names)
+    streams, command = _streams(request), request.values("command")
+    view.containers.pod(namespace, pod)
+    if not wants_upgrade(request):
+        return plain(500, NO_UPGRADE)
+    url = await view.containers.exec_url(namespace, pod, container, command, streams)
+    return await _handed(view, url, request)
+
+
+async def _attach(view: PortNode, request: Request, names: list[str]) -> Answer:
+    namespace, pod, uid, container = _named(names)
+    streams = _streams(request)
+    view.containers.pod(namespace, pod)
+    if not wants_upgrade(request):
+        return plain(500, NO_UPGRADE)
+    url = await view.containers.attach_url(namespace, pod, uid, container, streams)
+    return await _handed(view, url, request)
+
+
+async def _port_forward(view: PortNode, request: Request, names: list[str]) -> Answer:
+    if len(names) not in (2, 3):
+        raise Unknown(NO_PAGE)
+    namespace, pod, uid = (*names, "")[:3]
+    ports = _ports(request)
+    view.containers.pod(namespace, pod)
+    if not wants_upgrade(request):
+        return plain(500, NO_UPGRADE)
+    url = await view.containers.port_forward_url(namespace, pod, uid, ports)
+    return await _handed(view, url, request)
+
+
+async def _handed(view: PortNode, url: str, request: Request) -> Answer:
+    return await handed_to(url, request, idle=float(view.config.streaming_connection_idle_timeout))
+
+
+async def _run(view: PortNode, request: Request, names: list[str]) -> Answer:
+    if request.method != "POST":
+        return plain(405, NO_METHOD)
+    namespace, pod, _, container = _named(names)
+    command = request.query.get("cmd", "").split(" ")
+    return Response(200, JSON, await view.containers.run(namespace, pod, container, command))
+
+
+async def _checkpoint(view: PortNode, request: Request, names: list[str]) -> Answer:
+    if len(names) != 3:
+        raise Unknown(NO_PAGE)
+    if request.method != "POST":
+        return plain(405, NO_METHOD)
+    text = (request.values("timeout") or ["0"])[-1]
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        return plain(404, "cannot parse value of timeout parameter")
+    namespace, pod, container = names
+    archive = await view.containers.checkpoint(namespace, pod, container, int(text))
+    return Response(200, JSON, to_json({"items": [str(archive)]}))
+
+
+async def _logs(view: PortNode, request: Request, _: list[str]) -> Answer:
+    if not view.config.enable_system_log_handler:
+        return plain(405, "logs endpoint is disabled.\n")
+    if request.method != "GET":
+        return plain(405, NO_METHOD)
+    return await system_logs(request)
+
+
+async def _flagz(view: PortNode, _request: Request, _: list[str]) -> Answer:
+    return flagz(view)
+
+
+async def _statusz(view: PortNode, _request: Request, _: list[str]) -> Answer:
+    return statusz(view, sorted(f"/{name}" for name in _SERVED))
+
+
+def _named(names: list[str]) -> tuple[str, str, str, str]:
+    """Namespace, pod, uid ("" without) and container. Raises Unknown for another number of them."""
+    match names:
+        case [namespace, pod, container]:
+            return namespace, pod, "", container
+        case [namespace, pod, uid, container]:
+            return namespace, pod, uid, container
+    raise Unknown(NO_PAGE)
+
+
+def _streams(request: Request) -> Streams:
+    """Raises InvalidInput where none is asked for."""
+    stdin, stdout, stderr, tty = (
+        request.query.get(name) == "1" for name in ("input", "output", "error", "tty")
+    )
+    if not (stdin or stdout or stderr):
+        raise InvalidInput("you must specify at least 1 of stdin, stdout, stderr")
+    return Streams(stdin, stdout, stderr and not tty, tty)
+
+
+def _ports(request: Request) -> list[int]:
+    """A WebSocket names its ports in the query, SPDY with each stream. Raises InvalidInput."""
+    if request.header("upgrade").lower() != "websocket":
+        return []
+    named = request.values("port")
+    if not named:
+        raise InvalidInput('query parameter "port" is required')
+    ports = []
+    for text in named:
+        for port in text.split(","):
+            if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
+                raise InvalidInput(f'unable to parse "{text}" as a port')
+            ports.append(int(port))
+    return ports
+
+
+_SERVED: dict[str, _Serve] = {
+    "healthz": _as_on_the_other_doors,
+    "pods": _as_on_the_other_doors,
+    "runningpods": _as_on_the_other_doors,
+    "configz": _as_on_the_other_doors,
+    "metrics": _as_on_the_other_doors,
+    "stats": _as_on_the_other_doors,
+    "containerLogs": _container_logs,
+    "exec": _exec,
+    "attach": _attach,
+    "portForward": _port_forward,
+    "run": _run,
+    "checkpoint": _checkpoint,
+    "logs": _logs,
+    "flagz": _flagz,
+    "statusz": _statusz,
+}

@@ -1,0 +1,120 @@
+"""TLS as the port speaks it: the node's certificate, what a client may bring, versions and ciphers.
+
+The files are looked at with each connection, so a certificate or authority that was replaced is used from
+the next one on. What cannot be read leaves what is known in force.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine.api.errors import InvalidInput
+from engine.server.view import ServingPair
+
+log = logging.getLogger("kubengine.port")
+
+VERSIONS = {
+    "": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS10": ssl.TLSVersion.TLSv1,
+    "VersionTLS11": ssl.TLSVersion.TLSv1_1,
+    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+}
+USUAL_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+CIPHERS = {
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384": "ECDHE-ECDSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-ECDSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA": "ECDHE-ECDSA-AES128-SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256": "ECDHE-ECDSA-AES128-SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA": "ECDHE-ECDSA-AES256-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256": "ECDHE-RSA-AES128-GCM-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384": "ECDHE-RSA-AES256-GCM-SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA": "ECDHE-RSA-AES128-SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256": "ECDHE-RSA-AES128-SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA": "ECDHE-RSA-AES256-SHA",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256": "AES128-GCM-SHA256",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384": "AES256-GCM-SHA384",
+    "TLS_RSA_WITH_AES_128_CBC_SHA": "AES128-SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256": "AES128-SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
+}
+"""Names of a KubeletConfiguration, and OpenSSL's. Those of TLS 1.3 are always on, as with the kubelet."""
+TLS13 = frozenset(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"))
+
+Seen = tuple[tuple[str, int, int, int], ...]
+
+
+class ServingTLS:
+    """`context()` for the next connection; `pair` says which files to use now.
+
+    Without `client_authorities` no certificate is asked for. Raises InvalidInput for a version or cipher that
+    is none.
+    """
+
+    def __init__(
+        self,
+        pair: Callable[[], ServingPair | None],
+        *,
+        client_authorities: Path | None = None,
+        min_version: str = "",
+        ciphers: Sequence[str] | None = None,
+    ) -> None:
+        if min_version not in VERSIONS:
+            known = ", ".join(filter(None, VERSIONS))
+            raise InvalidInput(f"expected one of {known}, got {min_version!r}", subject="tlsMinVersion")
+        self._pair = pair
+        self._authorities = client_authorities
+        self._min_version = VERSIONS[min_version]
+        self._ciphers = _openssl_ciphers(ciphers or ())
+        self._seen: Seen | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Raises InvalidInput, naming the files, where there has never been a usable one."""
+        paths: list[Path] = []
+        try:
+            pair = self._pair()
+            if pair is None:
+                raise FileNotFoundError("there is no serving certificate yet")
+            paths = [pair.certificate, pair.key, *filter(None, [self._authorities])]
+            seen = tuple(map(_look, paths))
+            if seen != self._seen or self._context is None:
+                self._context = self._read(pair)
+                self._seen = seen
+        except (OSError, ValueError) as error:
+            failure = InvalidInput(f"no usable TLS: {error}", subject=", ".join(map(str, paths)))
+            if self._context is None:
+                raise failure from error
+            log.warning("%s; the one before is used on", failure)
+        return self._context
+
+    def _read(self, pair: ServingPair) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = self._min_version
+        context.set_ciphers(self._ciphers)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        context.load_cert_chain(pair.certificate, pair.key)
+        if self._authorities is not None:
+            context.verify_mode = ssl.CERT_OPTIONAL
+            context.load_verify_locations(self._authorities)
+        return context
+
+
+def _look(path: Path) -> tuple[str, int, int, int]:
+    """What is another when the file was written or replaced."""
+    found = path.stat()
+    return str(path), found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _openssl_ciphers(names: Sequence[str]) -> str:
+    unknown = [name for name in names if name not in CIPHERS and name not in TLS13]
+    if unknown:
+        raise InvalidInput(f"unknown: {', '.join(unknown)}", subject="tlsCipherSuites")
+    return ":".join(CIPHERS[name] for name in names if name in CIPHERS) or USUAL_CIPHERS

@@ -1,0 +1,61 @@
+"""`/logs/`: what lies beneath /var/log, as a kubelet shows it. No link is followed: none leads out."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import os
+import stat
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from urllib.parse import quote
+
+from engine.host.beneath import HANDLE, open_beneath, open_regular, opened, same_file
+from engine.server.exchange import Request, Response, plain
+
+TOP = Path("/var/log")
+PIECE = 256 * 1024
+MAX_NAMES = 10_000
+
+
+async def system_logs(request: Request, top: Path = TOP) -> Response:
+    """A directory's names or a file's bytes."""
+    below = request.path.removeprefix("/logs").strip("/")
+    try:
+        found = await asyncio.to_thread(_open, top, below)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        return plain(404, "404 page not found\n") if missing else plain(403, "403 Forbidden\n")
+    if isinstance(found, bytes):
+        return Response(200, "text/html; charset=utf-8", found)
+    return Response(200, "text/plain; charset=utf-8", _pieces(found))
+
+
+def _open(top: Path, below: str) -> int | bytes:
+    """A file's descriptor, or a directory's page."""
+    with opened(top) as directory:
+        handle = open_beneath(directory, below or ".", HANDLE)
+        try:
+            if stat.S_ISDIR(os.fstat(handle).st_mode):
+                return _page(handle)
+        finally:
+            os.close(handle)
+        return open_regular(directory, below)
+
+
+def _page(handle: int) -> bytes:
+    with os.scandir(same_file(handle)) as entries:
+        names = sorted(
+            entry.name + "/" * entry.is_dir(follow_symlinks=False)
+            for entry, _ in zip(entries, range(MAX_NAMES), strict=False)
+        )
+    links = "".join(f'<a href="{quote(name)}">{html.escape(name)}</a>\n' for name in names)
+    return f"<pre>\n{links}</pre>\n".encode("utf-8", "replace")
+
+
+async def _pieces(descriptor: int) -> AsyncGenerator[bytes, None]:
+    try:
+        while data := await asyncio.to_thread(os.read, descriptor, PIECE):
+            yield data
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,40 @@
+"""`/flagz` and `/statusz`: the agent's settings and state, for people. No program should read them."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Sequence
+
+from engine.api.struct import to_builtins
+from engine.api.version import engine_version
+from engine.server.exchange import TEXT, Response
+from engine.server.metrics_text import process_started
+from engine.server.view import PortNode
+
+_HEAD = (
+    "\nkubelet {page}\nWarning: This endpoint is not meant to be machine parseable, has no formatting "
+    "compatibility guarantees and is for debugging purposes only.\n\n"
+)
+
+
+def flagz(view: PortNode) -> Response:
+    """Every setting that is not the default, by its name in the configuration file."""
+    lines = [f"{name}={value}\n" for name, value in sorted(to_builtins(view.config).items())]
+    return Response(200, TEXT, (_HEAD.format(page="flagz") + "".join(lines)).encode())
+
+
+def statusz(view: PortNode, paths: Sequence[str]) -> Response:
+    """Since when it runs, what it is, and what it serves."""
+    started = process_started()
+    up = int(time.time() - started)
+    said = {
+        "Started": time.strftime("%a %b %d %H:%M:%S UTC %Y", time.gmtime(started)),
+        "Up": f"{up // 3600} hr {up // 60 % 60:02d} min {up % 60:02d} sec",
+        "Python version": platform.python_version(),
+        "Binary version": engine_version(),
+        "Paths": " ".join(paths),
+    }
+    lines = [f"{name}: {value}\n" for name, value in said.items()]
+    failing = [f"{check}: {error}\n" for check, error in view.healthz() if error]
+    return Response(200, TEXT, "".join([_HEAD.format(page="statusz"), *lines, *failing]).encode())

@@ -1,0 +1,155 @@
+"""A node's own port on a real socket, behind it a test API server and a node that the test describes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec
+from engine.api.struct import decode_hook
+from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.container_access import ContainerAccess
+from engine.server.port.door import SecurePort
+from engine.testing.apiserver import Authority, CertificatePair
+from tests.ports import free_port
+from tests.server.served import Answer, View, parse
+
+LIMIT = 20.0
+
+
+@dataclass
+class Shown:
+    """A serving certificate that is there."""
+
+    pair: CertificatePair | None
+    started: int = 0
+
+    async def start(self) -> None:
+        self.started += 1
+
+    async def stop(self) -> None:
+        self.started = 0
+
+
+class Runtime:
+    """A runtime's answers to the questions of the port: where streams wait, and what was asked."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        async def ask(*arguments: Any, **named: Any) -> Any:
+            self.asked.append((name, {"": arguments, **named}))
+            if self.error is not None:
+                raise self.error
+            return self.url
+
+        return ask
+
+
+@dataclass
+class SecuredView(View):
+    """A node n1 with one running pod `default/p` of one container `c`."""
+
+    name: str = "n1"
+    api: Any = None
+    serving_certificate: Shown = field(default_factory=lambda: Shown(None))
+    runtime: Runtime = field(default_factory=Runtime)
+    records: dict[str, PodRecord] = field(default_factory=dict)
+    logs: Path = Path("/nowhere")
+
+    def __post_init__(self) -> None:
+        self.known = [running_pod()]
+        self.records["u"] = PodRecord(
+            "u",
+            "p",
+            "default",
+            [SandboxRecord("s", True, 0, 1.0)],
+            [ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, log_path=str(self.logs / "p" / "0.log"))],
+        )
+        self.containers = ContainerAccess(
+            self.runtime,  # type: ignore[arg-type]
+            pods=lambda: self.known,
+            held=lambda uid: self.records.get(uid) or PodRecord(uid, "", ""),
+            pod_logs=self.logs,
+            checkpoints=self.logs / "checkpoints",
+        )
+
+
+def running_pod() -> Pod:
+    status = {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "name": "c", "ready": True, "restartCount": 0, "image": "i", "imageID": "i",
+                "containerID": "containerd://id", "state": {"running": {}},
+            }
+        ],
+    }  # fmt: skip
+    pod = Pod(
+        metadata=ObjectMeta(name="p", namespace="default", uid="u"),
+        spec=PodSpec(containers=[Container(name="c")]),
+    )
+    return msgspec.convert(
+        {**msgspec.to_builtins(pod, enc_hook=str), "status": status}, Pod, dec_hook=decode_hook
+    )
+
+
+@dataclass
+class Secured:
+    """A port that listens, and ways to talk to it. `authority` signs clients' certificates."""
+
+    view: SecuredView
+    port: SecurePort
+    number: int
+    authority: Authority
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        *,
+        token: str = "",
+        certificate: CertificatePair | None = None,
+        headers: Iterable[str] = (),
+    ) -> Answer:
+        lines = [f"{method} {target} HTTP/1.1", "Host: n", "Connection: close", *headers]
+        lines += [f"Authorization: Bearer {token}"] if token else []
+        data = await self.raw(("\r\n".join(lines) + "\r\n\r\n").encode(), certificate)
+        return parse(data)
+
+    async def raw(self, data: bytes, certificate: CertificatePair | None = None) -> bytes:
+        async with asyncio.timeout(LIMIT):
+            reader, writer = await self.connect(certificate)
+            try:
+                writer.write(data)
+                return await reader.read(-1)
+            finally:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+
+    async def connect(
+        self, certificate: CertificatePair | None = None, **tls: Any
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.create_default_context(cafile=str(self.authority.certificate))
+        for name, value in tls.items():
+            setattr(context, name, value)
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        return await asyncio.open_connection("127.0.0.1", self.number, ssl=context)
+
+
+def configured(**fields: Any) -> KubeletConfiguration:
+    return KubeletConfiguration(read_only_port=free_port(), healthz_port=free_port(), **fields)

@@ -1,0 +1,302 @@
+"""The node's own port: who may come in, by which credentials, to what."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, Refused
+from engine.api.struct import decode_hook
+from engine.cluster.client import ApiClient
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.server.port.access import needs
+from engine.server.port.door import MAX_STRANGERS, SecurePort
+from engine.testing.apiserver import ApiServer, Authority
+from tests.ports import free_port
+from tests.server.secured import Secured, SecuredView, Shown
+from tests.waiting import eventually
+
+Open = Callable[..., Awaitable[Secured]]
+NO_REVIEWS = {"authentication": {"webhook": {"enabled": False}}}
+READER, NOBODY = "reader", "nobody"
+
+PATHS = [
+    ("GET", "/pods", 200),
+    ("GET", "/runningpods/", 200),
+    ("GET", "/healthz", 200),
+    ("GET", "/healthz/ping", 200),
+    ("GET", "/configz", 200),
+    ("GET", "/flagz", 200),
+    ("GET", "/statusz", 200),
+    ("GET", "/stats/summary", 200),
+    ("GET", "/metrics", 200),
+    ("GET", "/metrics/resource", 200),
+    ("GET", "/metrics/probes", 200),
+    ("GET", "/logs/", 200),
+    ("GET", "/containerLogs/default/p/c", 400),
+    ("POST", "/exec/default/p/c?output=1", 500),
+    ("GET", "/attach/default/p/c?output=1", 500),
+    ("POST", "/portForward/default/p", 500),
+    ("POST", "/run/default/p/c?cmd=true", 500),
+    ("POST", "/checkpoint/default/p/c", 500),
+    ("GET", "/no/such/page", 404),
+    ("DELETE", "/pods", 405),
+]
+"""Each path, with what it answers to whom it lets in: here nothing stands behind the streams."""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
+    async with ApiServer(tmp_path / "server") as running:
+        running.tokens |= {"good": READER, "poor": NOBODY}
+        yield running
+
+
+@pytest.fixture
+async def client(server: ApiServer) -> AsyncIterator[ApiClient]:
+    config = load_kubeconfig(server.kubeconfig("system:node:n1"))
+    opened = ApiClient(config, Credentials(config, clock=time.time), user_agent="test", timeout=5.0)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+async def open_port(server: ApiServer, client: ApiClient, tmp_path: Path) -> AsyncIterator[Open]:
+    opened: list[SecurePort] = []
+    pair = server.authority.issue("n1", alternatives="IP:127.0.0.1")
+
+    async def begin(*, api: bool = True, **fields: Any) -> Secured:
+        document = {"authentication": {"x509": {"clientCAFile": str(server.authority.certificate)}}, **fields}
+        config = msgspec.convert(document, KubeletConfiguration, dec_hook=decode_hook)
+        view = SecuredView(config=config, serving_certificate=Shown(pair), logs=tmp_path)
+        view.api = client if api else None
+        view.runtime.error = Refused("nothing stands behind this")
+        port = SecurePort(view, "127.0.0.1", number := free_port())
+        opened.append(port)
+        await port.start()
+        return Secured(view, port, number, server.authority)
+
+    yield begin
+    for port in opened:
+        await port.stop()
+
+
+async def test_the_matrix_of_paths_credentials_and_rights(server: ApiServer, open_port: Open) -> None:
+    """Who is not known gets 401, who may not 403 with what was missing, before anything is done."""
+    port = await open_port()
+    certificates = {name: server.authority.issue(name, organization="people") for name in (READER, NOBODY)}
+    for method, path, _ in PATHS:
+        wanted = needs(method, path.partition("?")[0])
+        for bad in ({}, {"token": "bad"}):
+            answer = await port.ask(method, path, **bad)  # type: ignore[arg-type]
+            assert (answer.status, answer.body) == (401, b"Unauthorized"), path
+        who: list[tuple[str, dict[str, Any]]] = [
+            (NOBODY, {"token": "poor"}),
+            (NOBODY, {"certificate": certificates[NOBODY]}),
+        ]
+        for name, credentials in who:
+            answer = await port.ask(method, path, **credentials)
+            assert answer.status == 403, path
+            named = " ".join(wanted.subresources)
+            assert answer.body.decode() == (
+                f"Forbidden (user={name}, verb={wanted.verb}, resource=nodes, subresource(s)=[{named}])\n"
+            )
+        assert not port.view.runtime.asked
+    for method, path, status in PATHS:
+        for subresource in needs(method, path.partition("?")[0]).subresources:
+            server.reviews.allowed = {(READER, subresource)}
+            for good in ({"token": "good"}, {"certificate": certificates[READER]}):
+                fresh(port)
+                answer = await port.ask(method, path, **good)  # type: ignore[arg-type]
+                assert answer.status == status, (path, answer.body)
+
+
+def fresh(port: Secured) -> None:
+    """What was said of users is forgotten."""
+    assert port.port._authorization is not None
+    port.port._authorization._reviews._kept.clear()
+
+
+async def test_reviews_are_kept_for_their_time_and_shared(server: ApiServer, open_port: Open) -> None:
+    port = await open_port(authorization={"webhook": {"cacheUnauthorizedTTL": "1h"}})
+    server.reviews.allowed = {(READER, "proxy")}
+    await asyncio.gather(*(port.ask("GET", "/pods", token="good") for _ in range(8)))
+    asked = [each.path.rpartition("/")[2] for each in server.requests]
+    assert sorted(asked) == ["subjectaccessreviews", "subjectaccessreviews", "tokenreviews"]
+    review = next(each.value for each in server.requests if each.path.endswith("subjectaccessreviews"))
+    assert review["spec"]["resourceAttributes"] == {
+        "verb": "get", "version": "v1", "resource": "nodes", "subresource": "pods", "name": "n1",
+    }  # fmt: skip
+    assert review["spec"]["groups"] == ["people", "system:authenticated"]
+    server.reviews.allowed.clear()
+    assert (await port.ask("GET", "/pods", token="good")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("anonymous", "token", "webhook", "status"),
+    [
+        (False, "", True, 401),
+        (True, "", True, 200),
+        (True, "bad", True, 401),
+        (True, "bad", False, 200),
+        (False, "good", False, 401),
+    ],
+)
+async def test_who_is_nobody(
+    server: ApiServer, open_port: Open, anonymous: bool, token: str, webhook: bool, status: int
+) -> None:
+    port = await open_port(
+        authentication={"anonymous": {"enabled": anonymous}, "webhook": {"enabled": webhook}},
+        authorization={"mode": "AlwaysAllow"},
+    )
+    assert (await port.ask("GET", "/pods", token=token)).status == status
+
+
+async def test_an_api_server_that_cannot_be_asked(server: ApiServer, open_port: Open) -> None:
+    """401 where nobody can say who it is, 500 where nobody can say whether they may."""
+    port = await open_port()
+    reader = server.authority.issue(READER)
+    server.fail(403, path="reviews", times=None)
+    assert (await port.ask("GET", "/pods", token="good")).status == 401
+    answer = await port.ask("GET", "/pods", certificate=reader)
+    assert answer.status == 500
+    assert answer.body.decode() == (
+        "Authorization error (user=reader, verb=get, resource=nodes, subresource=pods)"
+    )
+    server.heal()
+    server.reviews.allowed = {(READER, "*")}
+    assert (await port.ask("GET", "/pods", certificate=reader)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "authentication.webhook.enabled"),
+        (NO_REVIEWS, "authorization.mode"),
+        (
+            {"authentication": {"webhook": {"enabled": False}}, "authorization": {"mode": "No"}},
+            "authorization",
+        ),
+    ],
+)
+async def test_without_an_api_server_reviews_are_refused(
+    open_port: Open, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        await open_port(api=False, **fields)
+
+
+async def test_debugging_can_be_off(server: ApiServer, open_port: Open) -> None:
+    port = await open_port(enableDebuggingHandlers=False)
+    server.reviews.allowed = {(READER, "*")}
+    for path in ("/exec/default/p/c", "/containerLogs/default/p/c", "/runningpods/", "/logs/", "/run/x/y/z"):
+        answer = await port.ask("GET", path, token="good")
+        assert (answer.status, answer.body) == (405, b"Debug endpoints are disabled.\n"), path
+    assert (await port.ask("GET", "/configz", token="good")).status == 404
+    assert (await port.ask("GET", "/metrics", token="good")).status == 200
+
+
+async def test_a_certificate_of_another_authority_does_not_come_in(
+    server: ApiServer, open_port: Open, tmp_path: Path
+) -> None:
+    port = await open_port()
+    server.reviews.allowed = {(READER, "*")}
+    stranger = Authority(tmp_path / "other").issue(READER)
+    try:
+        answered = await port.raw(b"GET /pods HTTP/1.1\r\nHost: n\r\n\r\n", stranger)
+    except (ssl.SSLError, ConnectionError):
+        answered = b""
+    assert answered == b""
+    assert (await port.ask("GET", "/healthz", token="good")).status == 200
+
+
+async def test_files_that_change_are_used_from_the_next_connection_on(
+    server: ApiServer, open_port: Open
+) -> None:
+    port = await open_port()
+    shown = port.view.serving_certificate
+
+    async def serial() -> str:
+        _, writer = await port.connect()
+        certificate = writer.get_extra_info("ssl_object").getpeercert()
+        writer.transport.abort()
+        return str(certificate["serialNumber"])
+
+    before = await serial()
+    assert await serial() == before
+    shown.pair = server.authority.issue("n1", alternatives="IP:127.0.0.1")
+    after = await serial()
+    assert after != before
+    shown.pair.key.write_text("half a key")
+    assert await serial() == after, "what cannot be read leaves the one before in force"
+
+
+@pytest.mark.parametrize(
+    ("fields", "client", "comes_in"),
+    [
+        ({}, ssl.TLSVersion.TLSv1_2, True),
+        ({"tlsMinVersion": "VersionTLS13"}, ssl.TLSVersion.TLSv1_2, False),
+        ({"tlsMinVersion": "VersionTLS13"}, ssl.TLSVersion.TLSv1_3, True),
+        ({"tlsCipherSuites": ["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]}, ssl.TLSVersion.TLSv1_2, False),
+        ({"tlsCipherSuites": ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]}, ssl.TLSVersion.TLSv1_2, True),
+    ],
+)
+async def test_versions_and_ciphers(
+    open_port: Open, fields: dict[str, Any], client: ssl.TLSVersion, comes_in: bool
+) -> None:
+    port = await open_port(**fields)
+    try:
+        _, writer = await port.connect(maximum_version=client)
+    except (ssl.SSLError, ConnectionError):
+        assert not comes_in
+    else:
+        assert comes_in
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("fields", [{"tlsMinVersion": "TLS9"}, {"tlsCipherSuites": ["NONE"]}])
+async def test_unknown_versions_and_ciphers_are_named(open_port: Open, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=next(iter(fields))):
+        await open_port(**fields)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["silent", "half", "plain"]
+)
+async def test_strangers_leave_room_and_nothing_behind(
+    server: ApiServer, open_port: Open, sent: bytes
+) -> None:
+    """A thousand that never finish a handshake; who is known comes in all the same."""
+    port = await open_port()
+    server.reviews.allowed = {(READER, "*")}
+    crowd = []
+    for count in range(1000):
+        crowd.append(await asyncio.open_connection("127.0.0.1", port.number))
+        crowd[-1][1].write(sent)
+        if count % 250 == 249:
+            assert (await port.ask("GET", "/healthz", token="good")).status == 200
+            assert len(port.port._connections) <= MAX_STRANGERS + 10
+    for _, writer in crowd:
+        writer.transport.abort()
+    await eventually(lambda: not port.port._connections)
+    assert not port.port._crowd.silent
+
+
+async def test_a_port_that_is_taken_is_named(open_port: Open) -> None:
+    port = await open_port()
+    other = SecurePort(port.view, "127.0.0.1", port.number)
+    with pytest.raises(Refused, match=f"port 127.0.0.1:{port.number}"):
+        other.bind()
+    await other.stop()
+    await port.port.stop()
+    await port.port.stop()
+    assert port.view.serving_certificate.started == 0
