@@ -1,43 +1,36 @@
 """Between pods and their probes: who is probed, what the runtime says of them, and what follows.
 
-What was ready and started is kept in `<pod directory>/readiness.json`, so that an agent that comes back
-doesn't call ready pods unready until their first probe, nor run startup probes again.
+What was ready and started is kept, so that an agent that comes back doesn't call ready pods unready until
+their first probe, nor run startup probes again.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from pathlib import Path
-
-import msgspec
-
-from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
-from engine.host.kept import keep, kept
 from engine.node.actions import Health
+from engine.node.pod.kept_readiness import KeptReadiness
 from engine.probes.manager import ProbeManager
 
-FILE = "readiness.json"
 _STATES: dict[int, str] = {RUNNING: "running", EXITED: "terminated"}
-
-Known = dict[str, tuple[str, bool, bool]]
-"""Container name → its id, whether it was ready, whether it had started."""
 
 
 class Probing:
-    """`pod_directory(uid)` is where a pod's files are."""
-
-    def __init__(self, probes: ProbeManager, pod_directory: Callable[[str], Path]) -> None:
+    def __init__(self, probes: ProbeManager, kept: KeptReadiness) -> None:
         self.probes = probes
-        self._pod_directory = pod_directory
-        self._written: dict[str, int] = {}
-        """Pod UID → hash of what its file says."""
+        self._kept = kept
+        self._probed: set[str] = set()
+        """Uids of the pods that are here and have probes."""
+
+    async def stop(self) -> None:
+        """Returns when what is to be remembered is."""
+        await self._kept.stop()
 
     def accepted(self, pod: Pod) -> None:
         """Begin to probe the pod."""
+        if any(c.readiness_probe or c.startup_probe for c in pod.all_containers):
+            self._probed.add(pod.uid)
         self.probes.add_pod(pod, restored=self._restored(pod.uid))
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
@@ -61,7 +54,8 @@ class Probing:
 
     def released(self, uid: str) -> None:
         self.probes.remove_pod(uid)
-        self._written.pop(uid, None)
+        self._probed.discard(uid)
+        self._kept.forget(uid)
 
     def health(self, uid: str, container: ContainerRecord) -> Health:
         started = self.probes.is_started(uid, container.name, container.id)
@@ -72,22 +66,14 @@ class Probing:
 
     def remember(self, pod: Pod) -> None:
         """Keep what the status says of readiness, if it says anything new."""
-        statuses = _statuses(pod.status)
-        known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}
-        if not known and pod.uid not in self._written:
-            return
-        text = msgspec.json.encode(known)
-        directory = self._pod_directory(pod.uid)
-        if hash(text) == self._written.get(pod.uid) or not directory.is_dir():
-            return
-        with contextlib.suppress(Refused):
-            keep(directory / FILE, text)
-            self._written[pod.uid] = hash(text)
+        if pod.uid in self._probed:
+            statuses = _statuses(pod.status)
+            known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}
+            self._kept.write(pod.uid, known)
 
     def _restored(self, uid: str) -> PodStatus | None:
-        path = self._pod_directory(uid) / FILE
-        known = kept(path, _decode, without="what was ready counts as not ready")
-        if known is None:
+        known = self._kept.read(uid) if uid in self._probed else {}
+        if not known:
             return None
         return PodStatus(
             container_statuses=[
@@ -103,10 +89,6 @@ class Probing:
                 for name, (identity, ready, started) in known.items()
             ]
         )
-
-
-def _decode(content: bytes) -> Known:
-    return msgspec.json.decode(content, type=Known)
 
 
 def _statuses(status: PodStatus) -> list[ContainerStatus]:

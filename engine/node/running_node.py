@@ -37,6 +37,7 @@ from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
+from engine.node.pod.kept_readiness import KeptReadiness
 from engine.node.pod_stats import pod_stats
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
@@ -132,6 +133,7 @@ class RunningNode:
             tasks=tasks,
             clock=clock,
         )
+        self._probing = probing = Probing(managers.probes, KeptReadiness(volumes.pod_directory, tasks))
         services = Services(
             node=facts,
             runtime=runtime,
@@ -145,7 +147,7 @@ class RunningNode:
             accepted=accepted,
             ends=KeptEnds(volumes.pod_directory),
             accounts=gatekeeper,
-            probes=Probing(managers.probes, volumes.pod_directory),
+            probes=probing,
             devices=managers.devices,
             belonging=self._belonging,
             recorder=recorder,
@@ -204,6 +206,7 @@ class RunningNode:
                 self._reconciler.stop,
                 self.pods.stop,
                 self._keeper.stop,
+                self._probing.stop,
                 self.runtime_health.stop,
                 self.watch.stop,
                 self.managers.stop,

@@ -1,11 +1,13 @@
 """Ranges of host ids for pods with user namespaces of their own (`hostUsers: false`).
 
-Each pod has one range, the same for users and groups, kept in `userns` of its directory as a kubelet keeps
-it, so that either finds the other's. Source: kubelet v1.36 `userns`.
+Each pod has one range, kept in `userns` of its directory as a kubelet keeps it, so that either finds the
+other's. It stands there twice, for users and for groups, by which damage is seen. Source: kubelet v1.36
+`userns`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -15,12 +17,15 @@ import msgspec
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.host.files import replace_file
+from engine.host.kept import set_aside
 from engine.wire import cri_v1_pb2 as cri
 
 FILE: Final = "userns"
 IDS_PER_POD: Final = 65536
 _ALL_IDS: Final = 1 << 32
 UNSUPPORTED: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
+
+log = logging.getLogger("kubengine.pods")
 
 
 class _Mapping(msgspec.Struct, rename="camel"):
@@ -48,7 +53,7 @@ class UserNamespaces:
     def of(self, pod: Pod, *, supported: bool) -> cri.UserNamespace | None:
         """The pod's range, taken now if it has none; None for one that uses the host's.
 
-        Raises `Refused` where the runtime can't, the file is not one, or no range is left.
+        Raises `Refused` where the runtime can't, or no range is left.
         """
         if pod.spec.host_users is not False:
             return None
@@ -76,17 +81,20 @@ class UserNamespaces:
         return self._pods.glob(f"*/{FILE}")
 
     def _read(self, file: Path) -> int | None:
-        """The first host id of a pod's range, None where it has none."""
+        """The first host id of a pod's range, None where it has none that can be trusted."""
         try:
-            mappings = msgspec.json.decode(file.read_bytes(), type=_Mappings)
+            return self._first(msgspec.json.decode(file.read_bytes(), type=_Mappings))
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise Refused(f"cannot read the user namespace: {error}", subject=str(file)) from error
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; %s; the pod gets another range", file, error, set_aside(file))
+            return None
+
+    def _first(self, mappings: _Mappings) -> int:
         users = mappings.uid_mappings
         if len(users) != 1 or users != mappings.gid_mappings or users[0].container_id != 0:
-            raise Refused("not one mapping of root, the same for users and groups", subject=str(file))
+            raise ValueError("not one mapping of root, the same for users and groups")
         if users[0].length != self._length or users[0].host_id % self._length:
             text = f"expected a range of {self._length} ids, got {users[0].length} from {users[0].host_id}"
-            raise Refused(text, subject=str(file))
+            raise ValueError(text)
         return users[0].host_id

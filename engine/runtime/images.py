@@ -2,6 +2,7 @@
 
     ROOT/images/<id>.json    one per image: configuration, names, layers
     ROOT/layers/<name>/      one unpacked layer; a layer that several images share is there once
+    ROOT/layers/<name>.size  its bytes and inodes
 
 Everything appears under its final name only when it is whole. The store may be filled by another
 process (`kubengine runtime import`) while a runtime reads it: a changed directory is read again.
@@ -22,10 +23,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.api.errors import InvalidInput
-from engine.host.files import remove_unfinished, replace_file
+from engine.api.errors import InvalidInput, Refused
+from engine.host.files import remove_unfinished
 from engine.host.kept import keep, kept
-from engine.host.trees import remove_tree
+from engine.host.trees import disk_usage, remove_tree
 from engine.runtime.archives import Archive, ArchivedImage
 from engine.runtime.failures import Missing, WrongState
 from engine.runtime.layers import unpack
@@ -35,6 +36,7 @@ from engine.wire import cri_v1_pb2 as cri
 HOST_NAME = "docker.io/library/host:latest"
 HOST_ID = "sha256:" + "0" * 63 + "1"
 WITHOUT = "the image is gone from the store; import it again"
+SIZE = ".size"
 LOG = logging.getLogger(__name__)
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -156,9 +158,9 @@ class ImageStore:
                 layers[layer] = image
         used = inodes = 0
         for layer in layers:
-            with contextlib.suppress(OSError, ValueError):
-                size, count = (self.layers / f"{layer}.size").read_text().split()
-                used, inodes = used + int(size), inodes + int(count)
+            counted = self._layer_size(layer)
+            if counted is not None:
+                used, inodes = used + counted[0], inodes + counted[1]
         return str(self.root), used, inodes
 
     def info(self, image_id: str) -> dict[str, str]:
@@ -179,7 +181,7 @@ class ImageStore:
         wanted = set(self._layers_in_use())
         wanted |= {layer for image in self._current().values() for layer in image.layers}
         for path in self.layers.iterdir():
-            if path.suffix != ".partial" and path.name.removesuffix(".size") not in wanted:
+            if path.suffix != ".partial" and path.name.removesuffix(SIZE) not in wanted:
                 remove_tree(path)
 
     def _import(self, archive: Archive, image: ArchivedImage, digests: Sequence[str]) -> StoredImage:
@@ -215,7 +217,7 @@ class ImageStore:
         try:
             with archive.layer(layer) as stream:
                 counted = unpack(stream, partial, diff_id)
-            replace_file(self.layers / f"{name}.size", f"{counted[0]} {counted[1]}\n")
+            self._keep_size(name, counted)
             partial.rename(target)
         except InvalidInput as error:
             raise InvalidInput(str(error), subject=str(archive.path)) from None
@@ -232,11 +234,15 @@ class ImageStore:
         """Bytes and inodes of a layer that is here, whole."""
         if not (self.layers / name).is_dir():
             return None
-        try:
-            size, inodes = (self.layers / f"{name}.size").read_text().split()
-            return int(size), int(inodes)
-        except (OSError, ValueError):
-            return None
+        counted = kept(self.layers / f"{name}{SIZE}", _counted, without="the layer is counted anew")
+        if counted is None:
+            counted = disk_usage(self.layers / name)
+            with contextlib.suppress(Refused):
+                self._keep_size(name, counted)
+        return counted
+
+    def _keep_size(self, name: str, counted: tuple[int, int]) -> None:
+        keep(self.layers / f"{name}{SIZE}", json.dumps(counted).encode())
 
     def _take_tags(self, newer: StoredImage) -> None:
         """A name belongs to the image that was imported last."""
@@ -315,3 +321,8 @@ def _is_stale(partial: Path) -> bool:
     """Whether the process that was writing it is gone."""
     pid = partial.name.rsplit(".", 2)[1].partition("-")[0]
     return not (pid.isdigit() and Path("/proc", pid).exists() and int(pid) != os.getpid())
+
+
+def _counted(content: bytes) -> tuple[int, int]:
+    size, inodes = json.loads(content)
+    return int(size), int(inodes)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput
 from engine.api.pod import Pod, PodSpec
 from engine.node.runtime_health import RuntimeFeatures
 from engine.node.user_namespaces import UserNamespaces
@@ -64,10 +64,15 @@ def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
         '"gidMappings":[{"hostId":1,"containerId":0,"length":65536}]}',
     ],
 )
-def test_a_file_that_is_none_is_named(pods: Path, text: str):
+def test_a_file_that_is_none_is_named_and_set_aside_and_holds_up_nobody(
+    pods: Path, text: str, caplog: pytest.LogCaptureFixture
+):
     (pods / "a" / "userns").write_text(text)
-    with pytest.raises(Refused, match="a/userns"):
-        UserNamespaces(pods).of(pod("a"), supported=True)
+    users = UserNamespaces(pods)
+    assert users.of(pod("b"), supported=True) is not None
+    assert str(pods / "a" / "userns") in caplog.text
+    assert list((pods / "a").glob("userns.bad-*"))
+    assert users.of(pod("a"), supported=True) != users.of(pod("b"), supported=True)
 
 
 def test_ids_come_in_whole_ranges(pods: Path):

@@ -6,7 +6,6 @@ pod is stopped for it, and again with its last status, so that an agent that com
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +14,10 @@ import msgspec
 from engine.api.lifecycle import PodEnd
 from engine.api.status import PodStatus
 from engine.api.struct import decode_hook, encode_hook
-from engine.host.files import replace_file
+from engine.host.kept import keep, kept
 from engine.node.pod.life import PodLife, State
 
 FILE = "end.json"
-
-log = logging.getLogger("kubengine.pods")
 
 
 class KeptEnd(msgspec.Struct, frozen=True):
@@ -45,20 +42,14 @@ class KeptEnds:
         self._encoder = msgspec.json.Encoder(enc_hook=encode_hook)
         self._decoder = msgspec.json.Decoder(KeptEnd, dec_hook=decode_hook)
 
-    def write(self, uid: str, kept: KeptEnd) -> None:
+    def write(self, uid: str, end: KeptEnd) -> None:
         """For a thread. Raises `OSError` or `Refused`."""
         directory = self._pod_directory(uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        replace_file(directory / FILE, self._encoder.encode(kept))
+        keep(directory / FILE, self._encoder.encode(end))
 
     def read(self, uid: str) -> KeptEnd | None:
         """None if the pod has not ended, as far as is known."""
         path = self._pod_directory(uid) / FILE
-        try:
-            kept = self._decoder.decode(path.read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            log.error("%s: %s; whether the pod has ended is not known", path, error)
-            return None
-        return kept if kept.end is not None or kept.status is not None else None
+        end = kept(path, self._decoder.decode, without="whether the pod has ended is not known")
+        return end if end is not None and (end.end is not None or end.status is not None) else None

@@ -1,0 +1,279 @@
+"""Every file that a later process reads back: what is damaged is never believed, is named and set aside, and
+its reader goes on. Each bit flipped, each length cut.
+
+The files stand here by the module that owns them; a module that begins to write files is found.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.events import EventRecorder
+from engine.api.lifecycle import PodEnd
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Container, Pod, PodSpec
+from engine.api.status import PodStatus
+from engine.devices import checkpoint_file
+from engine.devices.checkpoint import Checkpoint, Entry, encode
+from engine.devices.checkpoint_file import CheckpointFile
+from engine.host.kept import keep
+from engine.host.tasks import Tasks
+from engine.images import records_file
+from engine.images.records import ImageRecords
+from engine.node.node_events import NodeEvents
+from engine.node.pod.accepted import AcceptedPods
+from engine.node.pod.kept_end import KeptEnd, KeptEnds
+from engine.node.pod.kept_readiness import KeptReadiness
+from engine.node.user_namespaces import UserNamespaces
+from engine.runtime.addresses import PodNetwork
+from engine.runtime.images import ImageStore, StoredImage
+from engine.runtime.records import Container as RuntimeContainer
+from engine.runtime.records import Sandbox
+from engine.runtime.state import Extras, StateDirectory
+from engine.wire import cri_v1_pb2 as cri
+
+ENGINE = Path(__file__).parents[2] / "engine"
+
+WRITES = {"replace_file", "replacing_file", "write_text", "write_bytes", "O_CREAT", "NamedTemporaryFile"}
+LEFT_OUT = ("bench", "cli", "plan", "testing", "wire")
+"""Rooms that write what users ask for."""
+PEM = "PEM under the kubelet's names; what does not parse is asked for anew"
+CONTAINERS = "for containers; not read back"
+WRITERS = {
+    "cluster/bootstrap.py": "a kubeconfig under the kubelet's name",
+    "cluster/certificate_store.py": PEM,
+    "cluster/serving_certificate.py": PEM,
+    "eviction/usage_events.py": "cgroupfs",
+    "host/beneath.py": "how volumes' files are written",
+    "host/files.py": "how files are written",
+    "host/kept.py": "how files are kept",
+    "node/log_rotation.py": "logs",
+    "node/node.py": "a lock without content",
+    "node/volumes/container_files.py": CONTAINERS,
+    "node/volumes/host_path.py": CONTAINERS,
+    "runtime/layers.py": "layers, checked by their digest when they are unpacked",
+    "runtime/processes.py": f"a lock without content; {CONTAINERS}",
+    "runtime/shim/container.py": "`started` and `exit`, said twice: tests/runtime/test_damaged_state.py",
+    "runtime/shim/logs.py": "logs",
+    "runtime/shim/rootfs.py": CONTAINERS,
+    "runtime/shim/sandbox.py": "`up`, without content",
+    "runtime/shim/terminal.py": CONTAINERS,
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What `owner` writes to `file` below a directory, and how it reads it."""
+
+    owner: str
+    file: str
+    write: Callable[[Path], Any]
+    read: Callable[[Path], Any]
+
+
+POD = Pod(
+    metadata=ObjectMeta(name="a", namespace="d", uid="u", annotations={"k": "v"}),
+    spec=PodSpec(containers=[Container(name="c", image="i")]),
+)
+END = KeptEnd(PodEnd("Evicted", "low"), PodStatus(phase="Failed"))
+SANDBOX = Sandbox("s", cri.PodSandboxConfig(hostname="h"), 17)
+CONTAINER = RuntimeContainer("c", SANDBOX, cri.ContainerConfig(image=cri.ImageSpec(image="i")), 17)
+ENTRY = Entry(pod_uid="u", container_name="c", resource_name="r/g", device_ids={0: ["g"]}, alloc_resp=b"abc")
+CHECKPOINT = Checkpoint(pod_device_entries=[ENTRY], registered_devices={"r/g": ["g", "h"]})
+NETWORK = {"bridge": "b", "subnet": "10.66.0.0/20"}
+USERS = Pod(metadata=ObjectMeta(uid="u"), spec=PodSpec(host_users=False))
+
+
+def beneath(directory: Path) -> Callable[[str], Path]:
+    return lambda uid: directory / uid
+
+
+async def _readiness(directory: Path) -> None:
+    (directory / "u").mkdir()
+    kept = KeptReadiness(beneath(directory), Tasks())
+    kept.write("u", {"c": ("id", True, False)})
+    await kept.stop()
+
+
+def _image_records(directory: Path) -> None:
+    records = ImageRecords()
+    records.restore({"i": {"firstDetected": 1.0, "lastUsed": 2.0, "size": 3}}, 5.0)
+    records_file.save(directory / records_file.FILE_NAME, records)
+
+
+def _read_image_records(directory: Path) -> dict[str, dict[str, float]]:
+    records = ImageRecords()
+    records_file.load(directory / records_file.FILE_NAME, records, 5.0)
+    return records.export()
+
+
+def _rebooted(directory: Path) -> bool:
+    """Whether another boot id was known."""
+    recorder = EventRecorder(lambda: 0.0)
+    NodeEvents(recorder, "n", directory / "boot_id").started("two")
+    return any(event.reason == "Rebooted" for event in recorder)
+
+
+def _store(directory: Path) -> ImageStore:
+    store = ImageStore(directory)
+    store.open()
+    return store
+
+
+def _image(directory: Path) -> None:
+    _store(directory)._write(StoredImage("sha256:" + "a" * 64, {"Cmd": ["x"]}, ["l"], ["t"], size=5))
+
+
+def _layer(directory: Path) -> None:
+    (directory / "layers/l").mkdir(parents=True)
+    _store(directory)._keep_size("l", (123, 45))
+
+
+def _state(directory: Path) -> StateDirectory:
+    state = StateDirectory(directory)
+    state.open()
+    return state
+
+
+KEPT = [
+    Kept(
+        "node/pod/accepted.py",
+        "u/accepted.json",
+        lambda d: AcceptedPods(beneath(d)).keep(POD),
+        lambda d: AcceptedPods(beneath(d)).read("u"),
+    ),
+    Kept(
+        "node/pod/kept_end.py",
+        "u/end.json",
+        lambda d: KeptEnds(beneath(d)).write("u", END),
+        lambda d: KeptEnds(beneath(d)).read("u"),
+    ),
+    Kept(
+        "node/pod/kept_readiness.py",
+        "u/readiness.json",
+        _readiness,
+        lambda d: KeptReadiness(beneath(d), Tasks()).read("u"),
+    ),
+    Kept(
+        "node/user_namespaces.py",
+        "u/userns",
+        lambda d: (d / "u").mkdir() or UserNamespaces(d).of(USERS, supported=True),
+        lambda d: UserNamespaces(d)._read(d / "u/userns"),
+    ),
+    Kept(
+        "node/node_events.py",
+        "boot_id",
+        lambda d: NodeEvents(EventRecorder(lambda: 0.0), "n", d / "boot_id").started("one"),
+        _rebooted,
+    ),
+    Kept("images/records_file.py", records_file.FILE_NAME, _image_records, _read_image_records),
+    Kept(
+        "devices/checkpoint_file.py",
+        checkpoint_file.FILE_NAME,
+        lambda d: (d / checkpoint_file.FILE_NAME).write_bytes(encode(CHECKPOINT)),
+        lambda d: CheckpointFile(d, Checkpoint).load(1.0),
+    ),
+    Kept(
+        "runtime/images.py",
+        f"images/{'a' * 64}.json",
+        _image,
+        lambda d: _store(d).get("sha256:" + "a" * 64),
+    ),
+    Kept("runtime/images.py", "layers/l.size", _layer, lambda d: _store(d)._layer_size("l")),
+    Kept(
+        "runtime/state.py",
+        "sandboxes/s/record.json",
+        lambda d: _state(d).save_sandbox(SANDBOX, Extras()),
+        lambda d: [(s.id, s.created_at, s.config) for s, _ in _state(d).load_sandboxes()],
+    ),
+    Kept(
+        "runtime/state.py",
+        "containers/c/record.json",
+        lambda d: _state(d).save_container(CONTAINER, Extras()),
+        lambda d: [(c.id, c.created_at, c.config) for c, _ in _state(d).load_containers({"s": SANDBOX})],
+    ),
+    Kept(
+        "runtime/addresses.py",
+        "network.json",
+        lambda d: keep(d / "network.json", json.dumps(NETWORK).encode()),
+        lambda d: PodNetwork(d, "10.77.0.0/20")._choose(),
+    ),
+]
+
+
+def damaged(content: bytes) -> Iterator[bytes]:
+    """With one bit of it flipped, and cut to every length."""
+    for bit in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+    for length in range(len(content)):
+        yield content[:length]
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.file.rpartition("/")[2][-20:])
+async def test_what_is_damaged_is_not_believed_but_named_and_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: Kept
+) -> None:
+    path = tmp_path / kept.file
+    writing = kept.write(tmp_path)
+    if inspect.isawaitable(writing):
+        await writing
+    content = path.read_bytes()
+    whole = kept.read(tmp_path)
+    path.unlink()
+    without = kept.read(tmp_path)
+    assert whole != without
+    for bad in damaged(content):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bad)
+        caplog.clear()
+        found = kept.read(tmp_path)
+        assert found == without, bad
+        assert str(path) in caplog.text, bad
+        assert not path.exists() or path.read_bytes() != bad
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    assert kept.read(tmp_path) == whole
+
+
+def test_whoever_writes_files_is_known() -> None:
+    rooms = [path for path in ENGINE.iterdir() if path.is_dir() and path.name not in LEFT_OUT]
+    found = {str(path.relative_to(ENGINE)) for room in rooms for path in room.rglob("*.py") if writes(path)}
+    owners = {kept.owner for kept in KEPT}
+    assert found - owners - WRITERS.keys() == set(), "keep it with engine.host.kept, or say here why not"
+    assert owners | WRITERS.keys() == found, "an exception that nothing needs"
+
+
+def writes(path: Path) -> bool:
+    tree = ast.parse(path.read_text(), str(path))
+    return any(
+        _names(node) & WRITES
+        or (isinstance(node, ast.ImportFrom) and node.module == "engine.host.kept")
+        or (isinstance(node, ast.Call) and _opens_to_write(node))
+        for node in ast.walk(tree)
+    )
+
+
+def _names(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Attribute):
+        return {node.attr}
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def _opens_to_write(call: ast.Call) -> bool:
+    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+    modes = [
+        each.value for each in arguments if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    ]
+    return bool(_names(call.func) & {"open"}) and any(
+        set(mode) & set("wax") for mode in modes if len(mode) < 4
+    )
