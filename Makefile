@@ -9,9 +9,9 @@ PYTEST := $(BIN)/pytest
 # Files of tests run side by side, two a core as most of them wait, those that take long first; `make TEST_WORKERS=0 test` runs them one by one.
 TEST_WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST_ALL := $(PYTEST) -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-KERNELS := $(foreach d,engine/_fast engine/_fast/probing,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
+KERNELS := $(foreach d,engine/_fast engine/_fast/http2 engine/_fast/probing,$(wildcard $(d)/*.pyx $(d)/*.pxd $(d)/*.h))
 
-C_FILES := $(wildcard engine/_fast/*.h engine/_fast/probing/*.h engine/testing/*.c fuzz/*.c bench/*.c)
+C_FILES := $(wildcard engine/_fast/*.h engine/_fast/*/*.h engine/testing/*.c fuzz/*.c bench/*.c)
 
 # A Python that is new enough, or nothing; `make PYTHON=/path/to/python3.12 test` overrides it.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -106,7 +106,7 @@ $(VENV)/.python:
 
 clean:
 	rm -rf $(VENV) $(RUN) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
-	rm -f engine/_fast/*.so engine/_fast/*.c engine/_fast/probing/*.so engine/_fast/probing/*.c
+	rm -f engine/_fast/*.so engine/_fast/*.c engine/_fast/*/*.so engine/_fast/*/*.c
 	find engine tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Installs what is missing; a machine without a package mirror goes on without.

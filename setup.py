@@ -23,7 +23,7 @@ def extension(source: Path) -> Extension:
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
         extra_compile_args=[*flags, "-fopenmp", "-Wno-unused-function"],
         extra_link_args=["-fopenmp"],
-        depends=[str(header) for header in source.parent.glob("*.h")],
+        depends=[str(header) for room in (source.parent, KERNELS / "http2") for header in room.glob("*.h")],
     )
 
 

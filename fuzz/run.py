@@ -45,6 +45,23 @@ SEEDS: dict[str, list[bytes]] = {
         b"\x02\x20\x88\x40\x0bgrpc-status\x0212\xbe\x3f\xe1\x1f",
         b"\x01\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30\xbe\x10\x0cgrpc-message\x03abc",
     ],
+    "http2_client": [
+        b"\5"
+        + frame(4, 0, b"\0\3\0\0\0\x64\0\4\0\1\0\0", 0)
+        + frame(6, 0, bytes(8), 0)
+        + frame(1, 4, b"\x88\x5f\x8b\x1d\x75\xd0\x62\x0d\x26\x3d\x4c\x4d\x65\x64")
+        + frame(0, 8, b"\1\0\0\0\0\2\x08\1z")
+        + frame(0, 1, b"late", 5)
+        + frame(1, 5, b"\x40\x89\x9a\xca\xc8\xb2\x12\x34\xda\x8f\x01\x30\xbe", 3),
+        b"\2"
+        + frame(4, 1, b"", 0)
+        + frame(4, 0, b"", 0)
+        + frame(8, 0, b"\0\0\xff\xff", 0)
+        + frame(8, 0, b"\0\0\xff\xff", 7)
+        + frame(7, 0, b"\0\0\0\3\0\0\0\0bye", 0)
+        + frame(3, 0, b"\0\0\0\7", 7),
+        b"\7" + frame(4, 0, b"", 0) + frame(1, 0, b"\x20\x88\x40\x0bgrpc-") + frame(9, 4, b"status\x0212"),
+    ],
     "grpc_answer": [
         b"\5"
         + frame(4, 0, b"\0\3\0\0\0\x64", 0)

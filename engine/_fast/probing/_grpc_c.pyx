@@ -1,18 +1,19 @@
 """The compiled reader of gRPC answers, to a health check or an exec; `_grpc_py` states its rule."""
 
-from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 cdef extern from "grpc.h" nogil:
     enum:
         GRPC_EXEC
+    ctypedef struct grpc_room:
+        pass
     ctypedef struct grpc_answer:
         int32_t detail
-        uint16_t reply_len
         uint8_t verdict
-        uint8_t reply[256]
-    void grpc_reset(grpc_answer *, uint8_t, char *)
+    void grpc_reset(grpc_answer *, uint8_t, grpc_room *, char *)
     uint8_t grpc_feed(grpc_answer *, const uint8_t *, size_t)
     uint8_t grpc_eof(grpc_answer *)
+    size_t grpc_reply(grpc_answer *, uint8_t *)
     const char *grpc_text(const grpc_answer *, uint32_t *)
 
 
@@ -20,12 +21,13 @@ cdef class GrpcAnswer:
     """Reads one answer piece by piece. `feed` and `eof` return the verdict so far."""
 
     cdef grpc_answer _answer
+    cdef grpc_room _room
     cdef char _output[10240]  # EXEC_OUTPUT_LIMIT
 
     def __cinit__(self, int call=0):
         if not 0 <= call <= GRPC_EXEC:
             raise ValueError(f"call {call} is not 0 (health) or 1 (exec)")
-        grpc_reset(&self._answer, <uint8_t>call, self._output)
+        grpc_reset(&self._answer, <uint8_t>call, &self._room, self._output)
 
     def feed(self, const uint8_t[::1] data not None):
         if data.shape[0] == 0:
@@ -43,9 +45,9 @@ cdef class GrpcAnswer:
 
     def reply(self):
         """What the server waits for; asked once."""
-        cdef bytes waiting = (<char *>self._answer.reply)[:self._answer.reply_len]
-        self._answer.reply_len = 0
-        return waiting
+        cdef uint8_t waiting[256]  # GRPC_REPLY_SIZE
+        cdef size_t size = grpc_reply(&self._answer, waiting)
+        return (<char *>waiting)[:size]
 
 
 def parse(bytes data, int call=0):

@@ -19,7 +19,8 @@ EXEC_MESSAGE_LIMIT = 16 * 1024 * 1024
 OUTPUT_LIMIT = 10 * 1024
 TEXT_LIMIT = 512
 TABLE_SIZE = 4096
-DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 3, 4, 6, 7, 9
+DATA, HEADERS, PRIORITISE, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+WINDOW_LIMIT = 0x7FFFFFFF
 ACK, END_STREAM, END_HEADERS, PADDED, PRIORITY = 1, 1, 4, 8, 32
 
 # Code lengths of the symbols 0 to 255 and end-of-string, A for 5 bits to Z for 30 (RFC 7541, appendix B).
@@ -81,6 +82,9 @@ class Answer:
         self.message = b""
         self.table: list[tuple[bytes, bytes]] = []
         self.table_max = TABLE_SIZE
+        self.headed = False
+        self.windows = {0: 0, 1: 0}  # the request is as large as any server takes
+        self.initial_window = 65535
 
 
 def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
@@ -125,12 +129,17 @@ def _frames(answer: Answer, data: bytes) -> None:
             _block(answer, bytes(block), done)
             if done:
                 block = None
+                answer.headed = True
                 if ends:
                     _conclude(answer)
         elif type == DATA:
             _message(answer, payload)
             if whole and flags & END_STREAM:
                 _conclude(answer)
+        elif type == SETTINGS:
+            _settings(answer, payload)
+        elif type == WINDOW_UPDATE and whole:
+            _widen(answer, stream, int.from_bytes(payload, "big") & WINDOW_LIMIT)
         elif type == RST and whole:
             raise _Verdict(CLOSED, int.from_bytes(payload, "big") & 0x7FFFFFFF)
         elif type == GOAWAY and whole and (code := int.from_bytes(payload[4:8], "big") & 0x7FFFFFFF):
@@ -142,7 +151,10 @@ def _check(
 ) -> None:
     right = {
         HEADERS: stream == 1,
-        DATA: stream == 1 and answer.status >= 0,
+        DATA: stream == 1 and answer.headed,
+        PRIORITISE: length == 5 and stream != 0,
+        PUSH: False,
+        WINDOW_UPDATE: length == 4 and stream in (0, 1),
         RST: length == 4 and stream == 1,
         PING: length == 8 and stream == 0,
         GOAWAY: length >= 8 and stream == 0,
@@ -151,6 +163,25 @@ def _check(
     if not right or length > FRAME_LIMIT or idle > FRAMES_LIMIT:
         raise _Refused
     if in_block != (type == CONTINUATION) or (in_block and stream != 1):
+        raise _Refused
+
+
+def _settings(answer: Answer, payload: bytes) -> None:
+    for at in range(0, len(payload) - 5, 6):
+        setting = int.from_bytes(payload[at : at + 2], "big")
+        value = int.from_bytes(payload[at + 2 : at + 6], "big")
+        if (setting == 2 and value > 1) or (setting == 5 and not FRAME_LIMIT <= value < 1 << 24):
+            raise _Refused
+        if setting == 4:
+            answer.windows[1] += value - answer.initial_window
+            answer.initial_window = value
+            if max(value, answer.windows[1]) > WINDOW_LIMIT:
+                raise _Refused
+
+
+def _widen(answer: Answer, stream: int, more: int) -> None:
+    answer.windows[stream] += more
+    if more == 0 or answer.windows[stream] > WINDOW_LIMIT:
         raise _Refused
 
 
@@ -207,7 +238,7 @@ def _fields(answer: Answer, block: bytes) -> None:
         elif name == b"grpc-status":
             answer.grpc_status = number if number >= 0 else 2
         elif name == b"grpc-message":
-            answer.text = b"" if first & 0x80 else value[:TEXT_LIMIT]
+            answer.text = value[:TEXT_LIMIT]
 
 
 def _entry(answer: Answer, index: int) -> tuple[bytes, bytes]:

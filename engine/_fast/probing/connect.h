@@ -101,9 +101,9 @@ static inline void connection_open(probe_loop *l, connection *c) {
     if (kind == KIND_HTTP)
         http_reset(&c->answer.http);
     else if (kind == KIND_GRPC)
-        grpc_reset(&c->answer.grpc, GRPC_HEALTH, 0);
+        grpc_reset(&c->answer.grpc, GRPC_HEALTH, c->room, 0);
     else if (kind == KIND_EXEC)
-        grpc_reset(&c->answer.grpc, GRPC_EXEC, c->output);
+        grpc_reset(&c->answer.grpc, GRPC_EXEC, c->room, c->output);
     connection_progress(l, c);
 }
 
@@ -213,19 +213,19 @@ static inline void grpc_finish(probe_loop *l, connection *c) {
 
 /* Bytes arrived.  1 = the connection has ended or was replaced. */
 static inline int connection_take(probe_loop *l, connection *c, size_t n) {
-    size_t at = 0, used;
-    uint8_t verdict;
+    size_t at = 0, used, reply_len;
+    uint8_t verdict, reply[GRPC_REPLY_SIZE];
     if (c->owner->kind != KIND_HTTP) {
         grpc_answer *g = &c->answer.grpc;
         if (grpc_feed(g, l->buffer, n) != GRPC_MORE) {
             grpc_finish(l, c);
             return 1;
         }
-        if (g->reply_len) {
+        reply_len = grpc_reply(g, reply);
+        if (reply_len) {
             /* Answers to SETTINGS and PING; what doesn't fit into the socket's buffer is not worth waiting for. */
-            ssize_t sent = send(c->fd, g->reply, g->reply_len, MSG_NOSIGNAL);
+            ssize_t sent = send(c->fd, reply, reply_len, MSG_NOSIGNAL);
             (void)sent;
-            g->reply_len = 0;
         }
         return 0;
     }
@@ -352,12 +352,17 @@ static inline connection *connection_find(probe_loop *l) {
     return c;
 }
 
+/* 0 = there is no memory. */
+static inline int connection_has_room(connection *c, uint8_t kind) {
+    if (kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) return 0;
+    return (kind != KIND_EXEC && kind != KIND_GRPC) || c->room || (c->room = malloc(sizeof *c->room));
+}
+
 /* Give the probe a connection and begin.  0 = there is no memory for it. */
 static inline int connection_begin(probe_loop *l, probe *p, uint64_t now) {
     connection *c = connection_find(l);
     if (!c) return 0;
-    if ((p->kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) ||
-        !request_compose(c, p)) {
+    if (!connection_has_room(c, p->kind) || !request_compose(c, p)) {
         c->next_free = l->free_connections;
         l->free_connections = c;
         return 0;

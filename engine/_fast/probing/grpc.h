@@ -1,18 +1,18 @@
 /* The answer to one unary gRPC call over cleartext HTTP/2, a grpc.health.v1 Check or a CRI ExecSync: bytes in,
  * verdict out; no socket, no allocation, bounded memory whatever the server sends.  The request is one string
- * that the caller sends; what must be answered while waiting (SETTINGS, PING) is collected in `reply`. */
+ * that the caller sends, with the widest windows: nothing is ever given back to the server. */
 #ifndef KUBENGINE_PROBING_GRPC_H
 #define KUBENGINE_PROBING_GRPC_H
 
 #include <stddef.h>
+#include "../http2/client.h"
 #include "exec.h"
-#include "hpack.h"
 
-#define GRPC_FRAME_LIMIT 16384
 #define GRPC_MESSAGE_LIMIT 256              /* of a health answer */
 #define GRPC_EXEC_LIMIT (16u * 1024 * 1024) /* of an exec's, as the kubelet's client has it */
 #define GRPC_REPLY_SIZE 256
 #define GRPC_FRAMES_LIMIT 4096 /* that bring no data */
+#define GRPC_TEXT_LIMIT 512
 
 enum grpc_call { GRPC_HEALTH = 0, GRPC_EXEC = 1 };
 enum grpc_verdict {
@@ -24,43 +24,38 @@ enum grpc_verdict {
     GRPC_CLOSED = 5    /* the stream or the connection ended before the answer; detail = HTTP/2 error code */
 };
 
-enum {
-    FRAME_DATA = 0,
-    FRAME_HEADERS = 1,
-    FRAME_RST = 3,
-    FRAME_SETTINGS = 4,
-    FRAME_PING = 6,
-    FRAME_GOAWAY = 7,
-    FRAME_CONTINUATION = 9
-};
-enum { FLAG_ACK = 1, FLAG_END_STREAM = 1, FLAG_END_HEADERS = 4, FLAG_PADDED = 8, FLAG_PRIORITY = 32 };
+/* What the headers of an answer need; the caller brings it. */
+typedef struct {
+    hpack_table table;
+    char scratch[HPACK_TABLE_SIZE];
+} grpc_room;
 
 typedef struct {
-    uint32_t length;       /* of the frame's payload that is left */
-    uint32_t at;           /* read of its payload */
-    uint32_t frames;       /* that brought no data */
+    http2 connection;
+    http2_stream stream;
     uint32_t message_len;  /* announced */
     uint32_t message_read; /* prefix included */
+    int32_t status;        /* last :status seen, -1 if none */
+    int32_t grpc_status;   /* last grpc-status seen, -1 if none */
     int32_t detail;
-    uint16_t reply_len;
-    uint8_t verdict;
-    uint8_t call;
-    uint8_t head_len;
-    uint8_t type, flags, ours, padding, skip, in_block, ends, compressed, settled;
-    uint8_t head[9];
-    uint8_t small[8]; /* first bytes of RST_STREAM, PING and GOAWAY */
-    uint8_t reply[GRPC_REPLY_SIZE];
+    uint16_t text_len;
+    uint8_t verdict, call, compressed;
     uint8_t message[GRPC_MESSAGE_LIMIT];
+    char text[GRPC_TEXT_LIMIT]; /* the beginning of the last grpc-message, percent-encoded */
     exec_reader exec;
-    hpack headers;
 } grpc_answer;
 
 /* `output`: of GRPC_EXEC, room for EXEC_OUTPUT_LIMIT bytes. */
-static inline void grpc_reset(grpc_answer *g, uint8_t call, char *output) {
-    memset(g, 0, offsetof(grpc_answer, message));
+static inline void grpc_reset(grpc_answer *g, uint8_t call, grpc_room *room, char *output) {
+    memset(g, 0, sizeof *g);
     g->call = call;
+    g->status = g->grpc_status = -1;
     exec_reset(&g->exec, output);
-    hpack_reset(&g->headers);
+    http2_reset(&g->connection, &g->stream, 1, WINDOW_LIMIT, WINDOW_LIMIT, &room->table, room->scratch,
+                sizeof room->scratch);
+    g->connection.idle_limit = GRPC_FRAMES_LIMIT;
+    /* The request is sent as a whole: as if it had used up what any server takes. */
+    http2_sent(&g->connection, http2_open(&g->connection), WINDOW_DEFAULT, 1);
 }
 
 static inline uint8_t grpc_end(grpc_answer *g, uint8_t verdict, int32_t detail) {
@@ -105,13 +100,12 @@ static inline int32_t grpc_serving(const uint8_t *m, uint32_t n) {
     return serving;
 }
 
-/* Our stream ended after `headers` were all read. */
+/* Our stream ended. */
 static inline uint8_t grpc_conclude(grpc_answer *g) {
-    const hpack *h = &g->headers;
     int32_t serving;
-    if (h->grpc_status > 0) return grpc_end(g, GRPC_STATUS, h->grpc_status);
-    if (h->status != 200) return grpc_end(g, GRPC_HTTP, h->status < 0 ? 0 : h->status);
-    if (h->grpc_status < 0) return grpc_end(g, GRPC_STATUS, 13); /* no trailers: INTERNAL */
+    if (g->grpc_status > 0) return grpc_end(g, GRPC_STATUS, g->grpc_status);
+    if (g->status != 200) return grpc_end(g, GRPC_HTTP, g->status < 0 ? 0 : g->status);
+    if (g->grpc_status < 0) return grpc_end(g, GRPC_STATUS, 13); /* no trailers: INTERNAL */
     if (g->message_read < 5 || g->message_read != g->message_len + 5 || g->compressed)
         return grpc_end(g, GRPC_STATUS, 13);
     if (g->call == GRPC_EXEC)
@@ -124,9 +118,9 @@ static inline uint8_t grpc_conclude(grpc_answer *g) {
 /* What the call's failure is explained with, or what the command wrote. */
 static inline const char *grpc_text(const grpc_answer *g, uint32_t *len) {
     *len = 0;
-    if (g->verdict == GRPC_STATUS && g->headers.grpc_status > 0) {
-        *len = g->headers.text_len;
-        return g->headers.text;
+    if (g->verdict == GRPC_STATUS && g->grpc_status > 0) {
+        *len = g->text_len;
+        return g->text;
     }
     if (g->verdict == GRPC_ANSWERED) *len = g->exec.output_len;
     return g->exec.output;
@@ -152,139 +146,63 @@ static inline uint8_t grpc_message(grpc_answer *g, const uint8_t *data, size_t n
     return GRPC_MORE;
 }
 
-static inline void grpc_reply(grpc_answer *g, uint8_t type, const uint8_t *payload, uint8_t n) {
-    uint8_t head[9] = {0, 0, n, type, FLAG_ACK, 0, 0, 0, 0};
-    if (g->reply_len + 9u + n > GRPC_REPLY_SIZE) return; /* a flood: it may wait */
-    memcpy(g->reply + g->reply_len, head, 9);
-    memcpy(g->reply + g->reply_len + 9, payload, n);
-    g->reply_len = (uint16_t)(g->reply_len + 9 + n);
+/* A header's value as a decimal number of at most 6 digits, or -1. */
+static inline int32_t grpc_number(const hpack_field *f) {
+    int32_t number = 0;
+    uint32_t i;
+    if (f->value_len == 0 || f->value_len > 6) return -1;
+    for (i = 0; i < f->value_len; i++) {
+        if (f->value[i] < '0' || f->value[i] > '9') return -1;
+        number = number * 10 + (f->value[i] - '0');
+    }
+    return number;
 }
 
-static inline uint8_t grpc_begin_frame(grpc_answer *g) {
-    const uint8_t *head = g->head;
-    uint32_t stream =
-        (uint32_t)(head[5] & 0x7f) << 24 | (uint32_t)head[6] << 16 | (uint32_t)head[7] << 8 | head[8];
-    g->length = (uint32_t)head[0] << 16 | (uint32_t)head[1] << 8 | head[2];
-    g->type = head[3];
-    g->flags = head[4];
-    g->ours = stream == 1;
-    g->at = 0;
-    g->padding = 0;
-    g->skip = 0;
-    if (g->type != FRAME_DATA || g->length == 0) g->frames++;
-    if (g->length > GRPC_FRAME_LIMIT || g->frames > GRPC_FRAMES_LIMIT) return grpc_end(g, GRPC_PROTOCOL, 0);
-    if (!g->settled && (g->type != FRAME_SETTINGS || (g->flags & FLAG_ACK)))
-        return grpc_end(g, GRPC_PROTOCOL, 0);
-    g->settled = 1;
-    if (g->in_block != (g->type == FRAME_CONTINUATION) || (g->in_block && !g->ours))
-        return grpc_end(g, GRPC_PROTOCOL, 0);
-    switch (g->type) {
-    case FRAME_HEADERS:
-        if (!g->ours) return grpc_end(g, GRPC_PROTOCOL, 0);
-        g->ends = g->flags & FLAG_END_STREAM;
-        g->in_block = 1;
-        g->skip = (uint8_t)((g->flags & FLAG_PADDED ? 1 : 0) + (g->flags & FLAG_PRIORITY ? 5 : 0));
-        break;
-    case FRAME_DATA:
-        if (!g->ours || g->headers.status < 0) return grpc_end(g, GRPC_PROTOCOL, 0);
-        g->skip = g->flags & FLAG_PADDED ? 1 : 0;
-        break;
-    case FRAME_RST:
-        if (g->length != 4 || !g->ours) return grpc_end(g, GRPC_PROTOCOL, 0);
-        break;
-    case FRAME_PING:
-        if (g->length != 8 || stream != 0) return grpc_end(g, GRPC_PROTOCOL, 0);
-        break;
-    case FRAME_GOAWAY:
-        if (g->length < 8 || stream != 0) return grpc_end(g, GRPC_PROTOCOL, 0);
-        break;
-    case FRAME_SETTINGS:
-        if (g->length % 6 != 0 || stream != 0 || ((g->flags & FLAG_ACK) && g->length))
-            return grpc_end(g, GRPC_PROTOCOL, 0);
-        break;
-    default: break;
-    }
-    if (g->skip > g->length) return grpc_end(g, GRPC_PROTOCOL, 0);
-    return GRPC_MORE;
+static inline int grpc_named(const hpack_field *f, const char *name) {
+    return f->name_len == strlen(name) && memcmp(f->name, name, f->name_len) == 0;
 }
 
-static inline uint8_t grpc_payload_byte(grpc_answer *g, uint8_t c) {
-    uint32_t at = g->at++;
-    g->length--;
-    if (at == 0 && g->skip && (g->flags & FLAG_PADDED)) {
-        g->padding = c;
-        return g->padding > g->length - (g->skip - 1u) ? grpc_end(g, GRPC_PROTOCOL, 0) : GRPC_MORE;
-    }
-    if (at < g->skip || g->length < g->padding) return GRPC_MORE;
-    switch (g->type) {
-    case FRAME_HEADERS:
-    case FRAME_CONTINUATION: return hpack_byte(&g->headers, c) ? GRPC_MORE : grpc_end(g, GRPC_PROTOCOL, 0);
-    case FRAME_RST:
-    case FRAME_PING:
-    case FRAME_GOAWAY:
-        if (at < 8) g->small[at] = c;
-        return GRPC_MORE;
-    default: return GRPC_MORE;
+static inline void grpc_field(grpc_answer *g, const hpack_field *f) {
+    int32_t number = grpc_number(f);
+    if (grpc_named(f, ":status")) {
+        g->status = number < 0 ? 0 : number;
+    } else if (grpc_named(f, "grpc-status")) {
+        g->grpc_status = number < 0 ? 2 : number; /* unreadable = UNKNOWN */
+    } else if (grpc_named(f, "grpc-message")) {
+        g->text_len = (uint16_t)(f->value_len < GRPC_TEXT_LIMIT ? f->value_len : GRPC_TEXT_LIMIT);
+        memcpy(g->text, f->value, g->text_len);
     }
 }
 
-static inline int32_t grpc_code(const uint8_t *p) {
-    return (int32_t)(((uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | p[3]) & 0x7fffffff);
-}
-
-static inline uint8_t grpc_end_frame(grpc_answer *g) {
-    switch (g->type) {
-    case FRAME_SETTINGS:
-        if (!(g->flags & FLAG_ACK)) grpc_reply(g, FRAME_SETTINGS, g->small, 0);
-        return GRPC_MORE;
-    case FRAME_PING:
-        if (!(g->flags & FLAG_ACK)) grpc_reply(g, FRAME_PING, g->small, 8);
-        return GRPC_MORE;
-    case FRAME_RST: return grpc_end(g, GRPC_CLOSED, grpc_code(g->small));
-    case FRAME_GOAWAY:
+static inline uint8_t grpc_heed(grpc_answer *g, const http2_event *e) {
+    switch (e->kind) {
+    case HTTP2_FIELD: grpc_field(g, e->field); return GRPC_MORE;
+    case HTTP2_DATA: return grpc_message(g, e->data, e->size);
+    case HTTP2_END: return grpc_conclude(g);
+    case HTTP2_RESET: return grpc_end(g, GRPC_CLOSED, (int32_t)(e->code & 0x7fffffff));
+    case HTTP2_GOAWAY:
         /* A polite one leaves the stream to end by itself. */
-        return grpc_code(g->small + 4) ? grpc_end(g, GRPC_CLOSED, grpc_code(g->small + 4)) : GRPC_MORE;
-    case FRAME_DATA: return g->flags & FLAG_END_STREAM ? grpc_conclude(g) : GRPC_MORE;
-    case FRAME_HEADERS:
-    case FRAME_CONTINUATION:
-        if (!(g->flags & FLAG_END_HEADERS)) return GRPC_MORE;
-        g->in_block = 0;
-        if (!hpack_end_block(&g->headers)) return grpc_end(g, GRPC_PROTOCOL, 0);
-        return g->ends ? grpc_conclude(g) : GRPC_MORE;
+        return e->code & 0x7fffffff ? grpc_end(g, GRPC_CLOSED, (int32_t)(e->code & 0x7fffffff)) : GRPC_MORE;
+    case HTTP2_BROKEN: return grpc_end(g, GRPC_PROTOCOL, 0);
     default: return GRPC_MORE;
     }
-}
-
-/* Payload, as much of it as there is.  Returns how many bytes were taken. */
-static inline size_t grpc_payload(grpc_answer *g, const uint8_t *data, size_t n) {
-    size_t take;
-    if (g->type != FRAME_DATA || g->at < g->skip || g->length <= g->padding) {
-        grpc_payload_byte(g, *data);
-        return 1;
-    }
-    take = g->length - g->padding;
-    if (take > n) take = n;
-    g->at += (uint32_t)take;
-    g->length -= (uint32_t)take;
-    grpc_message(g, data, take);
-    return take;
 }
 
 static inline uint8_t grpc_feed(grpc_answer *g, const uint8_t *data, size_t n) {
-    size_t i = 0;
-    while (i < n && g->verdict == GRPC_MORE) {
-        if (g->head_len < 9) {
-            g->head[g->head_len++] = data[i++];
-            if (g->head_len < 9 || grpc_begin_frame(g) != GRPC_MORE) continue;
-        } else {
-            i += grpc_payload(g, data + i, n - i);
-        }
-        if (g->length == 0 && g->verdict == GRPC_MORE) {
-            g->head_len = 0;
-            grpc_end_frame(g);
-        }
+    http2_event event;
+    size_t used;
+    while (g->verdict == GRPC_MORE) {
+        if (http2_receive(&g->connection, data, n, &used, &event) == HTTP2_MORE) break;
+        data += used;
+        n -= used;
+        grpc_heed(g, &event);
     }
     return g->verdict;
+}
+
+/* What the server waits for, as far as it fits; asked once. */
+static inline size_t grpc_reply(grpc_answer *g, uint8_t reply[GRPC_REPLY_SIZE]) {
+    return http2_write_answers(&g->connection, reply, GRPC_REPLY_SIZE);
 }
 
 static inline uint8_t grpc_eof(grpc_answer *g) {

@@ -15,7 +15,6 @@ static const char REQUEST_LINE_END[] = "\r\n";
 #define AUTHORITY_SIZE 64
 #define CONTAINER_ID_LIMIT 127 /* so that its length is one byte */
 #define H2_BLOCK_AT 39         /* the HEADERS frame of a gRPC health check, after preface and SETTINGS */
-#define H2_FRAME 16384
 
 static inline void address_set_port(probe_address *a, uint16_t port) {
     if (a->any.sa_family == AF_INET6)
@@ -120,13 +119,13 @@ static inline int request_exec(connection *c, text_part head, const char *id, te
         0x0a, (uint8_t)id_len};
     text_part parts[] = {{(const char *)prefix, sizeof prefix}, {id, id_len}, tail};
     size_t part = 0;
-    if (!request_begin(c, (size_t)head.len + left + (left / H2_FRAME + 1) * 9)) return 0;
+    if (!request_begin(c, (size_t)head.len + left + (left / FRAME_LIMIT + 1) * FRAME_HEAD)) return 0;
     request_add(c, head.at, head.len);
     while (left > 0) {
-        uint32_t room = left < H2_FRAME ? left : H2_FRAME;
-        uint8_t frame[9] = {0, (uint8_t)(room >> 8), (uint8_t)room, FRAME_DATA, 0, 0, 0, 0, 1};
+        uint32_t room = left < FRAME_LIMIT ? left : FRAME_LIMIT;
+        uint8_t frame[FRAME_HEAD];
         left -= room;
-        if (left == 0) frame[4] = FLAG_END_STREAM;
+        frame_write_head(frame, room, FRAME_DATA, left == 0 ? FLAG_END_STREAM : 0, 1);
         request_add(c, frame, sizeof frame);
         while (room > 0) {
             uint32_t take = parts[part].len - at < room ? parts[part].len - at : room;

@@ -28,6 +28,7 @@ static inline void loop_close(probe_loop *l) {
     for (i = 0; i < l->allocated; i++) {
         free(l->connections[i]->request);
         free(l->connections[i]->output);
+        free(l->connections[i]->room);
         free(l->connections[i]);
     }
     for (i = 0; i < l->capacity; i++) {

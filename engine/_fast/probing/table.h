@@ -109,8 +109,9 @@ struct connection {
     timer deadline;
     probe *owner;
     connection *next_free;
-    char *request; /* kept, like output, for the next probe */
-    char *output;  /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
+    char *request;   /* kept, like output, for the next probe */
+    char *output;    /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
+    grpc_room *room; /* of KIND_EXEC and KIND_GRPC */
     uint64_t began_ns;
     uint64_t lag_ns; /* the loop's when the connection began */
     probe_address target;

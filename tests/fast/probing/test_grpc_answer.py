@@ -133,9 +133,9 @@ blocks = st.lists(
 ).map(b"".join)
 frames = st.builds(
     frame,
-    st.sampled_from([0, 1, 3, 4, 6, 7, 8, 9, 10]),
+    st.sampled_from([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10]),
     st.sampled_from([0, 1, 4, 5, 8, 9, 12, 13, 36, 44]),
-    blocks | st.sampled_from([b"", SERVING, bytes(6), bytes(8), bytes(4)]),
+    blocks | st.sampled_from([b"", SERVING, bytes(6), bytes(8), bytes(4), bytes(5)]),
     st.sampled_from([1, 1, 1, 0, 3]),
 )
 well_formed = st.sampled_from(
@@ -148,6 +148,13 @@ well_formed = st.sampled_from(
         frame(0, 0, EXIT_3[:7]),
         frame(0, 8, b"\x02" + EXIT_3[7:] + b"zz"),
         frame(6, 0, bytes(8), 0),
+        frame(2, 0, bytes(5)),
+        *(frame(8, 0, n.to_bytes(4, "big"), stream) for n in (1, 0x7FFF0000, 1 << 31) for stream in (0, 1)),
+        *(
+            frame(4, 0, bytes((0, setting)) + value.to_bytes(4, "big"), 0)
+            for setting in (2, 4, 5)
+            for value in (0, 1, 16384, 0x7FFFFFFF, 0x80000000)
+        ),
     ]
 )
 conversation = st.builds(
