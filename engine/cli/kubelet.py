@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from engine.cli._logging import begin_logging
 from engine.cli._places import ROOT_DIR
 from engine.cli._start_up import lean_imports
 
@@ -61,8 +62,7 @@ def command(
         from engine.cli._kubelet_config import load_kubelet_config
         from engine.cli._kubelet_flags import pairs
 
-    level = logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    begin_logging(logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO)
     flags = config_flags(context.args)
     settings = load_kubelet_config(config, config_dir, flags)
     ours = KubengineConfiguration()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from engine.cli._logging import begin_logging
 from engine.cli._places import ROOT_DIR
 from engine.cli._start_up import lean_imports
 
@@ -110,11 +111,11 @@ def command(
     )
     level = getattr(logging, log_level.upper())
     if not live or not sys.stdout.isatty():
-        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        begin_logging(level)
         asyncio.run(process.run())
         return
     from engine.cli._live_view import LiveView
 
     view = LiveView(leave="Ctrl-C removes the pods and ends" if clean_up else "Ctrl-C ends, pods stay")
-    logging.basicConfig(level=max(level, logging.INFO), handlers=[view])
+    begin_logging(max(level, logging.INFO), view)
     asyncio.run(process.run(view.show))
