@@ -7,6 +7,8 @@ import logging
 
 def begin_logging(level: int, view: logging.Handler | None = None) -> None:
     """Say what is as grave as `level` on standard error, or to `view`; libraries only warn."""
-    line = None if view is not None else "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(format=line, handlers=None if view is None else [view])
+    if view is None:
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    else:
+        logging.basicConfig(handlers=[view])
     logging.getLogger("kubengine").setLevel(level)
