@@ -19,6 +19,7 @@ from engine.api.qos import GUARANTEED, compute_qos_class
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.api.status import PodCondition, ResourceAmounts
+from engine.api.struct import to_builtins
 from engine.cgroups.containers import LIMITED_SWAP, ContainerResources, ContainerRules, container_resources
 from engine.cgroups.conversion import (
     milli_cpu_to_quota,
@@ -57,10 +58,12 @@ class PodResize:
 
 @dataclass(frozen=True, slots=True)
 class ResizeDecision:
-    """Whether a resize goes ahead now, must wait, or can never be on this node, and why."""
+    """Whether a resize goes ahead now, must wait, or can never be on this node, and why; `short` is the
+    resource of which there is not enough now."""
 
     verdict: Verdict
     message: str = ""
+    short: str = ""
 
     def condition(self, generation: int = 0) -> PodCondition | None:
         """The pod's PodResizePending condition; None when the resize proceeds."""
@@ -84,6 +87,31 @@ def in_progress(error: str = "", generation: int = 0) -> PodCondition:
         message=error,
         observed_generation=generation,
     )
+
+
+def resize_text(what: str, wanted: Pod, error: str = "") -> str:
+    """The message of an event about a resize: what has become of it, and what was asked for as JSON."""
+
+    def amounts(containers: list[Container]) -> list[object]:
+        return [
+            {
+                "name": container.name,
+                "resources": {
+                    part: dict(sorted(to_builtins(given).items()))
+                    for part, given in (("limits", container.limits), ("requests", container.requests))
+                    if given
+                },
+            }
+            for container in containers
+        ]
+
+    summary = {
+        **({"initContainers": amounts(wanted.init_containers)} if wanted.init_containers else {}),
+        "containers": amounts(wanted.spec.containers),
+        "generation": wanted.metadata.generation,
+        **({"error": error} if error else {}),
+    }
+    return f"Pod resize {what}: {msgspec.json.encode(summary).decode()}"
 
 
 def resize_of(old: Pod, new: Pod) -> PodResize | None:
@@ -200,6 +228,7 @@ def decide_resize(
                 "Deferred",
                 f"Node didn't have enough resource: {name}, requested: {_number(name, request)}, "
                 f"used: {_number(name, used)}, capacity: {_number(name, capacity)}",
+                short=name,
             )
     return ResizeDecision("Proceed")
 

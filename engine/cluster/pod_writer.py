@@ -202,7 +202,9 @@ class PodWriter:
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
             if answer.metadata.uid == known.meta.uid:
+                spoken_of = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
+                known.meta.generation = spoken_of  # a newer one has yet to reach the node
                 known.residue = {}
                 known.residue = self._patch(known) if not known.again else {}
                 _settle(known)

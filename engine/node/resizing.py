@@ -7,6 +7,7 @@ runtime, restarts the containers whose resizePolicy asks for it, and says how fa
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from engine.api.errors import Refused
@@ -14,7 +15,7 @@ from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Pod
 from engine.api.status import PodCondition
 from engine.cgroups.containers import ContainerResources
-from engine.cgroups.resize import decide_resize, in_progress, resize_of
+from engine.cgroups.resize import IN_PROGRESS, decide_resize, in_progress, resize_of, resize_text
 from engine.cri.records import ContainerRecord
 from engine.node.services import Services
 from engine.node.starting import cri_resources
@@ -39,34 +40,47 @@ def can_resize(old: Pod, new: Pod) -> bool:
     return resize_of(old, new) is not None
 
 
-async def carry_out(pod: Pod, resize: Resize, services: Services) -> Pod | None:
+async def carry_out(
+    pod: Pod, resize: Resize, services: Services, publish: Callable[[], Awaitable[None]]
+) -> Pod | None:
     """Does the resize if the node has room; the pod as it is then, None while it cannot be done.
 
-    The new amounts count from the decision on, so that nobody else gets the same room. A step that is
-    refused leaves the condition PodResizeInProgress with reason Error; the next call goes on from there.
+    The new amounts count from the decision on, so that nobody else gets the same room. `publish` is called
+    when it begins. A step that is refused leaves the condition PodResizeInProgress with reason Error; the
+    next call goes on from there.
     """
+    wanted = resize.wanted
     decision = decide_resize(
         pod,
-        resize.wanted,
+        wanted,
         allocatable=services.accounts.allocatable(),
         others=services.accounts.used_beside(pod.uid),
         config=services.node.config,
     )
-    condition = decision.condition()
-    if condition is not None:
-        if resize.condition != condition:
-            services.recorder.pod(pod, WARNING, f"Resize{condition.reason}", condition.message)
-        resize.condition = condition
+    pending = decision.condition()
+    before = resize.condition
+    if pending is not None:
+        if before is None or before.reason != pending.reason:
+            why = f"OutOf{decision.short}" if decision.short else pending.reason
+            text = resize_text(why, wanted, pending.message)
+            services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+        resize.condition = pending
         return None
-    resize.condition = in_progress()
-    services.accounts.resized(resize.wanted)
+    if before is None or before.type != IN_PROGRESS:
+        resize.condition = in_progress()
+        services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+    services.accounts.resized(wanted)
+    await publish()
     try:
-        await _apply(pod, resize.wanted, services)
+        await _apply(pod, wanted, services)
     except Refused as error:
-        resize.condition = in_progress(str(error))
+        text = str(error)
+        if resize.condition != in_progress(text):
+            services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+        resize.condition = in_progress(text)
         raise
-    services.recorder.pod(pod, NORMAL, "ResizeCompleted", "Pod resize completed")
-    return resize.wanted
+    services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+    return wanted
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:

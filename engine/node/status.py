@@ -291,8 +291,9 @@ def _conditions(
     unready = [s.name for s in (*sidecars, *main) if not s.ready]
     sandbox = record.sandbox
     network = sandbox is not None and sandbox.ready and not done
+    resizes = [msgspec.structs.replace(condition) for condition in inputs.extra_conditions]
     conditions = [
-        *inputs.extra_conditions,
+        *resizes,
         *_disruption(inputs.end),
         PodCondition(type="PodReadyToStartContainers", status=_boolean(network)),
         _initialized(pod, main, incomplete, status.phase),
@@ -310,7 +311,18 @@ def _conditions(
         before = known.get(condition.type)
         same = before is not None and before.status == condition.status
         condition.last_transition_time = before.last_transition_time if before is not None and same else now
+    for resize in resizes:
+        _resize_times(resize, known.get(resize.type), now)
     return [*others, *conditions]
+
+
+def _resize_times(condition: PodCondition, before: PodCondition | None, now: datetime | None) -> None:
+    """It begins anew with another reason, and is looked at whenever it says something else."""
+    if before is None or before.reason != condition.reason:
+        condition.last_transition_time = condition.last_probe_time = now
+    else:
+        condition.last_transition_time = before.last_transition_time
+        condition.last_probe_time = before.last_probe_time if before.message == condition.message else now
 
 
 def _disruption(end: PodEnd | None) -> list[PodCondition]:

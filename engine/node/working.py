@@ -96,7 +96,7 @@ class Working:
         hand = self._hand
         if hand.resize is None:
             return
-        resized = await carry_out(hand.pod, hand.resize, self._services)
+        resized = await carry_out(hand.pod, hand.resize, self._services, self._publish)
         if resized is not None:
             await self._keep(resized)
             resized.status = hand.pod.status

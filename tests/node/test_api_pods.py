@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -190,3 +191,69 @@ async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_the
     await cluster.ready("st-n1", other_than=again["metadata"]["uid"])
     path.unlink()
     await cluster.gone("st-n1")
+
+
+def cpu(milli: int) -> Object:
+    return {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]}
+
+
+async def resize(cluster: Cluster, name: str, milli: int) -> None:
+    await cluster.client.patch(f"{PODS}/{name}", {"spec": cpu(milli)}, Object)
+
+
+async def test_a_resize_shows_in_the_api_while_it_waits_while_it_is_done_and_when_it_has_been(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    update, may_go = hollow.backend.update_resources, asyncio.Event()
+
+    async def slow(*args: Any) -> None:
+        await may_go.wait()
+        await update(*args)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", slow)
+    node = await joined.start()
+    most = int(node.node_object().allocatable["cpu"].milli)
+    await cluster.run("web", **cpu(100))
+    await cluster.run("other", **cpu(most - 200))
+    await cluster.ready("web")
+    await cluster.ready("other")
+    await resize(cluster, "web", 300)
+    pod = await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
+    assert pod is not None
+    pending = condition(pod, "PodResizePending")
+    assert (pending["reason"], pending["observedGeneration"]) == ("Deferred", 2)
+    assert pending["message"].startswith("Node didn't have enough resource: cpu, requested: 300, ")
+    assert pending["lastProbeTime"]
+    assert pod["status"]["containerStatuses"][0]["allocatedResources"] == {"cpu": "100m"}
+    await cluster.delete("other")
+    await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
+    may_go.set()
+    done = await cluster.when("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
+    assert done is not None
+    assert not condition(done, "PodResizePending")
+    (shown,) = done["status"]["containerStatuses"]
+    assert shown["allocatedResources"] == shown["resources"]["requests"] == {"cpu": "300m"}
+    said = [(e.reason, e.message) for e in node.recorder if e.reason.startswith("Resize")]
+    asked = '{"containers":[{"name":"c","resources":{"requests":{"cpu":"300m"}}}],"generation":2'
+    assert [reason for reason, _ in said] == ["ResizeDeferred", "ResizeStarted", "ResizeCompleted"]
+    assert said[0][1].startswith(f'Pod resize OutOfcpu: {asked},"error":"Node didn\'t have enough')
+    assert said[1][1] == f"Pod resize started: {asked}}}"
+    assert said[2][1] == f"Pod resize completed: {asked}}}"
+
+
+async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cluster: Cluster):
+    node = await joined.start()
+    most = int(node.node_object().allocatable["cpu"].milli)
+    await cluster.run("web", **cpu(100))
+    await cluster.ready("web")
+    await resize(cluster, "web", most + 1)
+    pod = await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizePending")))
+    assert pod is not None
+    assert condition(pod, "PodResizePending")["reason"] == "Infeasible"
+    await joined.restart()
+    await cluster.run("next")
+    await cluster.ready("next")
+    again = await cluster.pod("web")
+    assert again is not None
+    assert again["status"]["containerStatuses"] == pod["status"]["containerStatuses"]
+    assert condition(again, "PodResizePending")["reason"] == "Infeasible"
