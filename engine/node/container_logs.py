@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from engine.api.errors import InvalidInput
@@ -198,9 +198,4 @@ def _split(line: bytes) -> tuple[bytes, bytes, bytes, bytes]:
 
 def _fixed(time: bytes, at: int) -> bytes:
     """With all nine digits of the second, in the zone that the log has."""
-    seconds, _, _ = time.partition(b".")
-    rest = time[len(seconds) :].lstrip(b".0123456789")
-    if not rest:
-        moment = datetime.fromtimestamp(at // 10**9, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{moment}.{at % 10**9:09d}Z".encode()
-    return b"%s.%09d%s" % (seconds, at % 10**9, rest)
+    return b"%s.%09d%s" % (time[:19], at % 10**9, time[19:].lstrip(b".0123456789"))

@@ -109,7 +109,8 @@ class Connection:
             if isinstance(answer, Takeover):
                 await self._hand_over(answer)
                 return False
-            await self._send(answer, head=request.method == "HEAD")
+            refused_upgrade = bool(request.header("upgrade"))
+            await self._send(answer, head=request.method == "HEAD", close=refused_upgrade)
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _first_bytes(self) -> bool:

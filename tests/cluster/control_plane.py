@@ -76,6 +76,7 @@ class ControlPlane:
         )
         tokens.write_text(f"{ADMIN_TOKEN},admin,1,system:masters\n")
         server = self._authority.issue("kube-apiserver", alternatives="IP:127.0.0.1")
+        caller = self._authority.issue("kube-apiserver-kubelet-client", organization="system:masters")
         policy = self._directory / "audit.json"
         policy.write_text(json.dumps(AUDIT))
         self._start(
@@ -88,6 +89,9 @@ class ControlPlane:
             f"--tls-cert-file={server.certificate}",
             f"--tls-private-key-file={server.key}",
             f"--client-ca-file={self._authority.certificate}",
+            f"--kubelet-client-certificate={caller.certificate}",
+            f"--kubelet-client-key={caller.key}",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--token-auth-file={tokens}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
@@ -97,6 +101,11 @@ class ControlPlane:
             "--service-cluster-ip-range=10.0.0.0/24",
         )
         self._until_ready()
+
+    @property
+    def authority(self) -> Authority:
+        """Which signs the node's clients' certificates, the API server's own among them."""
+        return self._authority
 
     def refused(self, user: str) -> list[str]:
         """What the server has forbidden a user so far."""
