@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ HEALTHY_WITHIN = 120.0
 KUBELETS = range(28, 37)
 WITH_LOGS_ELSEWHERE = 30
 WITH_IMAGE_AGE = 30
+PLUGIN_DIRECTORY = Path("/var/lib/kubelet/device-plugins")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class AgentKind:
             return kubengine("run", *arguments, "--node-name", NODE_NAME, "--log-level", "warning")
         certificates = str(workspace.path / "pki")
         identity = ["--cert-dir", certificates, "--hostname-override", NODE_NAME]
-        return [str(self.kubelet), *arguments, *identity, "--v=0"]
+        return [*_own_plugin_directory(workspace), str(self.kubelet), *arguments, *identity, "--v=0"]
 
     def version(self) -> Version | None:
         """Of a kubelet, None for this engine. Raises `InvalidInput` for no kubelet at all."""
@@ -81,6 +83,18 @@ class AgentKind:
                 f"--version says {output.strip()[:80]!r}, which is no kubelet", subject=str(self.kubelet)
             )
         return Version(match.group(), int(match.group(1)))
+
+
+def _own_plugin_directory(workspace: Workspace) -> list[str]:
+    """What to put before a kubelet's command so that it serves device plugins in the workspace: its place for
+    them is fixed. Nothing where that takes rights that the bench has not got."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        return []
+    own = workspace.root / "device-plugins"
+    own.mkdir(parents=True, exist_ok=True)
+    PLUGIN_DIRECTORY.mkdir(parents=True, exist_ok=True)
+    bind = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", bind, "sh", str(own), str(PLUGIN_DIRECTORY)]
 
 
 def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict[str, Any]:

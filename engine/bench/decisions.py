@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.02
 RESOURCE = "bench.kubengine.dev/device"
 CRITICAL = 2_000_000_000
 PREEMPTIONS = 5
-AT_ONCE = {"imageMinimumGCAge": "1ns", "imageMaximumGCAge": "1ns"}
+AT_ONCE = {"imageMinimumGCAge": "1ns", "imageMaximumGCAge": "2ns"}
 """With these an agent's first look at images takes every unused one (kubelet 1.30 and later)."""
 
 

@@ -109,6 +109,8 @@ class NodeBench:
                 runtime = HollowRuntime(workspace.runtime_socket, workspace.path)
                 parts.append(runtime)
                 endpoint = f"unix://{workspace.runtime_socket}"
+            else:
+                workload.expect_image(endpoint)
             target = ProbeTarget(workspace.path)
             parts.append(target)
             options = self.options

@@ -8,12 +8,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from engine.api.errors import InvalidInput, Unavailable
 from engine.bench.workspace import Workspace
+from engine.wire import cri_v1_pb2 as cri
+from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
 
 IMAGE = "registry.invalid/kubengine/bench:1"
 PREFIX = "bench-"
 NAMESPACE = "bench"
 DEFAULT_LOGS = Path("/var/log/pods")
+
+
+def expect_image(endpoint: str) -> None:
+    """Raises `InvalidInput` where a runtime has not got the image of the bench's pods: no registry has it."""
+    asked = cri.ImageStatusRequest(image=cri.ImageSpec(image=IMAGE))
+    with grpc.insecure_channel(endpoint) as channel:
+        stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
+        try:
+            found = stub.ImageStatus(asked, timeout=30).HasField("image")
+        except grpc.RpcError as error:
+            raise Unavailable(str(error.details()), subject=endpoint) from None
+    if not found:
+        raise InvalidInput(
+            f"has no image {IMAGE}; give one with /bin/sleep and /bin/true that name, such as "
+            f"`ctr -n k8s.io images tag docker.io/library/busybox:latest {IMAGE}`",
+            subject=endpoint,
+        )
 
 
 def pod(

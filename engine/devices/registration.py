@@ -24,6 +24,9 @@ from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
 VERSION = "v1beta1"
 SOCKET_NAME = "kubelet.sock"
 MOST_CALLS = 100
+MOST_NAMES = 1000
+OTHER_NAMES = "other"
+"""What further names are counted as."""
 SELINUX = Path("/sys/fs/selinux/enforce")
 SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 
@@ -101,7 +104,7 @@ class RegistrationServer(RegistrationServicer):
         request: wire.RegisterRequest,
         context: grpc.aio.ServicerContext[wire.RegisterRequest, wire.Empty],
     ) -> wire.Empty:
-        self._registrations.inc(request.resource_name)
+        self._count(request.resource_name)
         try:
             if request.version != VERSION:
                 raise InvalidInput(
@@ -114,6 +117,11 @@ class RegistrationServer(RegistrationServicer):
             log.warning("registration of %s refused: %s", request.resource_name, error)
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return wire.Empty()
+
+    def _count(self, name: str) -> None:
+        """By name, as the kubelet does, but no more names than a node can have plugins for."""
+        known = self._registrations.values
+        self._registrations.inc(name if (name,) in known or len(known) < MOST_NAMES else OTHER_NAMES)
 
     def _socket(self, endpoint: str) -> Path:
         path = Path(os.path.normpath(self._directory / endpoint.lstrip("/")))

@@ -146,6 +146,14 @@ def test_durations() -> None:
     assert Duration.parse("-0") == 0
 
 
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (10, "10s"), (80, "1m20s"), (300, "5m0s"), (3600, "1h0m0s"), (0.5, "500ms"), (1.25, "1.25s")],
+)
+def test_durations_are_written_as_go_writes_them(seconds: float, text: str) -> None:
+    assert str(Duration(seconds)) == text
+
+
 def test_plain_data_is_fitted_however_it_is_typed() -> None:
     class Thing(msgspec.Struct):
         amounts: dict[str, int | None] | None = None

@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from engine.api.duration import Duration
+
 VERSION = os.environ.get("FAKE_KUBELET_VERSION", "v1.33.4")
 KNOWN = {"--config", "--root-dir", "--cert-dir", "--hostname-override", "--v"}
 SINCE = {"podLogsDir": 30, "imageMaximumGCAge": 30, "failCgroupV1": 31}
@@ -43,6 +45,15 @@ def main() -> None:
     root = config.get("cgroupRoot", "")
     if config["cgroupsPerQOS"] and not any(Path("/sys/fs/cgroup").glob(f"*{root}")):
         sys.exit(f'cgroup-root ["{root}"] doesn\'t exist')
+    ages = [
+        config.get(f"image{which}GCAge", default) for which, default in (("Minimum", "2m"), ("Maximum", "0s"))
+    ]
+    least, most = (Duration.parse(age) for age in ages)
+    if 0 < most <= least:
+        sys.exit(f"imageMaximumGCAge {most} must be greater than imageMinimumGCAge {least}")
+    plugins = Path("/var/lib/kubelet/device-plugins")  # a real one's is fixed
+    if os.geteuid() == 0 and not plugins.samefile(Path(flags["--root-dir"], "device-plugins")):
+        sys.exit(f"{plugins} is another agent's")
     if os.environ.get("FAKE_KUBELET_DIES"):
         sys.exit("failed to run Kubelet: it was told to")
     Path(flags["--cert-dir"]).mkdir(parents=True, exist_ok=True)

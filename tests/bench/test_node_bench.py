@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from engine.runtime.hollow import HollowRuntime
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "3", "--repetitions", "1", "--seconds", "1", "--limit", "60"]
@@ -81,6 +84,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
         assert figures["runtime_calls"] > 3
         assert 0 < figures["start_p50_s"] <= figures["start_p99_s"]
         assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
+        assert result["runs"][label]["devices"][0]["start_p50_s"] > 0
         (figures,) = result["runs"][label]["probing"]
         assert figures["http_per_s"] > 0
         assert figures["exec_per_s"] >= 0
@@ -92,6 +96,15 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     assert given["config"]["address"] == "127.0.0.1"
     assert given["flags"]["--root-dir"].startswith(str(directory))
     assert_nothing_left(directory)
+
+
+async def test_a_runtime_without_the_pods_image_is_said_at_once(directory: Path) -> None:
+    async with HollowRuntime(directory / "cri.sock") as runtime:
+        run = bench(directory, "node", *SMALL, "--runtime", f"unix://{runtime.socket}")
+        _, errors = await asyncio.to_thread(run.communicate, timeout=240)
+    assert run.returncode == 1
+    assert f"unix://{runtime.socket}: has no image registry.invalid/kubengine/bench:1" in errors
+    assert "ctr -n k8s.io images tag" in errors
 
 
 def test_a_kubelet_that_dies_is_quoted_and_the_engines_figures_are_kept(

@@ -82,6 +82,22 @@ async def test_registrations_that_are_refused(agent, resource, version, endpoint
     assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
 
 
+async def test_endless_names_do_not_grow_the_metrics(agent, monkeypatch):
+    monkeypatch.setattr("engine.devices.registration.MOST_NAMES", 3)
+    async with grpc.aio.insecure_channel(f"unix:{agent.plugin_dir / 'kubelet.sock'}") as channel:
+        call = channel.unary_unary(
+            "/v1beta1.Registration/Register",
+            request_serializer=wire.RegisterRequest.SerializeToString,
+            response_deserializer=wire.Empty.FromString,
+        )
+        for number in (0, 1, 2, 3, 4, 1):
+            request = wire.RegisterRequest(version="v1beta1", endpoint="x", resource_name=f"odd-{number}")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(request, timeout=5)
+    counted = agent.registry.metrics["kubelet_device_plugin_registration_total"].values
+    assert counted == {("odd-0",): 1, ("odd-1",): 2, ("odd-2",): 1, ("other",): 2}
+
+
 async def test_the_plugin_watcher_finds_sockets(agent):
     early = await agent.plugin(register=False, registry_socket=agent.registry_dir / "sub" / "gpu.sock")
     await eventually(lambda: agent.counts() == (4, 4))
