@@ -81,7 +81,7 @@ def _hierarchies() -> Iterator[Path]:
     if (CGROUPS / "cgroup.controllers").exists():
         yield CGROUPS
         return
-    yield from (Path(mount.point) for mount in mounted() if mount.kind == "cgroup")
+    yield from (Path(mount.point) for mount in mounted() if mount.kind in ("cgroup", "cgroup2"))
 
 
 def _rmdir(group: Path) -> bool:
