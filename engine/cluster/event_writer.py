@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.events import Event
+from engine.api.moments import rfc3339
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.event_series import EventSeries, Said
 
@@ -53,8 +53,8 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
-        "firstTimestamp": _time(said.first),
-        "lastTimestamp": _time(event.at),
+        "firstTimestamp": rfc3339(said.first),
+        "lastTimestamp": rfc3339(event.at),
         "count": said.count,
     }
 
@@ -115,7 +115,3 @@ class EventWriter:
     def _name(self, event: Event) -> str:
         """As client-go names events: the object and the nanoseconds in hexadecimal."""
         return f"{event.pod.partition('/')[2] or self._node}.{int(event.at * 1e9):x}"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

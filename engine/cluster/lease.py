@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.lease import Lease, LeaseSpec
 from engine.api.meta import ObjectMeta, OwnerReference
+from engine.api.moments import rfc3339_micro
 from engine.cluster.client import ApiClient, ApiError
 
 NAMESPACE = "kube-node-lease"
@@ -40,7 +40,7 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: fl
         spec=LeaseSpec(
             holder_identity=node,
             lease_duration_seconds=seconds,
-            renew_time=datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            renew_time=rfc3339_micro(now),
         ),
     )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
 from typing import Final
 
+from engine.api.moments import whole_second
 from engine.api.node import NodeCondition
 from engine.eviction import signals
 
@@ -31,8 +31,8 @@ def node_conditions(holding: Collection[str], since: Mapping[str, float], now: f
         NodeCondition(
             type=name,
             status="True" if name in holding else "False",
-            last_heartbeat_time=datetime.fromtimestamp(now, UTC),
-            last_transition_time=datetime.fromtimestamp(since[name], UTC),
+            last_heartbeat_time=whole_second(now),
+            last_transition_time=whole_second(since[name]),
             reason=words[name in holding][0],
             message=words[name in holding][1],
         )

@@ -14,13 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from engine.api.digest import blake2b
 from engine.api.errors import KubengineError
 from engine.host.files import replace_file
-
-try:
-    from _blake2 import blake2b  # hashlib would load OpenSSL for it
-except ImportError:
-    from hashlib import blake2b
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_SET_ASIDE = 3

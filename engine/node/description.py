@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
-
-import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
+from engine.api.moments import whole_second
 from engine.api.node import ContainerImage, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus
 from engine.api.struct import to_builtins
 from engine.node import machine
@@ -68,13 +66,12 @@ class NodeDescription:
         )
 
     async def complete(self) -> Node:
-        """As `current`, with images (without where the runtime doesn't answer), in whole seconds."""
+        """As `current`, with images (without where the runtime doesn't answer)."""
         node = self.current()
         try:
             node.status.images = node_images(await self._images(), self._config.node_status_max_images)
         except KubengineError:
             node.status.images = None
-        node.status.conditions = [_in_whole_seconds(each) for each in node.status.conditions or ()]
         return node
 
     async def describe(self) -> dict[str, Any]:
@@ -84,7 +81,7 @@ class NodeDescription:
 
     def _ready(self) -> NodeCondition:
         wrong = list(dict.fromkeys(self._problems()))
-        now = datetime.fromtimestamp(self._clock(), UTC)
+        now = whole_second(self._clock())
         status, before = "False" if wrong else "True", self._ready_before
         same = before is not None and before.status == status
         self._ready_before = NodeCondition(
@@ -96,15 +93,6 @@ class NodeDescription:
             message=_aggregate(wrong) if wrong else "kubelet is posting ready status",
         )
         return self._ready_before
-
-
-def _in_whole_seconds(condition: NodeCondition) -> NodeCondition:
-    heartbeat, transition = condition.last_heartbeat_time, condition.last_transition_time
-    return msgspec.structs.replace(
-        condition,
-        last_heartbeat_time=heartbeat.replace(microsecond=0) if heartbeat is not None else None,
-        last_transition_time=transition.replace(microsecond=0) if transition is not None else None,
-    )
 
 
 def _aggregate(errors: list[str]) -> str:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import UTC, datetime
 
 import msgspec
 
 from engine.api.defaults import apply_defaults, default_selectors
+from engine.api.digest import blake2b
+from engine.api.moments import rfc3339_micro
 from engine.api.pod import Pod, Toleration
 from engine.api.qos import (
     HASH_ANNOTATION,
@@ -29,11 +30,6 @@ from engine.api.resources import CPU, MEMORY
 from engine.api.struct import to_builtins
 from engine.api.validation import check_pod
 from engine.node.kubelet_uid import Unprintable, kubelet_uid
-
-try:
-    from _blake2 import blake2b  # hashlib would load OpenSSL for it
-except ImportError:
-    from hashlib import blake2b
 
 UidOf = Callable[[Pod, str, Callable[[], str]], str]
 
@@ -67,7 +63,7 @@ def static_pod(
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,
-        SEEN_ANNOTATION: datetime.fromtimestamp(seen_at, UTC).isoformat().replace("+00:00", "Z"),
+        SEEN_ANNOTATION: rfc3339_micro(seen_at),
         SOURCE_ANNOTATION: SOURCE_API if from_api else SOURCE_FILE,
     }
     pod.spec.node_name = node_name

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 import msgspec
 
 from engine.api.lifecycle import PodEnd
+from engine.api.moments import whole_second
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.api.qos import is_static, qos_class
 from engine.api.resources import pod_limits, pod_requests
@@ -390,4 +391,4 @@ def _boolean(value: bool) -> str:
 
 
 def _time(seconds: float) -> datetime | None:
-    return datetime.fromtimestamp(int(seconds), UTC) if seconds > 0 else None
+    return whole_second(seconds) if seconds > 0 else None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.moments import rfc3339
 from engine.node.machine import existing_parent, memory_available, memory_total
 from engine.wire import cri_v1_pb2 as cri
 
@@ -30,10 +30,10 @@ def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[s
     total = memory_total()
     available = memory_available()
     disk = os.statvfs(existing_parent(root))
-    time = _time(now)
+    time = rfc3339(now)
     return {
         "nodeName": name,
-        "startTime": _time(started_at),
+        "startTime": rfc3339(started_at),
         "memory": {
             "time": time,
             "availableBytes": available,
@@ -68,7 +68,7 @@ def _container(stats: cri.ContainerStats) -> dict[str, Any]:
     if stats.HasField("writable_layer"):
         layer = stats.writable_layer
         shown["rootfs"] = {
-            "time": _time(layer.timestamp / 1e9),
+            "time": rfc3339(layer.timestamp / 1e9),
             **_values(layer, {"used_bytes": "usedBytes", "inodes_used": "inodesUsed"}),
         }
     return shown
@@ -77,15 +77,11 @@ def _container(stats: cri.ContainerStats) -> dict[str, Any]:
 def _usage(stats: cri.LinuxPodSandboxStats | cri.ContainerStats) -> dict[str, Any]:
     shown = {}
     if stats.HasField("cpu"):
-        shown["cpu"] = {"time": _time(stats.cpu.timestamp / 1e9), **_values(stats.cpu, _CPU)}
+        shown["cpu"] = {"time": rfc3339(stats.cpu.timestamp / 1e9), **_values(stats.cpu, _CPU)}
     if stats.HasField("memory"):
-        shown["memory"] = {"time": _time(stats.memory.timestamp / 1e9), **_values(stats.memory, _MEMORY)}
+        shown["memory"] = {"time": rfc3339(stats.memory.timestamp / 1e9), **_values(stats.memory, _MEMORY)}
     return shown
 
 
 def _values(message: Any, names: Mapping[str, str]) -> dict[str, int]:
     return {shown: getattr(message, name).value for name, shown in names.items() if message.HasField(name)}
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -17,7 +17,7 @@ from engine.runtime.requests import command_request, host_network
 from engine.runtime.shim import linux, relay
 from engine.runtime.shim.container import ATTACH, open_namespaces
 from engine.runtime.spawning import Spawner
-from engine.runtime.state import Extras, StateDirectory
+from engine.runtime.state import BackendNotes, StateDirectory
 from engine.runtime.streaming.protocol import CommandTicket
 
 CONNECT_TIMEOUT = 10.0
@@ -67,20 +67,20 @@ class ProcessStream:
 
 
 class ProcessCommands:
-    """`extras` answers what the backend remembers of a container."""
+    """`notes` answers what the backend remembers of a container."""
 
     def __init__(
-        self, spawner: Spawner, state: StateDirectory, extras: Callable[[Container], Extras]
+        self, spawner: Spawner, state: StateDirectory, notes: Callable[[Container], BackendNotes]
     ) -> None:
         self._spawner = spawner
         self._state = state
-        self._extras = extras
+        self._notes = notes
 
     async def exec_sync(
         self, container: Container, command: Sequence[str], timeout: float | None
     ) -> ExecResult:
         subject = f"container {container.id}"
-        talk = await self._spawner.ask(command_request(container, self._extras(container).request, command))
+        talk = await self._spawner.ask(command_request(container, self._notes(container).request, command))
         try:
             message = await talk.hear(timeout)
         except TimeoutError:
@@ -100,7 +100,7 @@ class ProcessCommands:
         subject = f"container {ticket.container.id}"
         request = command_request(
             ticket.container,
-            self._extras(ticket.container).request,
+            self._notes(ticket.container).request,
             ticket.command,
             {"stdin": ticket.stdin, "tty": ticket.tty},
         )

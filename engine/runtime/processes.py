@@ -33,7 +33,7 @@ from engine.runtime.images import ImageStore
 from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, Container, Records, Sandbox
 from engine.runtime.shim import linux
 from engine.runtime.spawning import Conversation, Spawner
-from engine.runtime.state import Extras, StateDirectory
+from engine.runtime.state import BackendNotes, StateDirectory
 from engine.runtime.watching import Watcher, lives, send_signal, settled
 from engine.wire import cri_v1_pb2 as cri
 
@@ -76,12 +76,12 @@ class ProcessBackend:
         self._files = ContainerFiles(self.root, self.images, overlay=overlay)
         self._cdi_directories = cdi_directories
         self._spawner = Spawner(self.state.path)
-        self._extras: dict[str, Extras] = {}
+        self._notes: dict[str, BackendNotes] = {}
         self._watcher = Watcher()
         self._usage = usage.Usage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self.commands = ProcessCommands(
-            self._spawner, self.state, lambda container: self._extras[container.id]
+            self._spawner, self.state, lambda container: self._notes[container.id]
         )
         self._lock = -1
         self._listener: Listener | None = None
@@ -96,10 +96,10 @@ class ProcessBackend:
         self.images.open()
         self._files.open()
         self._take_lock()
-        for sandbox, extras in list(self.state.load_sandboxes()):
-            await self._adopt_sandbox(sandbox, extras)
-        for container, extras in list(self.state.load_containers(records.sandboxes)):
-            await self._adopt_container(container, extras)
+        for sandbox, notes in list(self.state.load_sandboxes()):
+            await self._adopt_sandbox(sandbox, notes)
+        for container, notes in list(self.state.load_containers(records.sandboxes)):
+            await self._adopt_container(container, notes)
         for directory in list(self.state.half_made()):
             await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
@@ -133,29 +133,29 @@ class ProcessBackend:
     async def run_sandbox(self, sandbox: Sandbox) -> None:
         requests.check_sandbox(sandbox)
         parent = sandbox.config.linux.cgroup_parent
-        extras = Extras(cgroup=hierarchy.container_path(parent, sandbox.id, self._driver))
+        notes = BackendNotes(cgroup=hierarchy.container_path(parent, sandbox.id, self._driver))
         on_bridge = not requests.host_network(sandbox)
         if on_bridge:
             sandbox.ips = [self.network.take()]
-        self.state.save_sandbox(sandbox, extras)
+        self.state.save_sandbox(sandbox, notes)
         try:
             async with self._starts:
-                groups = self._hierarchy.make(extras.cgroup)
+                groups = self._hierarchy.make(notes.cgroup)
                 network = self.network.join(sandbox.id, sandbox.ips[0]) if on_bridge else None
                 directory = self.state.directory(sandbox)
                 request = requests.sandbox_request(sandbox, directory, groups, network)
                 talk = await self._spawner.ask(request)
                 try:
-                    await self._bring_up(sandbox, extras, talk)
+                    await self._bring_up(sandbox, notes, talk)
                 finally:
                     talk.close()
         except BaseException:
-            await asyncio.shield(self._discard_sandbox(sandbox, extras))
+            await asyncio.shield(self._discard_sandbox(sandbox, notes))
             raise
-        self._extras[sandbox.id] = extras
+        self._notes[sandbox.id] = notes
         self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
 
-    async def _bring_up(self, sandbox: Sandbox, extras: Extras, talk: Conversation) -> None:
+    async def _bring_up(self, sandbox: Sandbox, notes: BackendNotes, talk: Conversation) -> None:
         message = await talk.hear()
         if "error" in message:
             raise Refused(message["error"], subject=f"sandbox {sandbox.config.metadata.name!r}")
@@ -166,31 +166,31 @@ class ProcessBackend:
         (directory / "hostname").write_text(requests.hostname(sandbox) + "\n")
         for name in ("hosts", "resolv.conf", "hostname"):
             (directory / name).chmod(0o644)
-        extras.made = True
+        notes.made = True
         sandbox.state = READY
-        self.state.save_sandbox(sandbox, extras)
+        self.state.save_sandbox(sandbox, notes)
         talk.go()
 
     async def stop_sandbox(self, sandbox: Sandbox) -> None:
-        extras = self._extras.get(sandbox.id)
-        if extras is None:
+        notes = self._notes.get(sandbox.id)
+        if notes is None:
             return
         await self._watcher.kill(sandbox.id, sandbox.pid, sandbox.start_time)
         sandbox.pid = 0
         self._release_address(sandbox)
-        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         sandbox.state = NOT_READY
-        self.state.save_sandbox(sandbox, extras)
+        self.state.save_sandbox(sandbox, notes)
 
     async def remove_sandbox(self, sandbox: Sandbox) -> None:
         self.state.forget(sandbox)
-        self._extras.pop(sandbox.id, None)
+        self._notes.pop(sandbox.id, None)
         self._usage.forget(sandbox.id)
 
-    async def _discard_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+    async def _discard_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
         """Undo a sandbox that was never whole."""
         send_signal(sandbox.pid, sandbox.start_time, signal.SIGKILL)
-        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         self._release_address(sandbox)
         self.state.forget(sandbox)
 
@@ -202,21 +202,21 @@ class ProcessBackend:
     def _sandbox_gone(self, sandbox: Sandbox) -> None:
         if sandbox.state == READY and self._listener is not None:
             self._listener.sandbox_died(sandbox)
-            self.state.save_sandbox(sandbox, self._extras[sandbox.id])
+            self.state.save_sandbox(sandbox, self._notes[sandbox.id])
 
-    async def _adopt_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
-        if extras.made:
+    async def _adopt_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
+        if notes.made:
             await settled(lambda: self.state.up(sandbox) or not lives(sandbox.pid, sandbox.start_time))
-        if not (extras.made and self.state.up(sandbox)):
-            await self._discard_sandbox(sandbox, extras)
+        if not (notes.made and self.state.up(sandbox)):
+            await self._discard_sandbox(sandbox, notes)
             return
-        self._extras[sandbox.id] = extras
+        self._notes[sandbox.id] = notes
         self._records.add_sandbox(sandbox)
         if lives(sandbox.pid, sandbox.start_time):
             self._watcher.watch(sandbox.id, sandbox.pid, lambda: self._sandbox_gone(sandbox))
         else:
             sandbox.state, sandbox.pid = NOT_READY, 0
-            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
+            hierarchy.remove(self._hierarchy.directories(notes.cgroup))
 
     # Containers
 
@@ -244,29 +244,29 @@ class ProcessBackend:
                 image_volumes=files.volumes,
                 target=target,
             )
-            extras = Extras(
+            notes = BackendNotes(
                 cgroup=path,
                 layers=files.layers,
                 request=request,
                 stop_signal=requests.stop_signal(container.config, stored.config),
             )
-            self.state.save_container(container, extras)
+            self.state.save_container(container, notes)
         except BaseException:
             self.state.forget(container)
             await self._files.remove(container)
             raise
-        self._extras[container.id] = extras
+        self._notes[container.id] = notes
 
     async def start_container(self, container: Container) -> None:
-        extras = self._extras[container.id]
-        if extras.request["pid_namespace"] == "target":
-            extras.request["target_start_time"] = linux.start_time(extras.request["target"])
+        notes = self._notes[container.id]
+        if notes.request["pid_namespace"] == "target":
+            notes.request["target_start_time"] = linux.start_time(notes.request["target"])
         try:
             async with self._starts:
-                self._make_cgroup(container, extras)
-                talk = await self._spawner.ask(extras.request)
+                self._make_cgroup(container, notes)
+                talk = await self._spawner.ask(notes.request)
                 try:
-                    await self._let_it_run(container, extras, talk)
+                    await self._let_it_run(container, notes, talk)
                 finally:
                     talk.close()
         except BaseException as error:
@@ -275,12 +275,12 @@ class ProcessBackend:
                 container, state=EXITED, exit_code=128, finished_at=time.time_ns(), reason="StartError",
                 message=str(error),
             )  # fmt: skip
-            self.state.save_container(ended, extras)
-            groups = self._hierarchy.directories(extras.cgroup)
+            self.state.save_container(ended, notes)
+            groups = self._hierarchy.directories(notes.cgroup)
             await asyncio.shield(asyncio.to_thread(hierarchy.remove, groups))
             raise
 
-    async def _let_it_run(self, container: Container, extras: Extras, talk: Conversation) -> None:
+    async def _let_it_run(self, container: Container, notes: BackendNotes, talk: Conversation) -> None:
         subject = f"container {container.config.metadata.name!r}"
         message = await talk.hear()
         if "error" in message:
@@ -291,7 +291,7 @@ class ProcessBackend:
         container.user = cri.ContainerUser(
             linux=cri.LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups)
         )
-        self.state.save_container(container, extras)
+        self.state.save_container(container, notes)
         talk.go()
         message = await talk.hear()
         if "error" in message:
@@ -301,19 +301,19 @@ class ProcessBackend:
 
     async def stop_container(self, container: Container, grace: float) -> None:
         if grace > 0:
-            send_signal(container.pid, container.start_time, self._extras[container.id].stop_signal)
+            send_signal(container.pid, container.start_time, self._notes[container.id].stop_signal)
             if await self._watcher.ended(container.id, grace):
                 return
         await self._watcher.kill(container.id, container.pid, container.start_time)
 
     async def remove_container(self, container: Container) -> None:
-        extras = self._extras[container.id]
-        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(extras.cgroup))
+        notes = self._notes[container.id]
+        await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         self.state.forget(container)
         await self._files.remove(container)
-        del self._extras[container.id]
+        del self._notes[container.id]
         self._usage.forget(container.id)
-        if extras.layers and self.images.get(container.image_id) is None:
+        if notes.layers and self.images.get(container.image_id) is None:
             await asyncio.to_thread(self.images.collect)
 
     async def reopen_log(self, container: Container) -> None:
@@ -327,33 +327,33 @@ class ProcessBackend:
         raise Refused("the new log file did not appear", subject=container.log_path)
 
     async def update_resources(self, container: Container, wanted: cri.LinuxContainerResources) -> None:
-        extras = self._extras[container.id]
+        notes = self._notes[container.id]
         if container.state == RUNNING:
-            self._hierarchy.apply(extras.cgroup, wanted)
+            self._hierarchy.apply(notes.cgroup, wanted)
         current = container.config.linux.resources
         if wanted.hugepage_limits:
             del current.hugepage_limits[:]
         current.MergeFrom(wanted)
-        self.state.save_container(container, extras)
+        self.state.save_container(container, notes)
 
-    def _make_cgroup(self, container: Container, extras: Extras) -> None:
+    def _make_cgroup(self, container: Container, notes: BackendNotes) -> None:
         security = container.config.linux.security_context
-        self._hierarchy.make(extras.cgroup)
-        self._hierarchy.apply(extras.cgroup, container.config.linux.resources)
+        self._hierarchy.make(notes.cgroup)
+        self._hierarchy.apply(notes.cgroup, container.config.linux.resources)
         devices = [
-            cri.Device(host_path=d["host"], permissions=d["permissions"]) for d in extras.request["devices"]
+            cri.Device(host_path=d["host"], permissions=d["permissions"]) for d in notes.request["devices"]
         ]
-        self._hierarchy.allow_devices(extras.cgroup, None if security.privileged else devices)
+        self._hierarchy.allow_devices(notes.cgroup, None if security.privileged else devices)
 
     def _container_gone(self, container: Container) -> None:
         """Its shim has ended."""
-        extras = self._extras.get(container.id)
-        if extras is None or container.state == EXITED or self._listener is None:
+        notes = self._notes.get(container.id)
+        if notes is None or container.state == EXITED or self._listener is None:
             return
         ending = self.state.ending(container)
         if ending is None:
             send_signal(container.pid, container.start_time, signal.SIGKILL)
-            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
+            hierarchy.remove(self._hierarchy.directories(notes.cgroup))
             self._listener.container_exited(
                 container, exit_code=LOST, finished_at=time.time_ns(), reason="Error",
                 message="the process that watched it was killed",
@@ -366,12 +366,12 @@ class ProcessBackend:
                 reason="OOMKilled" if ending.oom_kills else "",
             )
         try:
-            self.state.save_container(container, extras)
+            self.state.save_container(container, notes)
         except Refused as error:
             log.error("%s; its end is found again at the next start", error)
 
-    async def _adopt_container(self, container: Container, extras: Extras) -> None:
-        self._extras[container.id] = extras
+    async def _adopt_container(self, container: Container, notes: BackendNotes) -> None:
+        self._notes[container.id] = notes
         self._records.add_container(container)
         if container.state == EXITED or not container.shim:
             return
@@ -379,8 +379,8 @@ class ProcessBackend:
         started = self.state.started(container)
         if not started:
             container.state, container.pid, container.shim = CREATED, 0, 0
-            hierarchy.remove(self._hierarchy.directories(extras.cgroup))
-            self.state.save_container(container, extras)
+            hierarchy.remove(self._hierarchy.directories(notes.cgroup))
+            self.state.save_container(container, notes)
             return
         container.state, container.started_at = RUNNING, started
         if _shim_lives(container) and self.state.ending(container) is None:
@@ -394,9 +394,9 @@ class ProcessBackend:
         def read() -> list[cri.ContainerStats]:
             found = []
             for container in containers:
-                extras = self._extras.get(container.id)
-                if extras is not None:
-                    groups = self._hierarchy.directories(extras.cgroup)
+                notes = self._notes.get(container.id)
+                if notes is not None:
+                    groups = self._hierarchy.directories(notes.cgroup)
                     upper = self._files.upper(container)
                     found.append(self._usage.container(container, groups, upper, str(self.root)))
             return found
@@ -404,7 +404,7 @@ class ProcessBackend:
         return await asyncio.to_thread(read)
 
     async def sandbox_stats(self, sandbox: Sandbox) -> cri.LinuxPodSandboxStats:
-        groups = self._hierarchy.directories(str(Path(self._extras[sandbox.id].cgroup).parent))
+        groups = self._hierarchy.directories(str(Path(self._notes[sandbox.id].cgroup).parent))
         return cri.LinuxPodSandboxStats(
             cpu=self._usage.cpu(sandbox.id, groups),
             memory=usage.memory(groups),
@@ -413,10 +413,10 @@ class ProcessBackend:
         )
 
     def info(self, record: Sandbox | Container) -> dict[str, str]:
-        extras = self._extras[record.id]
-        facts: dict[str, Any] = {"pid": record.pid, "cgroupPath": extras.cgroup}
+        notes = self._notes[record.id]
+        facts: dict[str, Any] = {"pid": record.pid, "cgroupPath": notes.cgroup}
         if isinstance(record, Container):
-            spec = oci.runtime_spec(extras.request, extras.cgroup, record.config.linux.resources, record.user)
+            spec = oci.runtime_spec(notes.request, notes.cgroup, record.config.linux.resources, record.user)
             facts |= {"sandboxID": record.sandbox.id, "shim": record.shim, "runtimeSpec": spec}
         else:
             facts |= {"bridge": self.network.bridge, "ips": record.ips}
@@ -434,7 +434,7 @@ class ProcessBackend:
             raise Refused("another runtime uses it", subject=str(self.state.path)) from None
 
     def _layers_in_use(self) -> set[str]:
-        return {layer for extras in self._extras.values() for layer in extras.layers}
+        return {layer for notes in self._notes.values() for layer in notes.layers}
 
     def _name_image_volumes(self, container: Container) -> None:
         """The status of a container tells which images its volumes are, by digest."""

@@ -46,7 +46,7 @@ class Ending(NamedTuple):
 
 
 @dataclass(slots=True)
-class Extras:
+class BackendNotes:
     """What the backend remembers of a sandbox or container besides its record.
 
     `cgroup` is a cgroup path, `layers` the image's, `request` what the shim is asked. `made` turns true
@@ -75,29 +75,29 @@ class StateDirectory:
     def directory(self, record: Sandbox | Container) -> Path:
         return (self.sandboxes if isinstance(record, Sandbox) else self.containers) / record.id
 
-    def save_sandbox(self, sandbox: Sandbox, extras: Extras) -> None:
+    def save_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
         document = {
             "id": sandbox.id, "created_at": sandbox.created_at, "handler": sandbox.handler,
             "state": sandbox.state, "ips": sandbox.ips, "pid": sandbox.pid, "start_time": sandbox.start_time,
-            "config": _encode(sandbox.config), "extras": _plain(extras),
+            "config": _encode(sandbox.config), "extras": _plain(notes),
         }  # fmt: skip
         self._save(sandbox, document)
 
-    def save_container(self, container: Container, extras: Extras) -> None:
+    def save_container(self, container: Container, notes: BackendNotes) -> None:
         document: dict[str, Any] = {name: getattr(container, name) for name in PLAIN}
         document["sandbox"] = container.sandbox.id
         document["config"] = _encode(container.config)
         document["user"] = _encode(container.user) if container.user else None
-        document["extras"] = _plain(extras)
+        document["extras"] = _plain(notes)
         self._save(container, document)
 
-    def load_sandboxes(self) -> Iterator[tuple[Sandbox, Extras]]:
+    def load_sandboxes(self) -> Iterator[tuple[Sandbox, BackendNotes]]:
         for directory in sorted(self.sandboxes.iterdir()):
             found = kept(directory / RECORD, _sandbox, without=WITHOUT)
             if found is not None:
                 yield found
 
-    def load_containers(self, sandboxes: Mapping[str, Sandbox]) -> Iterator[tuple[Container, Extras]]:
+    def load_containers(self, sandboxes: Mapping[str, Sandbox]) -> Iterator[tuple[Container, BackendNotes]]:
         """Those of `sandboxes`; the others are as good as half made."""
         for directory in sorted(self.containers.iterdir()):
             found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
@@ -164,29 +164,29 @@ def _said_twice(path: Path) -> str:
     return lines[0]
 
 
-def _sandbox(content: bytes) -> tuple[Sandbox, Extras]:
+def _sandbox(content: bytes) -> tuple[Sandbox, BackendNotes]:
     document = json.loads(content)
     config = cri.PodSandboxConfig.FromString(base64.b64decode(document.pop("config")))
-    extras = Extras(**document.pop("extras"))
-    return Sandbox(config=config, **document), extras
+    notes = BackendNotes(**document.pop("extras"))
+    return Sandbox(config=config, **document), notes
 
 
-def _container(content: bytes, sandboxes: Mapping[str, Sandbox]) -> tuple[Container | None, Extras]:
+def _container(content: bytes, sandboxes: Mapping[str, Sandbox]) -> tuple[Container | None, BackendNotes]:
     document = json.loads(content)
     sandbox = sandboxes.get(document.pop("sandbox"))
     config = cri.ContainerConfig.FromString(base64.b64decode(document.pop("config")))
     user = document.pop("user")
-    extras = Extras(**document.pop("extras"))
+    notes = BackendNotes(**document.pop("extras"))
     if sandbox is None:
-        return None, extras
+        return None, notes
     container = Container(sandbox=sandbox, config=config, **document)
     if user:
         container.user = cri.ContainerUser.FromString(base64.b64decode(user))
-    return container, extras
+    return container, notes
 
 
-def _plain(extras: Extras) -> dict[str, Any]:
-    return {name: getattr(extras, name) for name in Extras.__slots__}
+def _plain(notes: BackendNotes) -> dict[str, Any]:
+    return {name: getattr(notes, name) for name in BackendNotes.__slots__}
 
 
 def _encode(message: Any) -> str:

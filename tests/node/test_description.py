@@ -102,3 +102,12 @@ def test_as_many_images_as_the_configuration_allows_the_largest_first():
     assert [image.size_bytes for image in node_images(images, 2)] == [3, 2]
     assert len(node_images(images, -1)) == 4
     assert node_images(images, 1)[0].names == [f"i@sha256:3{d}" for d in range(5)]
+
+
+async def test_conditions_are_made_in_whole_seconds(bench: Bench):
+    node = await bench.start()
+    conditions = node.node_object().status.conditions
+    assert len(conditions) == 4
+    for condition in conditions:
+        assert condition.last_heartbeat_time.microsecond == 0
+        assert condition.last_transition_time.microsecond == 0

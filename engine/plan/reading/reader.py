@@ -18,8 +18,8 @@ from engine.plan.reading.documents import (
     PodDocument,
     PriorityClassDocument,
 )
-from engine.plan.reading.extras import Extras
 from engine.plan.reading.json_stream import JSONStream
+from engine.plan.reading.node_documents import NodeDocuments
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.reading.pod_rows import LAYER_USAGE, USAGE, PodRows
 from engine.plan.reading.sources import Digest, Source, is_live
@@ -44,7 +44,7 @@ class SnapshotReader:
         self._nodes = NodeRows(self.resources, faults)
         self._templates = Templates(self.resources)
         self._pods = PodRows(self._templates, self._nodes.index)
-        self._extras = Extras(self._nodes, faults)
+        self._node_documents = NodeDocuments(self._nodes, faults)
         self._budgets: list[BudgetDocument] = []
         self._priority_classes: list[PriorityClassDocument] = []
         self._ignored = 0
@@ -77,7 +77,7 @@ class SnapshotReader:
         """Not a pod, or not one that decodes: the kind says which."""
         try:
             head = _head.decode(piece)
-            if self._extras.add(head, piece.tobytes(), self._origin):
+            if self._node_documents.add(head, piece.tobytes(), self._origin):
                 return
             kind = head.kind or ("Node" if _looks_like_node(head) else "")
             if kind in self._readers:
@@ -98,7 +98,7 @@ class SnapshotReader:
 
     def snapshot(self, digest: Digest, sources: list[str]) -> Snapshot:
         """The tables. Raises `InvalidInput` when there is neither a node nor a pod."""
-        self._extras.finish()
+        self._node_documents.finish()
         templates = self._templates.table()
         pods, repeated = self._pods.table(templates)
         for name in repeated:
@@ -115,10 +115,10 @@ class SnapshotReader:
                 self.faults.add("", f"Node {name}", "", _UNKNOWN_LIVE if live else _UNKNOWN)
         return arranged(
             nodes,
-            _with_usage(pods, self._extras.usage),
+            _with_usage(pods, self._node_documents.usage),
             templates=templates,
             images=self._nodes.image_table(),
-            devices=self._extras.device_table(),
+            devices=self._node_documents.device_table(),
             budgets=_budget_table(self._budgets),
             priority_classes=_priority_class_table(self._priority_classes),
             meta={

@@ -9,6 +9,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api.sizes import quantity_size
+
 WIDTH, HEIGHT = 560, 280
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
 MAX_DUMBBELLS = 80
@@ -17,17 +19,15 @@ SERIES = 8
 
 
 def short(value: float, unit: str) -> str:
-    """`1.5k`, `3.2 Gi`; axis labels."""
-    base, names = (
-        (1024.0, ("", "Ki", "Mi", "Gi", "Ti", "Pi"))
-        if unit == "bytes"
-        else (1000.0, ("", "k", "M", "G", "T", "P"))
-    )
+    """`1.5k`, `3.2Gi`; axis labels."""
+    if unit == "bytes":
+        return quantity_size(round(value))
+    names = ("", "k", "M", "G", "T", "P")
     size, index = float(value), 0
-    while abs(size) >= base and index < len(names) - 1:
-        size, index = size / base, index + 1
+    while abs(size) >= 1000 and index < len(names) - 1:
+        size, index = size / 1000, index + 1
     text = f"{size:.0f}" if size == int(size) or abs(size) >= 100 else f"{size:.1f}"
-    return f"{text}{' ' if unit == 'bytes' and index else ''}{names[index]}"
+    return f"{text}{names[index]}"
 
 
 def ticks(low: float, high: float, count: int = 5, unit: str = "") -> list[float]:

@@ -7,11 +7,11 @@ large and as deep as real ones.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 import msgspec
 
+from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
@@ -71,7 +71,7 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
 
 
 def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dict[str, Any]:
-    created = datetime.fromtimestamp(row["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    created = rfc3339(row["created"])
     kind, _, owner = row["owner"].partition("/")
     meta: dict[str, Any] = {
         "annotations": {"prometheus.io/port": "8080", "prometheus.io/scrape": "true"} | _source(row["flags"]),

@@ -8,9 +8,9 @@ import secrets
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
+from engine.api.moments import rfc3339
 from engine.testing.apiserver.paths import ResourcePath
 
 HISTORY = 20_000
@@ -138,7 +138,7 @@ class Store:
             await self._news.wait()
 
     def time(self, ahead: float = 0.0) -> str:
-        return datetime.fromtimestamp(self._clock() + ahead, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return rfc3339(self._clock() + ahead)
 
     def _put(self, key: tuple[str, str, str], before: Object | None, after: Object | None) -> Object:
         self.version += 1

@@ -169,7 +169,7 @@ Usage = dict[str, tuple[int | None, ...]]
 """By `namespace/name`: memory, disk, inodes, processes; writable layers' bytes and inodes."""
 
 
-class Extras:
+class NodeDocuments:
     """Collects per-node documents; those that wait for a node's name are settled by `finish`."""
 
     def __init__(self, nodes: NodeRows, faults: FaultLog) -> None:
