@@ -11,7 +11,6 @@ import socket
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from engine.api.errors import InvalidInput, Refused
 from engine.host.kept import keep, kept
@@ -41,19 +40,18 @@ class PodNetwork:
 
     def ready(self) -> None:
         """Choose the subnet and make the bridge where that isn't done yet. Raises OSError."""
+        from engine.runtime import links
+
         if Path("/sys/class/net", self.bridge).exists() and self.subnet != POOL:
             return
         self.subnet = self._choose()
         keep(self._file, json.dumps({"bridge": self.bridge, "subnet": str(self.subnet)}).encode())
         if Path("/sys/class/net", self.bridge).exists():
             return
-        netlink = Netlink()
-        try:
-            netlink.add_bridge(self.bridge)
-            netlink.add_address(socket.if_nametoindex(self.bridge), self.gateway, self.subnet.prefixlen)
-            netlink.up(self.bridge)
-        finally:
-            netlink.close()
+        _tell(links.bridge(self.bridge), f"bridge {self.bridge}")
+        index = socket.if_nametoindex(self.bridge)
+        _tell(links.address(index, self.gateway, self.subnet.prefixlen), f"address {self.gateway}")
+        _tell(links.up(self.bridge), f"bridge {self.bridge}")
 
     @property
     def gateway(self) -> str:
@@ -75,24 +73,25 @@ class PodNetwork:
     def give_back(self, address: str) -> None:
         self._taken.discard(address)
 
-    def join(self, sandbox_id: str, address: str) -> dict[str, Any]:
-        """What a sandbox's shim needs to know."""
-        return {
-            "veth": "kb" + sandbox_id[:11],
-            "bridge": socket.if_nametoindex(self.bridge),
-            "address": address,
-            "prefix": self.subnet.prefixlen,
-            "gateway": self.gateway,
-        }
+    def join(self, sandbox_id: str, address: str) -> list[tuple[str, str, str]]:
+        """What a sandbox's shim is to tell the kernel, messages in hexadecimal."""
+        from engine.runtime import links
+
+        steps = links.pod_steps(
+            veth="kb" + sandbox_id[:11],
+            master=socket.if_nametoindex(self.bridge),
+            ip=address,
+            prefix=self.subnet.prefixlen,
+            gateway=self.gateway,
+        )
+        return [(where, message.hex(), what) for where, message, what in steps]
 
     def remove(self) -> None:
         """Delete the bridge."""
         if Path("/sys/class/net", self.bridge).exists():
-            netlink = Netlink()
-            try:
-                netlink.delete(self.bridge)
-            finally:
-                netlink.close()
+            from engine.runtime import links
+
+            _tell(links.deletion(self.bridge), f"bridge {self.bridge}")
 
     def _choose(self) -> ipaddress.IPv4Network:
         chosen = kept(self._file, _subnet, without="another subnet is chosen")
@@ -110,6 +109,14 @@ class PodNetwork:
             if not any(candidate.overlaps(route) for route in routes):
                 return candidate
         raise Refused("no free subnet; give one with --pod-cidr", subject=f"pod network {POOL}")
+
+
+def _tell(message: bytes, what: str) -> None:
+    netlink = Netlink()
+    try:
+        netlink.tell(message, what)
+    finally:
+        netlink.close()
 
 
 def _subnet(content: bytes) -> ipaddress.IPv4Network:

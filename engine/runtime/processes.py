@@ -17,7 +17,9 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from engine.api.cpu_weight import WeightFormula
@@ -80,6 +82,7 @@ class ProcessBackend:
         self._watcher = Watcher()
         self._usage = usage.Usage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
+        self._links_loaded: asyncio.Task[ModuleType] | None = None
         self.commands = ProcessCommands(
             self._spawner, self.state, lambda container: self._notes[container.id]
         )
@@ -104,6 +107,7 @@ class ProcessBackend:
             await asyncio.to_thread(hierarchy.remove, self._hierarchy.named(directory.name))
             self.state.forget_directory(directory)
         await self._files.keep(records.containers)
+        self._links_loaded = asyncio.create_task(asyncio.to_thread(import_module, "engine.runtime.links"))
         self.network.open(ip for sandbox in records.sandboxes.values() for ip in sandbox.ips)
         await self._spawner.start()
 
@@ -136,6 +140,8 @@ class ProcessBackend:
         notes = BackendNotes(cgroup=hierarchy.container_path(parent, sandbox.id, self._driver))
         on_bridge = not requests.host_network(sandbox)
         if on_bridge:
+            if self._links_loaded is not None:
+                await self._links_loaded
             sandbox.ips = [self.network.take()]
         self.state.save_sandbox(sandbox, notes)
         try:

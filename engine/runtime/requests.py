@@ -65,7 +65,7 @@ def hostname(sandbox: Sandbox) -> str:
 
 
 def sandbox_request(
-    sandbox: Sandbox, directory: Path, cgroups: Sequence[str], network: Mapping[str, Any] | None
+    sandbox: Sandbox, directory: Path, cgroups: Sequence[str], network: Sequence[Any] | None
 ) -> dict[str, Any]:
     options = namespaces(sandbox)
     return {
@@ -78,9 +78,9 @@ def sandbox_request(
         "sysctls": dict(sandbox.config.linux.sysctls),
         "cgroups": list(cgroups),
         "seccomp": seccomp.sandbox_filter(sandbox.config.linux.security_context).hex(),
-        "network": dict(network or {}),
+        "network": network,
         "forwards": [
-            (mapping.host_ip or "0.0.0.0", mapping.host_port, network["address"], mapping.container_port)
+            (mapping.host_ip or "0.0.0.0", mapping.host_port, sandbox.ips[0], mapping.container_port)
             for mapping in sandbox.config.port_mappings
             if mapping.host_port and network
         ],

@@ -27,9 +27,8 @@ def run(request: dict[str, Any], report: Report) -> int:
     if not request["host_network"]:
         flags |= linux.CLONE_NEWUTS
         host = network.Netlink()
-        with open("/proc/self/ns/net") as host_namespace:
-            linux.unshare(linux.CLONE_NEWNET)
-            network.join_bridge(host, host_namespace.fileno(), **request["network"])
+        linux.unshare(linux.CLONE_NEWNET)
+        network.set_up(host, request["network"])
     linux.unshare(flags)
     child = os.fork()
     if child:
