@@ -10,9 +10,7 @@ from engine.runtime.shim.network import HOST, POD
 
 
 def test_no_short_lived_process_loads_the_netlink_library() -> None:
-    program = (
-        "import engine.runtime.shim.spawner, sys; print('pyroute2' in sys.modules, 'asyncio' in sys.modules)"
-    )
+    program = "import engine.runtime.shim.spawner, sys; print({'pyroute2', 'asyncio'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
