@@ -110,6 +110,11 @@ class PodRecord:
         return [c for c in self.containers if c.state in (RUNNING, UNKNOWN)]
 
     @property
+    def alive(self) -> bool:
+        """Whether anything of it runs, or may."""
+        return bool(self.may_run) or any(sandbox.ready for sandbox in self.sandboxes)
+
+    @property
     def empty(self) -> bool:
         return not self.sandboxes and not self.containers
 

@@ -42,14 +42,16 @@ class Ending:
             log.error("pod %s: its end is not kept: %s", pod.full_name, error)
 
     async def stop(self) -> None:
-        """Returns when nothing of the pod runs. Raises the runtime's first refusal."""
-        pod = self._hand.pod
-        record = await self._services.watch.reread_pod(pod.uid)
+        """Returns when nothing of the pod runs, as the runtime lists it. Raises its first refusal."""
+        pod, watch = self._hand.pod, self._services.watch
+        record = await watch.reread_pod(pod.uid)
         self._stopping = True
         try:
             await stop_pod(pod, record, self._services, self._grace_of)
         finally:
             self._stopping = False
+        if watch.pod(pod.uid).alive and (await watch.reread_pod(pod.uid)).alive:
+            raise Refused("CRI lists it as running after its stop", subject=f"pod {pod.full_name}")
         self._services.cgroups.remove_pod(pod.uid)
 
     async def leave_volumes(self) -> None:
@@ -73,7 +75,7 @@ class Ending:
         """Gives back cgroup and volumes; what is dead in the runtime can wait. Raises `Refused`."""
         uid, services = self._hand.pod.uid, self._services
         record = await services.watch.reread_pod(uid)
-        if record.may_run or any(sandbox.ready for sandbox in record.sandboxes):
+        if record.alive:
             await self.stop()
         await free_node(uid, services)
 

@@ -142,7 +142,7 @@ class NodePods:
             worker.notify()
         elif self.known:
             self._end_stranger(self._services.watch.pod(uid))
-        elif not _runs(self._services.watch.pod(uid)):
+        elif not self._services.watch.pod(uid).alive:
             self._forget_found(uid)
 
     def notify(self, uid: str) -> None:
@@ -194,7 +194,7 @@ class NodePods:
         worker = self._workers.get(uid)
         if worker is not None:
             return worker.life.holds
-        return not self.known or _runs(self._services.watch.pod(uid))
+        return not self.known or self._services.watch.pod(uid).alive
 
     def leaves(self, uid: str) -> bool:
         """Whether nobody wants the pod any more and something of it may run."""
@@ -219,16 +219,16 @@ class NodePods:
             return kept.life
         record = self._services.watch.pod(pod.uid)
         if pod.status.phase in (SUCCEEDED, FAILED):
-            if not _runs(record):
+            if not record.alive:
                 return PodLife(State.FINISHED)
             return PodLife(State.FAILING, PodEnd(pod.status.reason, pod.status.message))
-        return PodLife(State.WORKING if _runs(record) or _has_finished(pod, record) else State.ENTERING)
+        return PodLife(State.WORKING if record.alive or _has_finished(pod, record) else State.ENTERING)
 
     def _count_what_runs(self) -> dict[str, Pod]:
         """Whoever wants it, and whenever that will be known: what runs holds what it was accepted with."""
         found = {}
         for record in self._services.watch.pods.values():
-            pod = self._services.accepted.read(record.uid) if _runs(record) else None
+            pod = self._services.accepted.read(record.uid) if record.alive else None
             if pod is not None:
                 self._gatekeeper.adopt(pod)
                 found[record.uid] = pod
@@ -243,7 +243,7 @@ class NodePods:
         """A pod that was accepted with other amounts than are wanted now has those, and is resized."""
         found = self._found.pop(pod.uid, None) if self._found is not None else None
         here = pod
-        if life.holds and _runs(self._services.watch.pod(pod.uid)):
+        if life.holds and self._services.watch.pod(pod.uid).alive:
             if found is not None:
                 here = Pod(metadata=pod.metadata, spec=found.spec, status=pod.status)
             self._gatekeeper.adopt(here)
@@ -320,11 +320,11 @@ class NodePods:
         if accepted is None:
             meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
             stranger = self._employ(Pod(metadata=meta, spec=PodSpec()), PodLife(State.LEAVING))
-            if _runs(record):
+            if record.alive:
                 log.warning("pod %s: what it holds is not known; new pods wait for its end", record.full_name)
                 self._unmeasured.add(stranger)
             return
-        if _runs(record):
+        if record.alive:
             self._gatekeeper.adopt(accepted)
         self._employ(accepted, PodLife(State.LEAVING))
         self._gatekeeper.leaves(uid)
@@ -333,10 +333,6 @@ class NodePods:
         services = self._services
         known = services.cgroups.has_pod(uid) or uid in services.volumes.known_uids()
         return known or uid in services.cgroups.existing_pods()
-
-
-def _runs(record: PodRecord) -> bool:
-    return bool(record.may_run) or any(sandbox.ready for sandbox in record.sandboxes)
 
 
 def _has_finished(pod: Pod, record: PodRecord) -> bool:

@@ -1,7 +1,8 @@
 """Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
 
-With a stream a relist runs every 300 s; without one, every second. A relist compares ids and states
-and asks for the full status only of pods in which something differs, so a quiet node costs two lists.
+With a stream a relist runs every 300 s; without one, or when one has failed, every second. A relist
+compares ids and states and asks for the full status only of pods in which something differs, so a quiet
+node costs two lists.
 """
 
 from __future__ import annotations
@@ -186,23 +187,28 @@ class RuntimeWatch:
     async def refresh_container(
         self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
     ) -> None:
-        """Reads one container's status after something was done to it."""
+        """Reads one container's status after something was done to it. One that is not found is gone only
+        if it is not listed either."""
         self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.container_status(container_id)
         except NotFound:
-            self._forget(uid, container_id)
-            return
+            if not await self._runtime.list_containers(cri.ContainerFilter(id=container_id)):
+                self._forget(uid, container_id)
+                return
+            answer = await self._runtime.container_status(container_id)
         self._put(answer.status, sandbox_id, notify=notify)
 
     async def refresh_sandbox(self, uid: str, sandbox_id: str, *, notify: bool = True) -> None:
-        """Reads one sandbox's status after something was done to it."""
+        """Reads one sandbox's status after something was done to it; one that is gone, as a container."""
         self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.pod_sandbox_status(sandbox_id)
         except NotFound:
-            self._forget(uid, sandbox_id)
-            return
+            if not await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(id=sandbox_id)):
+                self._forget(uid, sandbox_id)
+                return
+            answer = await self._runtime.pod_sandbox_status(sandbox_id)
         record = self._record(answer.status.labels)
         if record is not None and record.put_sandbox(sandbox_record(answer.status)) and notify:
             self._on_change(record.uid)
@@ -282,7 +288,8 @@ class RuntimeWatch:
 
     async def _keep_relisting(self) -> None:
         while True:
-            period = RELIST_WITH_EVENTS_SECONDS if self._streaming else self._relist_seconds
+            trusted = self._streaming and not self.last_error
+            period = RELIST_WITH_EVENTS_SECONDS if trusted else self._relist_seconds
             try:
                 async with asyncio.timeout(period):
                     await self._wake.wait()

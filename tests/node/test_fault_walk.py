@@ -34,8 +34,6 @@ from tests.waiting import eventually
 AT_ONCE = 20
 WHOLE = bool(os.environ.get("KUBENGINE_EVERY_FAULT"))
 EVICTED = PodEnd("Evicted", "the node was short of it", grace_period_seconds=1)
-CONTRADICTION = ("container_status", "not found")
-"""Of a container that the runtime lists and runs."""
 
 
 class Life:
@@ -203,7 +201,7 @@ def _held(directory: str) -> str:
     return f"still open: {found}" if found else ""
 
 
-@pytest.mark.timeout(0 if WHOLE else 300)
+@pytest.mark.timeout(0 if WHOLE else 600)
 async def test_any_file_operation_may_fail_once() -> None:
     with file_faults():
         seen = FileFault()
@@ -220,7 +218,7 @@ async def test_any_file_operation_may_fail_once() -> None:
         await walk(map(with_file_fault, faults))
 
 
-@pytest.mark.timeout(0 if WHOLE else 300)
+@pytest.mark.timeout(0 if WHOLE else 600)
 async def test_any_call_to_the_runtime_may_fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_pull, "PULL_DEADLINE_SECONDS", 20.0)
     with tempfile.TemporaryDirectory(prefix="ke-") as short:
@@ -233,5 +231,4 @@ async def test_any_call_to_the_runtime_may_fail_once(monkeypatch: pytest.MonkeyP
         for method, count in sorted(calls.items())
         for at in range(1, (count if WHOLE else 1) + 1)
         for kind in KINDS
-        if (method, kind) != CONTRADICTION
     )
