@@ -21,6 +21,7 @@ from engine.cli._start_up import settle
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
 from engine.node import Node
+from engine.node.image_access.access import AskPrograms
 from engine.server import OwnPort, Server
 
 EMBEDDED, HOLLOW = "embedded", "hollow"
@@ -52,6 +53,7 @@ class AgentOptions:
     kubeconfig: Path | None = None
     bootstrap_kubeconfig: Path | None = None
     cert_dir: Path | None = None
+    credential_programs: AskPrograms | None = None
     port: int | None = None
 
 
@@ -78,6 +80,7 @@ class AgentProcess:
             kubeconfig=options.kubeconfig,
             bootstrap_kubeconfig=options.bootstrap_kubeconfig,
             cert_dir=options.cert_dir,
+            credential_programs=options.credential_programs,
         )
         self._server = Server(
             self.node, socket_path=default_socket(options.root_dir), port=_own_port(options, self.node)

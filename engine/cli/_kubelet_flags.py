@@ -193,8 +193,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "exit-on-lock-contention": "ends the agent when another takes its lock file",
     "experimental-allocatable-ignore-eviction": "leaves eviction thresholds out of allocatable",
     "experimental-mounter-path": "mounts with a program of its own",
-    "image-credential-provider-bin-dir": "says where credential providers are",
-    "image-credential-provider-config": "asks programs for registry credentials",
     "lock-file": "holds a lock while the agent runs",
     "maximum-dead-containers": "keeps so many dead containers on the node",
     "maximum-dead-containers-per-container": "keeps so many dead instances of a container",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from engine.cli._logging import begin_logging
 from engine.cli._places import ROOT_DIR
 from engine.cli._start_up import lean_imports
+
+if TYPE_CHECKING:
+    from engine.node.image_access.access import AskPrograms
 
 MOST_VERBOSE_INFO = 3
 CERT_DIR = Path("/var/lib/kubelet/pki")
@@ -30,6 +34,20 @@ log = logging.getLogger("kubengine.run")
 @click.option(
     "--cert-dir", type=click.Path(path_type=Path), metavar="DIR", default=CERT_DIR, show_default=True
 )
+@click.option(
+    "--image-credential-provider-config",
+    "provider_config",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Programs that are asked for registry credentials (a file, or a directory of them).",
+)
+@click.option(
+    "--image-credential-provider-bin-dir",
+    "provider_directory",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where these programs are.",
+)
 @click.option("--root-dir", type=click.Path(path_type=Path), default=ROOT_DIR, show_default=True)
 @click.option("--hostname-override", metavar="NAME", help="The node's name.  [default: the host name]")
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
@@ -42,6 +60,8 @@ def command(
     kubeconfig: Path | None,
     bootstrap_kubeconfig: Path | None,
     cert_dir: Path,
+    provider_config: Path | None,
+    provider_directory: Path | None,
     root_dir: Path,
     hostname_override: str | None,
     node_labels: str | None,
@@ -78,6 +98,7 @@ def command(
             kubeconfig=kubeconfig.absolute() if kubeconfig is not None else None,
             bootstrap_kubeconfig=bootstrap_kubeconfig.absolute() if bootstrap_kubeconfig else None,
             cert_dir=cert_dir.absolute(),
+            credential_programs=_programs(provider_config, provider_directory),
             clean_up=False,
             port=0 if flags.get("port") == "0" else None,
         )
@@ -111,3 +132,18 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
         else:
             log.warning("--%s: no flag of the kubelet v1.36, passed over", name)
     return flags
+
+
+def _programs(config: Path | None, directory: Path | None) -> AskPrograms | None:
+    """Programs for registry credentials; both flags belong together."""
+    if config is None and directory is None:
+        return None
+    import time
+
+    from engine.api.errors import InvalidInput
+    from engine.node.image_access.providers import load_programs
+
+    if config is None or directory is None:
+        missing = "config" if config is None else "bin-dir"
+        raise InvalidInput("expected beside the other", subject=f"--image-credential-provider-{missing}")
+    return load_programs(config, directory, time.time).credentials

@@ -280,10 +280,16 @@ class RuntimeClient:
         return answer.image if answer.HasField("image") else None
 
     async def pull_image(
-        self, image: str, sandbox_config: cri.PodSandboxConfig | None = None, *, timeout: float = 600.0
+        self,
+        image: str,
+        sandbox_config: cri.PodSandboxConfig | None = None,
+        *,
+        auth: cri.AuthConfig | None = None,
+        timeout: float = 600.0,
     ) -> str:
-        """The reference of the pulled image."""
-        request = cri.PullImageRequest(image=cri.ImageSpec(image=image), sandbox_config=sandbox_config)
+        """The reference of the pulled image; `auth` is shown to its registry."""
+        spec = cri.ImageSpec(image=image)
+        request = cri.PullImageRequest(image=spec, auth=auth, sandbox_config=sandbox_config)
         answer = await self._images("PullImage", request, cri.PullImageResponse, timeout=timeout)
         return answer.image_ref
 

@@ -38,6 +38,12 @@ def fault_of_name(name: str) -> str:
     return _fault_of_digest(found["digest"]) if found["digest"] else ""
 
 
+def repository_of(name: str) -> str:
+    """The full name of an image's repository: registry and path, without tag and digest."""
+    host, rest = _split(name.partition("@")[0])
+    return f"{host}/{rest.partition(':')[0]}"
+
+
 def _split(name: str) -> tuple[str, str]:
     """Registry and the rest; Docker Hub's where the name has none. A first part in capitals is one."""
     first, slash, rest = name.partition("/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -14,6 +14,8 @@ from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
 from engine.cri.client import RuntimeClient
 from engine.node.backoff import Backoff
+from engine.node.image_access.access import ImageAccess
+from engine.node.image_access.keyring import Credential
 from engine.node.image_name import fault_of_name
 from engine.node.status import Waiting
 from engine.wire import cri_v1_pb2 as cri
@@ -105,8 +107,10 @@ class ImagePuller:
         recorder: EventRecorder,
         clock: Callable[[], float],
         lease: Lease,
+        access: ImageAccess,
     ) -> None:
         self.lease = lease
+        self._access = access
         self._runtime = runtime
         self._recorder = recorder
         self._clock = clock
@@ -127,7 +131,7 @@ class ImagePuller:
             raise StartRefused(Waiting("InvalidImageName", text), event="InspectFailed")
         if wanted.policy == "Always":
             return None
-        found = await self._look(wanted)
+        found = await self._usable(pod, wanted)
         if found is None and wanted.policy == "Never":
             text = f"Container {wanted.named} is not present with pull policy of Never"
             raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
@@ -147,13 +151,13 @@ class ImagePuller:
             waiting = Waiting("ImagePullBackOff", f"{text}: {self._last_failure[key]}")
             raise StartRefused(waiting, event="BackOff", text=text, kind=NORMAL)
         async with self._slots:
-            found = await self._look(wanted) if wanted.policy != "Always" else None
+            found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
             if found is not None:
                 return found
             self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
             began = self._clock()
             try:
-                await self._runtime.pull_image(wanted.image, sandbox, timeout=PULL_DEADLINE_SECONDS)
+                credential = await self._pull(pod, wanted.image, sandbox)
             except Refused as error:
                 now = self._clock()
                 self._failed_at[key] = now
@@ -165,6 +169,8 @@ class ImagePuller:
                 ) from error
             seconds = Duration(int((self._clock() - began) * 1000) / 1000)
             found = await self._look(wanted)
+            if found is not None:
+                await self._access.came(wanted.image, found.reference, credential)
         if found is None:
             text = f"{wanted.named} was pulled but the runtime does not have it"
             raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed")
@@ -184,6 +190,39 @@ class ImagePuller:
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key], self._last_failure[key]
 
+    async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+        """The image if it is there and the pod may use it as it is: others do not learn that it is there."""
+        found = await self._look(wanted)
+        if found is None or await self._access.may_use(pod, wanted.image, found.reference):
+            return found
+        return None
+
+    async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
+        """With each credential that may be good, in turn; the one that was, None where none was needed.
+
+        Raises `Refused` with what all of them were answered.
+        """
+        await self._access.begins(image)
+        try:
+            credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]
+            refusals: list[Refused] = []
+            for credential in credentials:
+                try:
+                    await self._runtime.pull_image(
+                        image, sandbox, auth=_auth(credential), timeout=PULL_DEADLINE_SECONDS
+                    )
+                except Refused as error:
+                    refusals.append(error)
+                else:
+                    return credential
+        except BaseException:
+            await self._access.failed(image)
+            raise
+        await self._access.failed(image)
+        if len(refusals) == 1:
+            raise refusals[0]
+        raise Refused(f"[{', '.join(error.message for error in refusals)}]")
+
     async def _look(self, wanted: WantedImage) -> PresentImage | None:
         try:
             found = await self._runtime.image_status(wanted.image)
@@ -195,6 +234,12 @@ class ImagePuller:
     def _remaining(self, key: str) -> float:
         failed_at = self._failed_at.get(key)
         return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
+
+
+def _auth(credential: Credential | None) -> cri.AuthConfig | None:
+    if credential is None:
+        return None
+    return cri.AuthConfig(username=credential.username, password=credential.password)
 
 
 def _present(image: cri.Image) -> PresentImage:

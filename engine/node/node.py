@@ -32,6 +32,7 @@ from engine.metrics import Registry
 from engine.node import machine
 from engine.node.belonging import Api
 from engine.node.container_access import ContainerAccess
+from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
@@ -65,6 +66,7 @@ class Node:
         kubeconfig: Path | None = None,
         bootstrap_kubeconfig: Path | None = None,
         cert_dir: Path | None = None,
+        credential_programs: AskPrograms | None = None,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -93,6 +95,7 @@ class Node:
             view=view,
             kubeconfig=kubeconfig,
             bootstrap_kubeconfig=bootstrap_kubeconfig,
+            credential_programs=credential_programs,
         )
 
     # Life

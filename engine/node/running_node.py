@@ -31,6 +31,9 @@ from engine.node.container_access import ContainerAccess
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.host_support import HostSupport, app_armor_enabled
+from engine.node.image_access.access import ImageAccess
+from engine.node.image_access.docker_config import NodeCredentials
+from engine.node.image_access.pull_records import PullRecords
 from engine.node.image_pull import ImagePuller
 from engine.node.managers import Managers
 from engine.node.node_events import NodeEvents
@@ -124,6 +127,14 @@ class RunningNode:
             resources=resources,
         )
         self._belonging = _belong(setting, self.description)
+        self._access = ImageAccess(
+            config,
+            records=PullRecords(setting.root, clock),
+            node=NodeCredentials(setting.root, clock),
+            programs=setting.credential_programs,
+            secret=self._belonging.objects.secret,
+            recorder=recorder,
+        )
         self._keeper = VolumeKeeper(
             volumes,
             self._belonging.objects,
@@ -139,7 +150,7 @@ class RunningNode:
             runtime=runtime,
             watch=watch,
             runtime_health=runtime_health,
-            images=ImagePuller(runtime, config, recorder, clock, managers.images.lease),
+            images=ImagePuller(runtime, config, recorder, clock, managers.images.lease, self._access),
             cgroups=cgroups,
             volumes=volumes,
             volume_keeper=self._keeper,
@@ -184,6 +195,7 @@ class RunningNode:
         await self.managers.start_before_pods()
         await self.watch.start()
         await self.runtime_health.start()
+        await self._access.settle(self._runtime)
         self._events.started(machine.boot_id())
         if self._cgroups.enabled:
             self._events.enforced(self._cgroups.settings)

@@ -13,6 +13,7 @@ from engine.cluster.serving_certificate import ServingCertificate
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.node.image_access.access import AskPrograms
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class Setting:
     """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
     for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without,
     and `bootstrap_kubeconfig` how it gets there. `serving` is what its own server shows, `cert_dir` where
-    certificates are kept."""
+    certificates are kept. `credential_programs` are asked for credentials for an image's repository."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -35,3 +36,4 @@ class Setting:
     view: NodeView | None = None
     kubeconfig: Path | None = None
     bootstrap_kubeconfig: Path | None = None
+    credential_programs: AskPrograms | None = None

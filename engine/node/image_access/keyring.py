@@ -1,0 +1,153 @@
+"""Credentials for registries, found by the name of an image's repository. Pure.
+
+Source: kubelet v1.36 (`pkg/credentialprovider`): the most specific come first, each that matches is tried.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from engine.api.errors import InvalidInput
+from engine.node.image_access.digests import sha256
+
+DEFAULT_REGISTRY: Final = "index.docker.io"
+_GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SecretSource:
+    """The pull secret that a credential comes from."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """`source` is None for one of the node's own, which every pod may use."""
+
+    username: str = field(repr=False)
+    password: str = field(repr=False)
+    email: str = field(default="", repr=False)
+    source: SecretSource | None = None
+
+    @property
+    def digest(self) -> str:
+        """What stands for it in records: SHA-256 of its JSON as a kubelet writes it."""
+        named = {"username": self.username, "password": self.password, "email": self.email}
+        given = {name: value for name, value in named.items() if value}
+        text = json.dumps(given, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
+        return sha256(text.encode())
+
+
+class _Entry(msgspec.Struct):
+    username: str = ""
+    password: str = ""
+    email: str = ""
+    auth: str = ""
+
+
+class _Config(msgspec.Struct):
+    auths: dict[str, _Entry] = {}
+
+
+Credentials = Mapping[str, Credential]
+"""By registry, or registry and path."""
+
+_configs: Final = msgspec.json.Decoder(_Config)
+_legacy: Final = msgspec.json.Decoder(dict[str, _Entry])
+
+
+def docker_config(data: bytes, source: SecretSource | None = None, *, legacy: bool = False) -> Credentials:
+    """What a `config.json`, or with `legacy` a `.dockercfg`, has. Raises `InvalidInput`, quoting nothing."""
+    try:
+        entries = _legacy.decode(data) if legacy else _configs.decode(data).auths
+        return {where: _credential(entry, source) for where, entry in entries.items()}
+    except (msgspec.DecodeError, UnicodeDecodeError, binascii.Error, ValueError, RecursionError):
+        raise InvalidInput("expected registries with username and password, or auth") from None
+
+
+def _credential(entry: _Entry, source: SecretSource | None) -> Credential:
+    username, password = entry.username, entry.password
+    if entry.auth:
+        padded = entry.auth.strip().rstrip("=")
+        padded += "=" * (-len(padded) % 4)
+        username, colon, password = base64.b64decode(padded, validate=True).decode().partition(":")
+        if not colon:
+            raise ValueError("auth without a colon")
+    return Credential(username, password, entry.email, source)
+
+
+class Keyring:
+    """Several sets of credentials, the first added first."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[Credential]] = {}
+
+    def add(self, credentials: Credentials) -> None:
+        for where, credential in credentials.items():
+            place = _place(where)
+            if place:
+                self._known.setdefault(place, []).append(credential)
+
+    def lookup(self, repository: str) -> list[Credential]:
+        """All that may be for a repository, by its full name without tag or digest."""
+        fitting = [place for place in sorted(self._known, reverse=True) if matches(place, repository)]
+        found = [credential for place in fitting for credential in self._known[place]]
+        if not found and repository.split("/", maxsplit=1)[0] in ("docker.io", DEFAULT_REGISTRY):
+            return self._known.get(DEFAULT_REGISTRY, [])
+        return found
+
+
+def matches(pattern: str, target: str) -> bool:
+    """Whether a name lies at a place: same port, as many labels of the host, each as the pattern's says (`*`
+    stands for anything in one), and a path that begins with the pattern's."""
+    wanted, given = _split(pattern), _split(target)
+    if wanted is None or given is None:
+        return False
+    (labels, port, path), (its_labels, its_port, its_path) = wanted, given
+    return (
+        port == its_port
+        and len(labels) == len(its_labels)
+        and its_path.startswith(path)
+        and all(fnmatchcase(its, label) for its, label in zip(its_labels, labels, strict=True))
+    )
+
+
+def _place(where: str) -> str:
+    """Host and path; empty for what is neither. `/v1/` and `/v2/` are the registry itself."""
+    text = where if where.startswith(("https://", "http://")) else f"https://{where}"
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return ""
+    path = url.path[3:] if url.path.startswith(("/v1/", "/v2/")) else url.path
+    return url.netloc + (path if path != "/" else "")
+
+
+def _split(name: str) -> tuple[list[str], str, str] | None:
+    try:
+        url = urlsplit(f"https://{name}")
+    except ValueError:
+        return None
+    host, colon, port = url.netloc.rpartition(":")
+    if not colon or "]" in port:
+        host, port = url.netloc, ""
+    return host.strip("[]").split("."), port, url.path
+
+
+def keyring(sets: Iterable[Credentials]) -> Keyring:
+    made = Keyring()
+    for credentials in sets:
+        made.add(credentials)
+    return made
