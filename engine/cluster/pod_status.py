@@ -1,8 +1,9 @@
 """What the API server is told of a pod: the node's status in the words of the API. Pure.
 
 Facts of the kubelet v1.36 (`pkg/kubelet/status`): conditions of others stay as the server has them, the
-node's own carry the generation that they speak of; a terminal phase is final and is not sent while
-something of the pod may run; a container that nobody knows the end of ends with `ContainerStatusUnknown`.
+node's own carry the generation that they speak of, but a static pod has none; a terminal phase is final and
+is not sent while something of the pod may run; a container that nobody knows the end of ends with
+`ContainerStatusUnknown`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from engine.api.meta import ObjectMeta
+from engine.api.qos import MIRROR_ANNOTATION
 from engine.api.status import (
     ContainerState,
     ContainerStateTerminated,
@@ -38,7 +40,8 @@ def status_to_send(
 ) -> PodStatus:
     """`status` is the node's, `server` the API's; `meta` the API's metadata; `may_run`: something of the
     pod runs, or will."""
-    told = msgspec.structs.replace(status, observed_generation=meta.generation)
+    generation = 0 if MIRROR_ANNOTATION in (meta.annotations or {}) else meta.generation
+    told = msgspec.structs.replace(status, observed_generation=generation)
     conditions = {c.type: c for c in status.conditions or ()}
     if server.phase in TERMINAL and told.phase != server.phase:
         told.phase, told.reason, told.message = server.phase, server.reason, server.message
@@ -48,9 +51,9 @@ def status_to_send(
     known = {c.type: c for c in server.conditions or ()}
     disrupted = conditions.pop(DISRUPTION, None)
     if disrupted is not None:
-        known[DISRUPTION] = _disrupted(disrupted, known.get(DISRUPTION), meta.generation, now)
+        known[DISRUPTION] = _disrupted(disrupted, known.get(DISRUPTION), generation, now)
     others = [c for c in known.values() if not is_own_condition(c.type)]
-    own = [_of(c, meta.generation) for c in conditions.values() if is_own_condition(c.type)]
+    own = [_of(c, generation) for c in conditions.values() if is_own_condition(c.type)]
     told.conditions = [*others, *own] or None
     told.start_time = server.start_time or told.start_time
     if told.phase in TERMINAL and not may_run:

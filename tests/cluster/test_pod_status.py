@@ -51,6 +51,14 @@ def test_each_of_the_node_s_conditions_speaks_of_the_generation_and_others_come_
     assert [c.get("observedGeneration") for c in sent["conditions"]] == [None, 7, 7]
 
 
+def test_a_static_pod_has_no_generation_though_its_mirror_has():
+    mirror = msgspec.structs.replace(META, annotations={"kubernetes.io/config.mirror": "digest"})
+    ours = status(conditions={"Ready": "True"})
+    sent = to_builtins(status_to_send(ours, status(), mirror, may_run=True, now=NOW))
+    assert "observedGeneration" not in sent
+    assert "observedGeneration" not in sent["conditions"][0]
+
+
 def test_a_condition_of_the_node_that_holds_no_more_is_taken_away():
     server = status(conditions={"PodResizePending": "True", "Ready": "True"})
     sent = status_to_send(status(conditions={"Ready": "True"}), server, META, may_run=True, now=NOW)
