@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Pod
-from engine.api.status import PodCondition
 from engine.cgroups.containers import ContainerResources
-from engine.cgroups.resize import IN_PROGRESS, decide_resize, in_progress, resize_of, resize_text
+from engine.cgroups.resize import decide_resize, in_progress, resize_of, resize_text
 from engine.cri.records import ContainerRecord
+from engine.node.pod.resize import Event, Resize
 from engine.node.services import Services
 from engine.node.starting import cri_resources
 from engine.node.stopping import grace_seconds, stop_container
-
-
-@dataclass(slots=True)
-class Resize:
-    """A resize that a pod's manifest asks for and that has not been done yet."""
-
-    wanted: Pod
-    condition: PodCondition | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """Whether it can only go on when the node has more room."""
-        return self.condition is not None and self.condition.reason == "Deferred"
 
 
 def can_resize(old: Pod, new: Pod) -> bool:
@@ -46,10 +32,30 @@ async def carry_out(
     """Does the resize if the node has room; the pod as it is then, None while it cannot be done.
 
     The new amounts count from the decision on, so that nobody else gets the same room. `publish` is called
-    when it begins. A step that is refused leaves the condition PodResizeInProgress with reason Error; the
-    next call goes on from there.
+    when it begins. Where a step is refused, the next call goes on from there.
     """
     wanted = resize.wanted
+    if not resize.begun and not _begins(pod, resize, services):
+        return None
+    services.accounts.resized(wanted)
+    await publish()
+    try:
+        await _apply(pod, wanted, services)
+    except Refused as error:
+        text = str(error)
+        failed = in_progress(text)
+        if resize.condition != failed:
+            services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+        resize.tell(Event.FAIL, failed)
+        raise
+    resize.tell(Event.COMPLETE)
+    services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+    return wanted
+
+
+def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
+    """Whether there is room; says what came out, once while it stays the same."""
+    wanted, before = resize.wanted, resize.state
     decision = decide_resize(
         pod,
         wanted,
@@ -58,29 +64,16 @@ async def carry_out(
         config=services.node.config,
     )
     pending = decision.condition()
-    before = resize.condition
     if pending is not None:
-        if before is None or before.reason != pending.reason:
+        resize.tell(Event.DEFER if decision.verdict == "Deferred" else Event.REFUSE, pending)
+        if resize.state is not before:
             why = f"OutOf{decision.short}" if decision.short else pending.reason
             text = resize_text(why, wanted, pending.message)
             services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
-        resize.condition = pending
-        return None
-    if before is None or before.type != IN_PROGRESS:
-        resize.condition = in_progress()
-        services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
-    services.accounts.resized(wanted)
-    await publish()
-    try:
-        await _apply(pod, wanted, services)
-    except Refused as error:
-        text = str(error)
-        if resize.condition != in_progress(text):
-            services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
-        resize.condition = in_progress(text)
-        raise
-    services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
-    return wanted
+        return False
+    resize.tell(Event.BEGIN, in_progress())
+    services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+    return True
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:

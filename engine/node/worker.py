@@ -21,8 +21,9 @@ from engine.api.status import PodCondition
 from engine.node.ending import Ending
 from engine.node.pod.in_hand import PodInHand
 from engine.node.pod.life import Action, Event, PodLife, State
+from engine.node.pod.resize import Resize
 from engine.node.publishing import Publishing
-from engine.node.resizing import Resize, can_resize
+from engine.node.resizing import can_resize
 from engine.node.retries import Failures
 from engine.node.services import Services
 from engine.node.status import with_others

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.api.pod import Pod
 from engine.node.pod.life import PodLife
-from engine.node.resizing import Resize
+from engine.node.pod.resize import Resize
 from engine.node.status import Waiting
 
 

@@ -1,0 +1,94 @@
+"""A resize of a pod that runs: named states, one table of transitions. Pure.
+
+    PROPOSED ──defer──▸ DEFERRED ──refuse──▸ INFEASIBLE
+       │                  │ ◂─────defer─────── │
+       └──────begin───────┴────────begin───────┴─▸ RESIZING ──complete──▸ DONE
+                                                     │ fail               ▴
+                                                     ▾                    │
+                                                   FAILED ────complete────┘
+
+What has begun counts as held from then on, and is gone on with, not judged again. Only a pod that works is
+resized; its life (`life`) goes on beside this.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from engine.api.errors import Bug
+from engine.api.pod import Pod
+from engine.api.status import PodCondition
+from engine.cgroups.resize import DEFERRED, FAILED, IN_PROGRESS, INFEASIBLE, PENDING
+
+
+class State(Enum):
+    PROPOSED = "is wanted, and was not looked at yet"
+    DEFERRED = "waits until the node has room"
+    INFEASIBLE = "can never be had on this node as it is"
+    RESIZING = "counts, and reaches cgroups and containers"
+    FAILED = "counts; a step of it was refused and is tried again"
+    DONE = "is what the pod has"
+
+
+class Event(Enum):
+    DEFER = "there is no room now"
+    REFUSE = "there can be no room"
+    BEGIN = "there is room"
+    FAIL = "the runtime or the kernel refused a step"
+    COMPLETE = "cgroups and containers have the new amounts"
+
+
+S, E = State, Event
+
+JUDGED: Final = (S.PROPOSED, S.DEFERRED, S.INFEASIBLE)
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+    **{(state, E.DEFER): S.DEFERRED for state in JUDGED},
+    **{(state, E.REFUSE): S.INFEASIBLE for state in JUDGED},
+    **{(state, E.BEGIN): S.RESIZING for state in JUDGED},
+    (S.RESIZING, E.FAIL): S.FAILED,
+    (S.FAILED, E.FAIL): S.FAILED,
+    (S.RESIZING, E.COMPLETE): S.DONE,
+    (S.FAILED, E.COMPLETE): S.DONE,
+}
+
+SAID: Final = {
+    S.DEFERRED: (PENDING, DEFERRED),
+    S.INFEASIBLE: (PENDING, INFEASIBLE),
+    S.RESIZING: (IN_PROGRESS, ""),
+    S.FAILED: (IN_PROGRESS, FAILED),
+}
+"""Type and reason of the condition that a state shows; the others show none."""
+
+
+class Resize:
+    """One that a pod's source asks for: `wanted` is the pod as it is to be."""
+
+    def __init__(self, wanted: Pod) -> None:
+        self.wanted = wanted
+        self.state = State.PROPOSED
+        self.condition: PodCondition | None = None
+
+    def tell(self, event: Event, condition: PodCondition | None = None) -> None:
+        """`condition` is what the new state shows. `Bug` for an event that cannot happen in this state."""
+        if (self.state, event) not in TRANSITIONS:
+            raise Bug(f"{event.name} while {self.state.name}", subject="pod resize")
+        self.state, self.condition = TRANSITIONS[self.state, event], condition
+        self.validate()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the new amounts count."""
+        return self.state not in JUDGED
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it can only go on when the node has more room."""
+        return self.state is State.DEFERRED
+
+    def validate(self) -> None:
+        """Raises `Bug` where the condition is not the state's."""
+        said = (self.condition.type, self.condition.reason) if self.condition is not None else None
+        if said != SAID.get(self.state):
+            raise Bug(f"{self.state.name} says {said}", subject="pod resize")
