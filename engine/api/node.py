@@ -21,6 +21,7 @@ class Taint(Struct):
 
 class NodeSpec(Struct):
     pod_cidr: str = ""
+    pod_cidrs: list[str] | None = msgspec.field(default=None, name="podCIDRs")
     provider_id: str = ""
     unschedulable: bool = False
     taints: list[Taint] | None = None
@@ -46,12 +47,18 @@ class ContainerImage(Struct):
 
 
 class NodeStatus(Struct):
+    """`daemon_endpoints`, `runtime_handlers` and `features` are as their JSON is."""
+
     capacity: dict[str, Quantity] | None = None
     allocatable: dict[str, Quantity] | None = None
     conditions: list[NodeCondition] | None = None
     addresses: list[NodeAddress] | None = None
     node_info: dict[str, Any] | None = None
     images: list[ContainerImage] | None = None
+    daemon_endpoints: dict[str, Any] | None = None
+    runtime_handlers: list[dict[str, Any]] | None = None
+    features: dict[str, bool] | None = None
+    declared_features: list[str] | None = None
 
 
 class Node(Struct):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,6 +55,7 @@ class AgentOptions:
     cert_dir: Path | None = None
     credential_programs: AskPrograms | None = None
     port: int | None = None
+    node_ips: Sequence[str] = ()
 
 
 class AgentProcess:
@@ -81,6 +82,7 @@ class AgentProcess:
             bootstrap_kubeconfig=options.bootstrap_kubeconfig,
             cert_dir=options.cert_dir,
             credential_programs=options.credential_programs,
+            node_ips=options.node_ips,
         )
         self._server = Server(
             self.node, socket_path=default_socket(options.root_dir), port=_own_port(options, self.node)

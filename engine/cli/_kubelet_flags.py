@@ -33,6 +33,14 @@ def pairs(text: str, sign: str = "=") -> dict[str, str]:
     return pairs
 
 
+def read_pairs(text: str, flag: str) -> dict[str, str]:
+    """`NAME=VALUE,…` of a flag. Raises InvalidInput naming it."""
+    try:
+        return pairs(text)
+    except ValueError as error:
+        raise InvalidInput(str(error), subject=flag) from None
+
+
 def _thresholds(text: str) -> dict[str, str]:
     return pairs(text, "<")
 
@@ -197,7 +205,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "maximum-dead-containers": "keeps so many dead containers on the node",
     "maximum-dead-containers-per-container": "keeps so many dead instances of a container",
     "minimum-container-ttl-duration": "keeps dead containers for so long",
-    "node-ip": "chooses the node's address",
     "runtime-cgroups": "names the runtime's cgroup for statistics",
     "log-flush-frequency": "says how often logs are flushed",
     "log-text-info-buffer-size": "buffers log messages",

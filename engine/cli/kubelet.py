@@ -50,6 +50,7 @@ log = logging.getLogger("kubengine.run")
 )
 @click.option("--root-dir", type=click.Path(path_type=Path), default=ROOT_DIR, show_default=True)
 @click.option("--hostname-override", metavar="NAME", help="The node's name.  [default: the host name]")
+@click.option("--node-ip", metavar="IP[,IP]", default="", help="The node's address, or one of each family.")
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
 @click.option("-v", "--v", "verbosity", type=int, default=0, help="Log level; from 4 on everything.")
 @click.pass_context
@@ -64,6 +65,7 @@ def command(
     provider_directory: Path | None,
     root_dir: Path,
     hostname_override: str | None,
+    node_ip: str,
     node_labels: str | None,
     verbosity: int,
 ) -> None:
@@ -80,14 +82,18 @@ def command(
         from engine.api.kubengine_config import KubengineConfiguration
         from engine.cli._agent_process import AgentOptions, AgentProcess
         from engine.cli._kubelet_config import load_kubelet_config
-        from engine.cli._kubelet_flags import pairs
+        from engine.cli._kubelet_flags import read_pairs
+        from engine.cli._node_labels import check_node_labels
+        from engine.node.addresses import parse_node_ips
 
     begin_logging(logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO)
     flags = config_flags(context.args)
     settings = load_kubelet_config(config, config_dir, flags)
     ours = KubengineConfiguration()
     if node_labels:
-        ours = msgspec.structs.replace(ours, node_labels=pairs(node_labels))
+        labels = read_pairs(node_labels, "--node-labels")
+        check_node_labels(labels)
+        ours = msgspec.structs.replace(ours, node_labels=labels)
     process = AgentProcess(
         AgentOptions(
             config=settings,
@@ -99,6 +105,7 @@ def command(
             bootstrap_kubeconfig=bootstrap_kubeconfig.absolute() if bootstrap_kubeconfig else None,
             cert_dir=cert_dir.absolute(),
             credential_programs=_programs(provider_config, provider_directory),
+            node_ips=parse_node_ips(node_ip),
             clean_up=False,
             port=0 if flags.get("port") == "0" else None,
         )

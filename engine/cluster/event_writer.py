@@ -34,7 +34,7 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
     about: dict[str, Any] = (
         {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": event.pod_uid}
         if event.pod
-        else {"kind": "Node", "name": node, "uid": node}
+        else {"apiVersion": "v1", "kind": "Node", "name": node}
     )
     if event.container:
         about["fieldPath"] = f"spec.containers{{{event.container}}}"

@@ -5,17 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
-from engine.api.node import Node
+from engine.api.node import Node, NodeSpec, NodeStatus
+from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.node_object import full_patch, reconciliation, registration, report_after, status_patch
+from engine.cluster.node_object import (
+    full_patch,
+    left_behind,
+    reconciliation,
+    registration,
+    report_after,
+    status_patch,
+    without_heartbeats,
+)
+from engine.cluster.watching import Heard, Resource, Watch
 
 FIRST_DELAY = 0.1
 LAST_DELAY = 7.0
@@ -25,16 +35,18 @@ JITTER = 0.04
 log = logging.getLogger("kubengine.cluster")
 
 
-class _Known(msgspec.Struct):
+class ApiNode(msgspec.Struct):
     """The server's Node with its status as it stands there, fields that we do not know included."""
 
     metadata: ObjectMeta
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
     status: dict[str, Any] = {}
 
 
 class NodeKeeper:
     """`describe()` is the Node as it is now, with images. `update_seconds` (10) is how often it is looked at,
-    `report_seconds` (300) how often it is told unchanged; `soon` asks for a look at once.
+    `report_seconds` (300) how often it is told unchanged; `soon` asks for a look at once. `changed`
+    is told of labels, taints and whatever else others write into the Node, by `follow`.
     """
 
     def __init__(
@@ -43,7 +55,9 @@ class NodeKeeper:
         name: str,
         *,
         describe: Callable[[], Awaitable[Node]],
+        changed: Callable[[ObjectMeta, NodeSpec], None],
         register: bool,
+        controller_attaches: bool,
         update_seconds: float,
         report_seconds: float,
         clock: Callable[[], float],
@@ -54,12 +68,32 @@ class NodeKeeper:
         self._client = client
         self._path = f"/api/v1/nodes/{name}"
         self._describe = describe
-        self._register = register
+        self._changed = changed
+        self._register, self._controller_attaches = register, controller_attaches
         self._update_seconds, self._report_seconds = update_seconds, report_seconds
         self._clock, self._chance = clock, chance
-        self._known: _Known | None = None
+        self._known: ApiNode | None = None
+        self._told: tuple[ApiNode, NodeStatus] | None = None
+        self._ours: set[str] = set()
+        self._gone: set[str] = set()
         self._report_at = float("-inf")
         self._soon = asyncio.Event()
+        self._trouble = ""
+        self._watch = Watch(
+            client,
+            Resource("/api/v1/nodes", ApiNode, f"metadata.name={name}"),
+            Heard(self._all_heard, self._heard, self._deleted),
+        )
+
+    @property
+    def seen(self) -> asyncio.Event:
+        """Set once the server's Node, or that there is none, has been heard."""
+        return self._watch.synced
+
+    async def follow(self) -> None:
+        """Hear what others write into the Node, until it is cancelled."""
+        await self.registered.wait()
+        await self._watch.run()
 
     async def run(self) -> None:
         if self._register:
@@ -80,7 +114,11 @@ class NodeKeeper:
     async def tell(self) -> bool:
         """Say how the node is, where that is due; whether the server knows now."""
         self._soon.clear()
-        wanted = to_builtins((await self._describe()).status)
+        status = (await self._describe()).status
+        said = without_heartbeats(status)
+        if self._told == (self._known, said) and self._clock() < self._report_at:
+            return True
+        wanted = to_builtins(status)
         last: KubengineError | None = None
         for _ in range(TRIES):
             try:
@@ -88,20 +126,27 @@ class NodeKeeper:
             except KubengineError as error:
                 last, self._known = error, None
             else:
+                self._told = (self._known, said) if self._known is not None else None
+                self._trouble = ""
                 return True
-        log.warning("the node's status could not be told: %s", last)
+        if str(last) != self._trouble:
+            self._trouble = str(last)
+            log.warning("the node's status could not be told: %s", last)
         return False
 
     async def _tell(self, wanted: Mapping[str, Any]) -> None:
         known = self._known
         if known is None:
-            known = await self._client.get(self._path, _Known)
+            known = await self._client.get(self._path, ApiNode)
             self._learn(known)
         due = self._clock() >= self._report_at
-        patch = (full_patch if due else status_patch)(known.status, wanted)
+        extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
+        self._gone = (self._gone | self._ours) - extended
+        patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
         if patch:
-            self._learn(await self._client.patch(f"{self._path}/status", patch, _Known))
+            self._learn(await self._client.patch(f"{self._path}/status", patch, ApiNode))
             self._report_at = self._clock() + report_after(self._report_seconds, self._chance)
+        self._ours |= extended
 
     async def _register_until_it_works(self) -> None:
         delay = FIRST_DELAY
@@ -117,17 +162,36 @@ class NodeKeeper:
 
     async def _register_once(self) -> None:
         wanted = await self._describe()
+        made = registration(wanted, controller_attaches=self._controller_attaches)
         try:
-            self._learn(await self._client.create("/api/v1/nodes", registration(wanted), _Known))
+            self._learn(await self._client.create("/api/v1/nodes", made, ApiNode))
             return
         except ApiError as error:
             if error.reason not in ("AlreadyExists", "Forbidden"):
                 raise
-        patch = reconciliation(await self._client.get(self._path, Node), wanted)
+        known = await self._client.get(self._path, Node)
+        self._gone = left_behind(known, wanted)
+        patch = reconciliation(known, wanted, controller_attaches=self._controller_attaches)
         if patch:
-            self._learn(await self._client.patch(self._path, patch, _Known))
+            self._learn(await self._client.patch(self._path, patch, ApiNode))
 
-    def _learn(self, known: _Known) -> None:
+    def _learn(self, known: ApiNode) -> None:
         self._known = known
         self.uid = known.metadata.uid
         self.registered.set()
+        self._changed(known.metadata, known.spec)
+
+    def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
+        for node in nodes:
+            self._heard(node)
+        if not nodes:
+            self._known = None
+
+    def _heard(self, node: ApiNode) -> None:
+        known = self._known
+        if known is None or known.metadata.resource_version != node.metadata.resource_version:
+            self._learn(node)
+
+    def _deleted(self, _: ApiNode) -> None:
+        """It is not made again: who deleted it wants it gone until the agent starts again."""
+        self._known = None

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from engine.api.node import Node
+import msgspec
+
+from engine.api.node import Node, NodeStatus
+from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.merge import strategic_patch
 
 DEFAULT_LABELS = (
     "kubernetes.io/hostname",
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
     "kubernetes.io/os",
     "kubernetes.io/arch",
     "beta.kubernetes.io/os",
@@ -21,38 +30,61 @@ CONTROLLER_ATTACHES = "volumes.kubernetes.io/controller-managed-attach-detach"
 _HEARTBEAT = "lastHeartbeatTime"
 
 
-def registration(wanted: Node) -> dict[str, Any]:
+def registration(wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
     """The Node to create."""
     created: dict[str, Any] = to_builtins(wanted)
     created |= {"apiVersion": "v1", "kind": "Node"}
-    created["metadata"].setdefault("annotations", {})[CONTROLLER_ATTACHES] = "true"
+    if controller_attaches:
+        created["metadata"].setdefault("annotations", {})[CONTROLLER_ATTACHES] = "true"
     return created
 
 
-def reconciliation(known: Node, wanted: Node) -> dict[str, Any]:
+def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = True) -> dict[str, Any]:
     """The patch of a Node that is there already: default labels and the annotation, nothing of others."""
     labels, annotations = known.metadata.labels or {}, known.metadata.annotations or {}
     ours = wanted.metadata.labels or {}
     stale = {name: ours[name] for name in DEFAULT_LABELS if name in ours and labels.get(name) != ours[name]}
     metadata: dict[str, Any] = {"labels": stale} if stale else {}
-    if annotations.get(CONTROLLER_ATTACHES) != "true":
-        metadata["annotations"] = {CONTROLLER_ATTACHES: "true"}
+    attaches = "true" if controller_attaches else None
+    if annotations.get(CONTROLLER_ATTACHES) != attaches:
+        metadata["annotations"] = {CONTROLLER_ATTACHES: attaches}
     return {"metadata": metadata} if metadata else {}
 
 
-def status_patch(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def left_behind(known: Node, wanted: Node) -> set[str]:
+    """The extended resources of a Node that is there already which count as gone: all of them where no plugin
+    has ever been with this agent, so that the Node may be another machine's."""
+    if any(map(is_extended, wanted.status.capacity or ())):
+        return set()
+    return {name for name in known.status.capacity or () if is_extended(name)}
+
+
+def without_heartbeats(status: NodeStatus) -> NodeStatus:
+    """What is worth telling at once where it differs."""
+    conditions = [
+        msgspec.structs.replace(condition, last_heartbeat_time=None) for condition in status.conditions or ()
+    ]
+    return msgspec.structs.replace(status, conditions=conditions)
+
+
+def status_patch(
+    known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str] = ()
+) -> dict[str, Any]:
     """The patch from the status that the server has to the one that holds; conditions of others stay.
 
-    Both as JSON of `Node.status`. Empty when nothing but heartbeats differs.
+    Both as JSON of `Node.status`; `gone` are resources that the node had. Empty when nothing but heartbeats
+    differs.
     """
-    if _without_heartbeats(known) == _without_heartbeats(_with_others(known, wanted)):
+    if _said(known) == _said(_with_others(known, wanted, gone)):
         return {}
-    return full_patch(known, wanted)
+    return full_patch(known, wanted, gone)
 
 
-def full_patch(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def full_patch(
+    known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str] = ()
+) -> dict[str, Any]:
     """As `status_patch`, heartbeats included."""
-    return {"status": strategic_patch(known, _with_others(known, wanted))}
+    return {"status": strategic_patch(known, _with_others(known, wanted, gone))}
 
 
 def report_after(frequency: float, chance: random.Random) -> float:
@@ -60,19 +92,25 @@ def report_after(frequency: float, chance: random.Random) -> float:
     return frequency * chance.uniform(0.5, 1.5)
 
 
-def _with_others(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _with_others(
+    known: Mapping[str, Any], wanted: Mapping[str, Any], gone: Collection[str]
+) -> dict[str, Any]:
     """What the node says, beside what others said: unknown fields, conditions that are not the node's, and
-    extended resources that it does not name any more (they stay, at 0)."""
+    extended resources that somebody else gave it; those that are `gone` stay, at 0."""
     ours = {condition["type"] for condition in wanted.get("conditions", ())}
     kept = [condition for condition in known.get("conditions", ()) if condition["type"] not in ours]
     merged = {**known, **wanted, "conditions": [*kept, *wanted.get("conditions", ())]}
+    capacity = {
+        name: "0" if name in gone else amount
+        for name, amount in (known.get("capacity") or {}).items()
+        if is_extended(name)
+    }
     for field in wanted.keys() & {"capacity", "allocatable"}:
-        left = {name: "0" for name in known.get(field) or {} if name not in wanted[field] and "/" in name}
-        merged[field] = {**left, **wanted[field]}
+        merged[field] = {**capacity, **wanted[field]}
     return merged
 
 
-def _without_heartbeats(status: Mapping[str, Any]) -> dict[str, Any]:
+def _said(status: Mapping[str, Any]) -> dict[str, Any]:
     conditions = [
         {name: value for name, value in condition.items() if name != _HEARTBEAT}
         for condition in status.get("conditions", ())

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import KubengineError
 from engine.api.meta import ObjectMeta
 from engine.api.moments import whole_second
-from engine.api.node import ContainerImage, Node, NodeAddress, NodeCondition, NodeSpec, NodeStatus
+from engine.api.node import ContainerImage, Node, NodeCondition, NodeSpec, NodeStatus
 from engine.api.struct import to_builtins
 from engine.node import machine
+from engine.node.addresses import node_addresses
 from engine.node.node_resources import NodeResources
+from engine.node.runtime_health import ShownFeatures
 from engine.wire import cri_v1_pb2 as cri
 
 NAMES_PER_IMAGE: Final = 5
+DECLARED_FEATURES: Final = ("RestartAllContainersOnContainerExits",)
+"""What a control plane may ask of this node beyond what every node can (KEP-5328)."""
 
 
 class NodeDescription:
@@ -29,45 +35,58 @@ class NodeDescription:
         config: KubeletConfiguration,
         labels: Mapping[str, str],
         resources: NodeResources,
-        host_ip: str,
-        runtime_name: str,
+        ips: Sequence[str],
+        runtime: str,
         clock: Callable[[], float],
         pressures: Callable[[], list[NodeCondition]],
         problems: Callable[[], list[str]],
         images: Callable[[], Awaitable[Sequence[cri.Image]]],
+        features: Callable[[], ShownFeatures],
     ) -> None:
         self._config = config
+        self._port = config.port if config.enable_server else 0
         self._resources = resources
         self._clock = clock
         self._pressures, self._problems, self._images = pressures, problems, images
+        self._features = features
         self._ready_before: NodeCondition | None = None
         self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
-        self._spec = NodeSpec(
-            pod_cidr=config.pod_cidr, provider_id=config.provider_id, taints=config.register_with_taints
-        )
-        self._addresses = [
-            NodeAddress(type="InternalIP", address=host_ip),
-            NodeAddress(type="Hostname", address=name),
-        ]
-        self._info = machine.node_info(runtime_name)
+        self._spec = NodeSpec(provider_id=config.provider_id, taints=config.register_with_taints)
+        self._known: tuple[ObjectMeta, NodeSpec] | None = None
+        self._addresses = node_addresses(ips, name)
+        self._info = machine.node_info(runtime)
+
+    def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> None:
+        """The API server's Node: pods are judged by the labels and taints that stand there."""
+        self._known = metadata, spec
+
+    def own(self) -> Node:
+        """As `complete`, without images, with the labels and taints that the agent was started with."""
+        return msgspec.structs.replace(self.current(), metadata=self._metadata, spec=self._spec)
 
     def current(self) -> Node:
         """The node with its capacity, allocatable and conditions of this moment, without images."""
+        metadata, spec = self._known or (self._metadata, self._spec)
+        shown = self._features()
         return Node(
-            metadata=self._metadata,
-            spec=self._spec,
+            metadata=metadata,
+            spec=spec,
             status=NodeStatus(
                 capacity=self._resources.capacity(),
                 allocatable=self._resources.allocatable(),
                 addresses=self._addresses,
                 conditions=[*self._pressures(), self._ready()],
-                node_info=dict(self._info),
+                node_info=self._info,
+                daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
+                runtime_handlers=shown.handlers,
+                features=shown.features,
+                declared_features=[*DECLARED_FEATURES],
             ),
         )
 
     async def complete(self) -> Node:
-        """As `current`, with images (without where the runtime doesn't answer)."""
-        node = self.current()
+        """As `own`, with images (without where the runtime doesn't answer)."""
+        node = self.own()
         try:
             node.status.images = node_images(await self._images(), self._config.node_status_max_images)
         except KubengineError:

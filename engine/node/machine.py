@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import socket
+import re
 from pathlib import Path
+from typing import Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.quantity import BINARY_SI, Quantity
@@ -14,6 +15,8 @@ from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
 from engine.api.version import engine_version
 
 PIDS = "pid"
+_SEMANTIC = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+_NUMBERS = re.compile(r"\d+(\.\d+)+")
 KUBELET = "v1.36.2"
 """The kubelet whose behaviour this is: control planes compare versions, and leave out what follows a plus."""
 
@@ -23,10 +26,12 @@ def capacity(root: Path, config: KubeletConfiguration) -> dict[str, Quantity]:
 
     A node that does not isolate local storage has none to request.
     """
+    cores = os.cpu_count() or 1
+    most, per_core = config.max_pods, config.pods_per_core
     amounts = {
-        CPU: Quantity.from_value(os.cpu_count() or 1),
+        CPU: Quantity.from_value(cores),
         MEMORY: Quantity.from_value(memory_total(), BINARY_SI),
-        PODS: Quantity.from_value(config.max_pods),
+        PODS: Quantity.from_value(min(most, cores * per_core) if per_core else most),
     }
     if config.local_storage_capacity_isolation:
         disk = os.statvfs(existing_parent(root))
@@ -72,16 +77,6 @@ def max_pids() -> int:
     return min(int(file.read_text()) for file in files)
 
 
-def host_ip() -> str:
-    """The address that the default route would send from; loopback without one. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
-
-
 def node_labels(name: str) -> dict[str, str]:
     arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
     return {
@@ -93,8 +88,10 @@ def node_labels(name: str) -> dict[str, str]:
     }
 
 
-def node_info(runtime: str) -> dict[str, str]:
+def node_info(runtime: str) -> dict[str, Any]:
+    """`runtime` is its name and version: `containerd://1.6.20`."""
     machine_id = Path("/etc/machine-id")
+    swap = _meminfo("SwapTotal:")
     return {
         "kubeletVersion": f"{KUBELET}+kubengine-{engine_version()}",
         "systemUUID": _system_uuid(),
@@ -105,7 +102,17 @@ def node_info(runtime: str) -> dict[str, str]:
         "containerRuntimeVersion": runtime,
         "operatingSystem": "linux",
         "architecture": node_labels("")["kubernetes.io/arch"],
+        **({"swap": {"capacity": swap}} if swap else {}),
     }
+
+
+def runtime_of(name: str, version: str) -> str:
+    """`containerd://1.6.20`: a semantic version whole, of another (`1.6.20~ds1`) the first numbers."""
+    bare = version.removeprefix("v")
+    if _SEMANTIC.fullmatch(bare):
+        return f"{name}://{bare}"
+    numbers = _NUMBERS.match(bare)
+    return f"{name}://{numbers[0] if numbers else 'Unknown'}"
 
 
 def _system_uuid() -> str:

@@ -6,11 +6,13 @@ Beside the node, never in its way: pods run on while the server is away.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from engine.api.events import Event
+from engine.api.meta import ObjectMeta
+from engine.api.node import NodeSpec
 from engine.api.pod import Pod
 from engine.api.version import engine_version
 from engine.cluster.certificate_request import (
@@ -48,6 +50,7 @@ class Membership:
         kubeconfig: Path,
         setting: Setting,
         description: NodeDescription,
+        node_changed: Callable[[ObjectMeta, NodeSpec], None],
     ) -> None:
         """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
         name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
@@ -72,7 +75,9 @@ class Membership:
             self._client,
             name,
             describe=description.complete,
+            changed=node_changed,
             register=config.register_node,
+            controller_attaches=config.enable_controller_attach_detach,
             update_seconds=config.node_status_update_frequency,
             report_seconds=config.node_status_report_frequency,
             clock=clock,
@@ -93,6 +98,7 @@ class Membership:
         self._credentials = tasks.task("node-credentials")
         self._tasks = [
             (tasks.task("node-status"), self._node.run),
+            (tasks.task("node-watch"), self._node.follow),
             (tasks.task("node-lease"), self._lease.run),
             (tasks.task("cluster-events"), self._events.run),
             (tasks.task("cluster-services"), self._references.run),
@@ -140,7 +146,12 @@ class Membership:
     def follow_pods(self, pods: WantedPods) -> None:
         """The API's pods come to the node from now on, and their status goes back."""
         self._pods.serve(pods)
-        self._follow.start(self._once_known(self._pods.run))
+        self._follow.start(self._once_known(self._follow_pods))
+
+    async def _follow_pods(self) -> None:
+        """By the labels and taints of the server's Node pods are judged: it comes first."""
+        await self._node.seen.wait()
+        await self._pods.run()
 
     async def leave_pods(self) -> None:
         """What the API says of pods is heard no more."""

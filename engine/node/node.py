@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,14 @@ from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.node import machine
+from engine.node import addresses, machine
 from engine.node.belonging import Api
 from engine.node.container_access import ContainerAccess
 from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
+from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.node")
 
@@ -49,7 +50,8 @@ class Node:
     cgroup tree can't be made or another agent holds the root directory. With a `kubeconfig` the node is
     registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
     there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
-    in `cert_dir` (`pki` beneath `root`). `stop` leaves pods running;
+    in `cert_dir` (`pki` beneath `root`). `node_ips` are the addresses it is found under, as
+    `engine.node.addresses.parse_node_ips` reads them. `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
@@ -67,6 +69,7 @@ class Node:
         bootstrap_kubeconfig: Path | None = None,
         cert_dir: Path | None = None,
         credential_programs: AskPrograms | None = None,
+        node_ips: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -96,6 +99,7 @@ class Node:
             kubeconfig=kubeconfig,
             bootstrap_kubeconfig=bootstrap_kubeconfig,
             credential_programs=credential_programs,
+            node_ips=node_ips,
         )
 
     # Life
@@ -117,14 +121,16 @@ class Node:
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
         )
         try:
-            runtime_name = await self._wait_for_runtime(runtime)
+            version = await self._wait_for_runtime(runtime)
+            ips = await addresses.node_ips(self.name, self._setting.node_ips)
             cgroups = self._make_cgroups(capacity)
             pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)
             self._running = RunningNode(
                 self._setting,
                 capacity=capacity,
                 runtime=runtime,
-                runtime_name=runtime_name,
+                version=version,
+                ips=ips,
                 cgroups=cgroups,
             )
         except BaseException:
@@ -164,13 +170,13 @@ class Node:
         except BlockingIOError:
             raise Refused("another agent is running on this directory", subject=str(self.root)) from None
 
-    async def _wait_for_runtime(self, runtime: RuntimeClient) -> str:
-        """The runtime's name, once it answers."""
+    async def _wait_for_runtime(self, runtime: RuntimeClient) -> cri.VersionResponse:
+        """The runtime's name and version, once it answers."""
         deadline = self._clock() + RUNTIME_WAIT_SECONDS
         said = False
         while True:
             try:
-                return (await runtime.version()).runtime_name
+                return await runtime.version()
             except Unavailable as error:
                 if self._clock() > deadline:
                     raise

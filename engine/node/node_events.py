@@ -19,6 +19,11 @@ from engine.host.kept import keep, kept
 
 log = logging.getLogger("kubengine.node")
 
+CGROUP_V1: Final = (
+    "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. "
+    "Please migrate to cgroup v2. More information at "
+    "https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1"
+)
 _REASONS: Final = {
     "MemoryPressure": {"True": "NodeHasInsufficientMemory", "False": "NodeHasSufficientMemory"},
     "DiskPressure": {"True": "NodeHasDiskPressure", "False": "NodeHasNoDiskPressure"},
@@ -36,6 +41,7 @@ class NodeEvents:
         self._node = node
         self._record = record
         self._seen: dict[str, str] = {}
+        self._unschedulable = False
 
     def started(self, boot_id: str) -> None:
         """A boot id that cannot be read or kept is said in the log, and the agent starts."""
@@ -53,12 +59,22 @@ class NodeEvents:
 
     def enforced(self, settings: CgroupSettings) -> None:
         """What is kept back for the system holds, and so does what pods may have together."""
+        if not settings.containers.cgroup_v2:
+            self._recorder.node(WARNING, "CgroupV1", CGROUP_V1)
         enforced = [
             f"Updated limits on {group.kind.replace('-', ' ')} cgroup {to_path(group.name, settings.driver)}"
             for group in settings.reserved_groups
         ]
         for text in ("Updated Node Allocatable limit across pods", *enforced):
             self._recorder.node(NORMAL, "NodeAllocatableEnforced", text)
+
+    def look_at_schedulable(self, *, unschedulable: bool) -> None:
+        """Whether the Node is cordoned, as the API server has it."""
+        if unschedulable is self._unschedulable:
+            return
+        self._unschedulable = unschedulable
+        reason = "NodeNotSchedulable" if unschedulable else "NodeSchedulable"
+        self._recorder.node(NORMAL, reason, f"Node {self._node} status is now: {reason}")
 
     def look(self, conditions: Iterable[NodeCondition]) -> None:
         for condition in conditions:

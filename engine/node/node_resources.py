@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.api.quantity import Quantity
+from engine.api.quantity import BINARY_SI, Quantity
+from engine.api.resources import HUGEPAGES_PREFIX, MEMORY
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.devices.manager import DeviceManager
 
@@ -19,7 +20,7 @@ class NodeResources:
         devices: DeviceManager,
     ) -> None:
         self._machine = dict(machine)
-        self._allocatable = cgroups.allocatable()
+        self._allocatable = without_huge_pages(cgroups.allocatable(), machine)
         self._devices = devices
 
     def capacity(self) -> dict[str, Quantity]:
@@ -29,6 +30,17 @@ class NodeResources:
     def allocatable(self) -> dict[str, Quantity]:
         _, allocatable, _ = self._devices.capacity()
         return {**self._allocatable, **_quantities(allocatable)}
+
+
+def without_huge_pages(
+    allocatable: Mapping[str, Quantity], capacity: Mapping[str, Quantity]
+) -> dict[str, Quantity]:
+    """Memory that is set aside for huge pages is nobody's to ask for as memory."""
+    huge = sum(amount.value for name, amount in capacity.items() if name.startswith(HUGEPAGES_PREFIX))
+    if not huge or MEMORY not in allocatable:
+        return dict(allocatable)
+    left = max(allocatable[MEMORY].value - huge, 0)
+    return {**allocatable, MEMORY: Quantity.from_value(left, BINARY_SI)}
 
 
 def _quantities(amounts: Mapping[str, int]) -> dict[str, Quantity]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.events import WARNING
 from engine.api.meta import ObjectMeta
+from engine.api.node import NodeSpec
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.quantity import Quantity
 from engine.cgroups.node_cgroups import NodeCgroups
@@ -35,6 +36,7 @@ from engine.node.image_access.access import ImageAccess
 from engine.node.image_access.docker_config import NodeCredentials
 from engine.node.image_access.pull_records import PullRecords
 from engine.node.image_pull import ImagePuller
+from engine.node.machine import runtime_of
 from engine.node.managers import Managers
 from engine.node.node_events import NodeEvents
 from engine.node.node_resources import NodeResources
@@ -53,6 +55,7 @@ from engine.node.static_uids import StaticUids
 from engine.node.summary import node_summary, pod_summary
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
+from engine.wire import cri_v1_pb2 as cri
 
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
@@ -67,7 +70,8 @@ class RunningNode:
         *,
         capacity: Mapping[str, Quantity],
         runtime: RuntimeClient,
-        runtime_name: str,
+        version: cri.VersionResponse,
+        ips: Sequence[str],
         cgroups: NodeCgroups,
     ) -> None:
         config = setting.config
@@ -103,18 +107,19 @@ class RunningNode:
             conditions_changed=self._conditions_changed,
         )
         resources = NodeResources(capacity, cgroups, managers.devices)
-        facts = NodeFacts(config, setting.root, machine.host_ip(), runtime_name, clock)
+        facts = NodeFacts(config, setting.root, ips[0], version.runtime_name, clock)
         self.description = NodeDescription(
             name=setting.name,
             config=config,
             labels=setting.kubengine_config.node_labels or {},
             resources=resources,
-            host_ip=facts.host_ip,
-            runtime_name=runtime_name,
+            ips=ips,
+            runtime=runtime_of(version.runtime_name, version.runtime_version),
             clock=clock,
             pressures=managers.eviction.conditions,
             problems=lambda: [*runtime_health.problems(), *filter(None, [watch.health()])],
             images=managers.images.images,
+            features=lambda: runtime_health.shown,
         )
         volumes = PodVolumes(setting.root)
         accepted = AcceptedPods(volumes.pod_directory)
@@ -126,7 +131,7 @@ class RunningNode:
             node=self.description.current,
             resources=resources,
         )
-        self._belonging = _belong(setting, self.description)
+        self._belonging = _belong(setting, self.description, self._node_changed)
         self._access = ImageAccess(
             config,
             records=PullRecords(setting.root, clock),
@@ -260,7 +265,14 @@ class RunningNode:
         self._belonging.conditions_changed()
         self.pods.something_changed()
 
+    def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec) -> None:
+        """The API server's Node: its labels and taints count from now on."""
+        self.description.learn(metadata, spec)
+        self._events.look_at_schedulable(unschedulable=spec.unschedulable)
+        self.managers.admission.set_node(self.description.current())
+
     def _capacity_changed(self) -> None:
+        self._belonging.conditions_changed()
         self.managers.admission.set_node(self.description.current())
         self.pods.something_changed()
 
@@ -349,12 +361,16 @@ def _restart_backoff(config: KubeletConfiguration) -> Backoff:
     return Backoff()
 
 
-def _belong(setting: Setting, description: NodeDescription) -> Belonging:
+def _belong(
+    setting: Setting,
+    description: NodeDescription,
+    node_changed: Callable[[ObjectMeta, NodeSpec], None],
+) -> Belonging:
     """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
     if setting.kubeconfig is None:
         return Standalone()
     from engine.node.membership import Membership
 
-    membership = Membership(setting.kubeconfig, setting, description)
+    membership = Membership(setting.kubeconfig, setting, description, node_changed)
     setting.recorder.listen(membership.tell)
     return membership

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from engine.api.errors import Refused
 from engine.cri.client import RuntimeClient
@@ -47,6 +47,29 @@ class RuntimeFeatures:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ShownFeatures:
+    """What the runtime says of itself, as the Node's status shows it; None where it says nothing."""
+
+    handlers: list[dict[str, Any]] | None = None
+    features: dict[str, bool] | None = None
+
+    @classmethod
+    def of(cls, status: cri.StatusResponse) -> ShownFeatures:
+        handlers = [
+            {
+                "name": handler.name,
+                "features": {
+                    "recursiveReadOnlyMounts": handler.features.recursive_read_only_mounts,
+                    "userNamespaces": handler.features.user_namespaces,
+                },
+            }
+            for handler in status.runtime_handlers
+        ]
+        features = {"supplementalGroupsPolicy": status.features.supplemental_groups_policy}
+        return cls(handlers or None, features if status.HasField("features") else None)
+
+
 class RuntimeHealth:
     """`last_contact()` is when the runtime was last known to answer, in Unix seconds; `on_change` is called
     when it gets well or unwell. `problems()` is what is wrong now, in the kubelet's words."""
@@ -61,6 +84,7 @@ class RuntimeHealth:
         tasks: Tasks | None = None,
     ) -> None:
         self.features = RuntimeFeatures()
+        self.shown = ShownFeatures()
         self._runtime = runtime
         self._last_contact = last_contact
         self._on_change = on_change
@@ -90,6 +114,7 @@ class RuntimeHealth:
     async def _read(self) -> None:
         status = await self._runtime.status()
         self.features = RuntimeFeatures.of(status)
+        self.shown = ShownFeatures.of(status)
         conditions = {condition.type: condition for condition in status.status.conditions}
         self._not_ready = [
             f"{what} not ready: {_described(conditions.get(kind))}"

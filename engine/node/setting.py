@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,8 @@ class Setting:
     """`root` is the node's own directory, `clock` gives Unix seconds. `view` says what counts as the node
     for eviction, the whole machine by default; `kubeconfig` which API server it belongs to, none without,
     and `bootstrap_kubeconfig` how it gets there. `serving` is what its own server shows, `cert_dir` where
-    certificates are kept. `credential_programs` are asked for credentials for an image's repository."""
+    certificates are kept, `node_ips` which addresses it was given. `credential_programs` are asked for
+    credentials for an image's repository."""
 
     config: KubeletConfiguration
     kubengine_config: KubengineConfiguration
@@ -37,3 +38,4 @@ class Setting:
     kubeconfig: Path | None = None
     bootstrap_kubeconfig: Path | None = None
     credential_programs: AskPrograms | None = None
+    node_ips: Sequence[str] = ()

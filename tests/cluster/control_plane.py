@@ -21,6 +21,7 @@ from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import Authority
 
 ADMIN_TOKEN = "admintoken"
+BOOTSTRAP_TOKEN = "bootstraptoken"
 AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 Object = dict[str, Any]
 
@@ -34,47 +35,40 @@ class Plane:
 
 
 class ControlPlane:
-    """Runs while it is entered. `admin` and `node` are kubeconfigs; the node is n1."""
+    """Runs while it is entered. `admin` and `node` are kubeconfigs, `bootstrap` one of a user who may only
+    ask for a node's certificate; the node is n1."""
 
     def __init__(self, directory: Path, binaries: Path) -> None:
         self._directory, self._binaries = directory, binaries
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._port, self._etcd, self._peer = (_free_port() for _ in range(3))
         self._authority = Authority(directory / "authority")
         pair = self._authority.issue("system:node:n1", organization="system:nodes")
         self.admin = self._kubeconfig("admin", {"token": ADMIN_TOKEN})
+        self.bootstrap = self._kubeconfig("bootstrap", {"token": BOOTSTRAP_TOKEN})
         self.node = self._kubeconfig(
             "node", {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
         )
 
     def __enter__(self) -> Self:
-        etcd = shutil.which("etcd")
-        assert etcd is not None
-        peer = f"http://127.0.0.1:{self._peer}"
-        client = f"http://127.0.0.1:{self._etcd}"
-        self._start(
-            etcd,
-            f"--data-dir={self._directory}/etcd",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-        )
+        self.start_etcd()
         self.start_apiserver()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in reversed(self._running):
-            process.kill()
-            process.wait(20)
+        for name in reversed(list(self._running)):
+            self._end(name)
 
     def start_apiserver(self) -> None:
+        """With a serving certificate of its own each time."""
         key, tokens = self._directory / "sa.key", self._directory / "tokens.csv"
-        subprocess.run(
-            ["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=60
+        if not key.exists():
+            command = ["openssl", "genrsa", "-out", str(key), "2048"]
+            subprocess.run(command, check=True, capture_output=True, timeout=60)
+        tokens.write_text(
+            f"{ADMIN_TOKEN},admin,1,system:masters\n"
+            f'{BOOTSTRAP_TOKEN},system:bootstrap:abcdef,2,"system:bootstrappers"\n'
         )
-        tokens.write_text(f"{ADMIN_TOKEN},admin,1,system:masters\n")
         server = self._authority.issue("kube-apiserver", alternatives="IP:127.0.0.1")
         caller = self._authority.issue("kube-apiserver-kubelet-client", organization="system:masters")
         policy = self._directory / "audit.json"
@@ -117,10 +111,34 @@ class ControlPlane:
             if event["user"].get("username") == user and event.get("responseStatus", {}).get("code") == 403
         ]
 
+    def stop_apiserver(self) -> None:
+        self._end("kube-apiserver")
+
+    def start_etcd(self) -> None:
+        peer, client = (f"http://127.0.0.1:{port}" for port in (self._peer, self._etcd))
+        self._start(
+            str(shutil.which("etcd")),
+            f"--data-dir={self._directory}/etcd",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+        )
+
+    def stop_etcd(self) -> None:
+        self._end("etcd")
+
+    def _end(self, name: str) -> None:
+        process = self._running.pop(name)
+        process.kill()
+        process.wait(20)
+
     def _start(self, *command: str) -> None:
         log = (self._directory / f"{Path(command[0]).name}.log").open("ab")
         with log:
-            self._running.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self._directory))
+            process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._directory)
+            self._running[Path(command[0]).name] = process
 
     def _until_ready(self) -> None:
         context = ssl.create_default_context(cafile=str(self._authority.certificate))

@@ -55,6 +55,6 @@ def test_an_event_names_its_object():
     assert value["metadata"] == {"name": "p.1", "namespace": "ns"}
     assert value["source"] == {"component": "kubelet", "host": "n"}
     node = event_object(series.next(Event("Normal", "NodeReady", "m", 0.0), "n.1"), "n")
-    assert node["involvedObject"] == {"kind": "Node", "name": "n", "uid": "n"}
+    assert node["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n"}
     assert node["metadata"]["namespace"] == "default"
     assert node["firstTimestamp"] == "1970-01-01T00:00:00Z"

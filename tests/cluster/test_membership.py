@@ -53,17 +53,42 @@ async def test_a_second_start_finds_the_node_and_keeps_what_others_wrote(plane: 
         "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]},
     }
     await plane.admin.patch(NODE, theirs, Object)
-    condition = {"type": "Theirs", "status": "True", "lastHeartbeatTime": None, "lastTransitionTime": None}
-    await plane.admin.patch(f"{NODE}/status", {"status": {"conditions": [condition]}}, Object)
+    never = {"lastHeartbeatTime": None, "lastTransitionTime": None}
+    conditions = [{"type": kind, "status": "Unknown", **never} for kind in ("Theirs", "Ready")]
+    await plane.admin.patch(f"{NODE}/status", {"status": {"conditions": conditions}}, Object)
     await start(plane.node)
-    version = (await plane.admin.get(NODE, Object))["metadata"]["resourceVersion"]
-    again = await shown(
-        plane.admin, NODE, lambda n: n["metadata"]["resourceVersion"] != version and is_ready(n)
-    )
+    again = await shown(plane.admin, NODE, is_ready)
     assert again["metadata"]["uid"] == known["metadata"]["uid"]
     assert again["metadata"]["labels"]["team"] == "a"
     assert again["spec"]["taints"][0]["key"] == "k"
     assert "Theirs" in {each["type"] for each in again["status"]["conditions"]}
+
+
+async def test_what_others_write_into_the_node_counts(plane: Plane, start: Any):
+    node = await start(plane.node)
+    await shown(plane.admin, NODE, is_ready)
+    await plane.admin.patch(NODE, {"metadata": {"labels": {"disk": "ssd"}}}, Object)
+    await plane.admin.patch(NODE, {"spec": {"unschedulable": True}}, Object)
+    said = await shown(
+        plane.admin, EVENTS, lambda listed: any(e["reason"] == "NodeNotSchedulable" for e in listed["items"])
+    )
+    (cordoned,) = (each for each in said["items"] if each["reason"] == "NodeNotSchedulable")
+    assert cordoned["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n1"}
+    judged_by = node.node_object()
+    assert judged_by.labels["disk"] == "ssd"
+    assert judged_by.spec.unschedulable
+    await plane.admin.patch(NODE, {"spec": {"unschedulable": None}}, Object)
+
+
+async def test_a_resource_that_an_admin_gave_the_node_stays(plane: Plane, start: Any):
+    await start(plane.node)
+    await shown(plane.admin, NODE, is_ready)
+    given = {"status": {"capacity": {"example.com/dongle": "4"}}}
+    await plane.admin.patch(f"{NODE}/status", given, Object)
+    known = await shown(
+        plane.admin, NODE, lambda node: node["status"]["allocatable"].get("example.com/dongle") == "4"
+    )
+    assert known["status"]["capacity"]["example.com/dongle"] == "4"
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED, Fault.GO_AWAY, 500, 429])
@@ -91,8 +116,10 @@ async def test_an_idle_node_says_no_more_than_its_lease(tmp_path: Path, start: A
     async with ApiServer(tmp_path / "server") as server:
         await start(server.kubeconfig("system:node:n1"))
         await _until(lambda: bool(server.list("/api/v1/nodes")) and is_ready(server.get(NODE)))
+        await _until(lambda: server.requests[-1].path == LEASE)
+        before = len(server.requests)
         await asyncio.sleep(2.5)  # two looks at the node
-        told = [(seen.method, seen.path) for seen in server.requests[-3:]]
+        told = [(seen.method, seen.path) for seen in server.requests[before:]]
         assert set(told) == {("PUT", LEASE)}
 
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from datetime import UTC, datetime
 
 from engine.api.lease import Lease
 from engine.api.meta import ObjectMeta, OwnerReference
-from engine.api.node import Node
+from engine.api.node import Node, NodeCondition, NodeStatus
+from engine.api.quantity import Quantity
 from engine.cluster.lease import renewed
 from engine.cluster.merge import strategic_patch
 from engine.cluster.node_object import (
     CONTROLLER_ATTACHES,
     full_patch,
+    left_behind,
     reconciliation,
     registration,
     report_after,
     status_patch,
+    without_heartbeats,
 )
 
 READY = {
@@ -74,10 +78,28 @@ def test_what_others_said_stays():
 
 def test_a_resource_whose_plugin_went_stays_at_nothing():
     known = {"capacity": {"cpu": "2", "example.com/gpu": "4", "pods": "110"}}
-    assert status_patch(known, {"capacity": {"cpu": "2"}})["status"]["capacity"] == {
+    assert status_patch(known, {"capacity": {"cpu": "2"}}, {"example.com/gpu"})["status"]["capacity"] == {
         "example.com/gpu": "0",
         "pods": None,
     }
+
+
+def test_what_somebody_else_says_the_node_has_stays_and_may_be_given_out():
+    known = {
+        "capacity": {"cpu": "2", "example.com/dongle": "4"},
+        "allocatable": {"cpu": "2", "example.com/gpu": "1"},
+    }
+    patch = status_patch(known, {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}})["status"]
+    assert patch["allocatable"] == {"example.com/dongle": "4", "example.com/gpu": None}
+    assert "capacity" not in patch
+
+
+def test_where_no_plugin_has_ever_been_the_resources_of_an_older_node_are_gone():
+    def node(*names: str) -> Node:
+        return Node(status=NodeStatus(capacity=dict.fromkeys(names, Quantity.parse("1"))))
+
+    assert left_behind(node("cpu", "example.com/gpu", "hugepages-2Mi"), node("cpu")) == {"example.com/gpu"}
+    assert left_behind(node("example.com/gpu"), node("cpu", "example.com/fpga")) == set()
 
 
 def test_registration_and_reconciliation():
@@ -93,6 +115,18 @@ def test_registration_and_reconciliation():
         metadata=ObjectMeta(labels={"kubernetes.io/os": "linux"}, annotations={CONTROLLER_ATTACHES: "true"})
     )
     assert reconciliation(same, wanted) == {}
+    assert CONTROLLER_ATTACHES not in str(registration(wanted, controller_attaches=False))
+    assert reconciliation(same, wanted, controller_attaches=False) == {
+        "metadata": {"annotations": {CONTROLLER_ATTACHES: None}}
+    }
+
+
+def test_heartbeats_are_no_news():
+    def status(second: int) -> NodeStatus:
+        at = datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC)
+        return NodeStatus(conditions=[NodeCondition(type="Ready", status="True", last_heartbeat_time=at)])
+
+    assert without_heartbeats(status(1)) == without_heartbeats(status(2)) != status(2)
 
 
 def test_reports_are_spread():

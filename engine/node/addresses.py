@@ -1,0 +1,117 @@
+"""Under which addresses a node is found (kubelet v1.36: `--node-ip`, `nodestatus.NodeAddress`)."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from engine.api.errors import InvalidInput
+from engine.api.node import NodeAddress
+
+DNS_SECONDS: Final = 5.0
+LOOPBACK: Final = "127.0.0.1"
+SOMEWHERE: Final = {4: "192.0.2.1", 6: "2001:db8::1"}
+"""Addresses for documentation: the default route is asked for them, and nothing is sent."""
+
+log = logging.getLogger("kubengine.node")
+
+
+def parse_node_ips(text: str) -> list[str]:
+    """`--node-ip`: one address, or one of each family; `0.0.0.0` and `::` only choose a family.
+
+    What is no address is logged and passed over. Raises InvalidInput for more or other pairs.
+    """
+    addresses = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        try:
+            addresses.append(ipaddress.ip_address(part))
+        except ValueError:
+            log.warning("--node-ip: %r is no IP address, passed over", part)
+    if len(addresses) > 2 or (len(addresses) == 2 and addresses[0].version == addresses[1].version):
+        raise InvalidInput(
+            "must contain either a single IP or a dual-stack pair of IPs", subject=f"--node-ip {text}"
+        )
+    if len(addresses) == 2 and any(address.is_unspecified for address in addresses):
+        raise InvalidInput("dual-stack node IP cannot include '0.0.0.0' or '::'", subject=f"--node-ip {text}")
+    return [str(address) for address in addresses]
+
+
+def unusable(address: str) -> str:
+    """Why an address cannot be the node's, in the kubelet's words; empty if it can."""
+    ip = ipaddress.ip_address(address)
+    for is_so, what in (
+        (ip.is_loopback, "loopback address"),
+        (ip.is_multicast, "a multicast address"),
+        (ip.is_link_local, "a link-local unicast address"),
+        (ip.is_unspecified, "an all zeros address"),
+    ):
+        if is_so:
+            return f"nodeIP can't be {what}"
+    if not _is_here(address):
+        return f'node IP: "{address}" not found in the host\'s network interfaces'
+    return ""
+
+
+async def node_ips(name: str, given: Sequence[str]) -> list[str]:
+    """The node's IP addresses, the first one before all: those given, the name if it is one, what DNS knows
+    of it and this machine has, or where the default route sends from (loopback without one)."""
+    specified = [each for each in given if not ipaddress.ip_address(each).is_unspecified]
+    if specified:
+        for each in specified:
+            if why := unusable(each):
+                log.warning("--node-ip: %s", why)
+        return specified
+    family = ipaddress.ip_address(given[0]).version if given else 4
+    try:
+        return [str(ipaddress.ip_address(name))]
+    except ValueError:
+        known = [address for address in await _resolved(name) if not unusable(address)]
+    preferred = [address for address in known if ipaddress.ip_address(address).version == family]
+    return (preferred or known or [default_route(family)])[:1]
+
+
+def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
+    """As the Node's status has them."""
+    return [
+        *(NodeAddress(type="InternalIP", address=ip) for ip in ips),
+        NodeAddress(type="Hostname", address=host_name),
+    ]
+
+
+def default_route(family: int) -> str:
+    """The address that the default route would send from; loopback without one."""
+    for version in (family, 10 - family):
+        with socket.socket(_family(version), socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((SOMEWHERE[version], 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def _is_here(address: str) -> bool:
+    """Whether an interface has it: only such an address can be bound."""
+    with socket.socket(_family(ipaddress.ip_address(address).version), socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _family(version: int) -> socket.AddressFamily:
+    return socket.AF_INET if version == 4 else socket.AF_INET6
+
+
+async def _resolved(name: str) -> list[str]:
+    try:
+        async with asyncio.timeout(DNS_SECONDS):
+            found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError, TimeoutError):
+        return []
+    return list(dict.fromkeys(str(each[4][0]) for each in found))
