@@ -157,6 +157,11 @@ class Inventory:
         rows = [self._rows.get(id) for id in ids]
         return all(row is not None and self._state[row] == HEALTHY for row in rows)
 
+    def is_unhealthy(self, id: str) -> bool:
+        """Whether its plugin has called it so, or has gone; not where nobody has said anything yet."""
+        row = self._rows.get(id)
+        return row is not None and bool(self._state[row] == UNHEALTHY)
+
     def nodes_of(self, id: str) -> NodeIds | None:
         """The NUMA nodes that a listed device names; None if it gives no topology."""
         row = self._rows.get(id)

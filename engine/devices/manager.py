@@ -343,6 +343,16 @@ class DeviceManager:
                     await endpoint.pre_start(sorted(entry.devices))
         return run_options(self.state.entries_of(pod.uid, container.name))
 
+    def health(self, pod_uid: str, container_name: str) -> dict[str, dict[str, bool]]:
+        """What a container holds: resource → device → whether it is healthy, as far as is known."""
+        return {
+            entry.resource_name: {
+                device: not self.state.resources[entry.resource_name].inventory.is_unhealthy(device)
+                for device in sorted(entry.devices)
+            }
+            for entry in self.state.entries_of(pod_uid, container_name)
+        }
+
     def pod_removed(self, pod_uid: str) -> None:
         """The pod is over: its devices are free."""
         self._slimmed.discard(pod_uid)

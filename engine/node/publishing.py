@@ -53,6 +53,7 @@ class Publishing:
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,
             end=end,
+            devices=lambda container: services.devices.health(uid, container),
             start_time=hand.started_at,
             terminated=rejected or life.stopped,
             resources=self._resources,

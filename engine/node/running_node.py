@@ -275,6 +275,8 @@ class RunningNode:
         self._belonging.conditions_changed()
         self.managers.admission.set_node(self.description.current())
         self.pods.something_changed()
+        for uid in self.managers.devices.state.pods:
+            self.pods.notify(uid)
 
     def _manifests_changed(self, pods: list[Pod]) -> None:
         self.pods.set_desired(pods)

@@ -79,6 +79,9 @@ class Devices(Protocol):
 
     def container_config(self, pod: Pod, container_name: str) -> Awaitable[DeviceRunOptions]: ...
 
+    def health(self, pod_uid: str, container_name: str) -> Mapping[str, Mapping[str, bool]]:
+        """What a container holds: resource → device → whether it is healthy."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:

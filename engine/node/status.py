@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -50,7 +51,8 @@ class StatusInputs:
 
     `ready` and `started` answer for a running container; `end` is why the node itself ends the pod
     (rejected, evicted, past its deadline); `reset` are restart counts of containers that were taken away so
-    that the pod begins anew; `devices` what a container holds of them; times are Unix seconds.
+    that the pod begins anew; `devices` what a container holds, by resource, and whether each is healthy;
+    times are Unix seconds.
     """
 
     now: float
@@ -63,6 +65,7 @@ class StatusInputs:
     start_time: float | None = None
     terminated: bool = False
     resources: Callable[[ContainerRecord], ResourceAmounts | None] = lambda _: None
+    devices: Callable[[str], Mapping[str, Mapping[str, bool]]] = lambda _: {}
     message: Callable[[ContainerRecord], str] = lambda record: record.message
     extra_conditions: tuple[PodCondition, ...] = ()
     recursive_read_only: bool = False
@@ -83,6 +86,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         )
     init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
     main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
+    for shown in main:
+        shown.allocated_resources_status = _devices(inputs.devices(shown.name))
     status = PodStatus(
         phase=_phase(pod, record, init, main, inputs.terminated),
         host_ip=inputs.host_ip,
@@ -222,6 +227,19 @@ def _container_status(
     if previous is not None and previous.state == EXITED:
         status.last_state = ContainerState(terminated=_terminated(previous, inputs))
     return status
+
+
+def _devices(held: Mapping[str, Mapping[str, bool]]) -> list[dict[str, Any]] | None:
+    return [
+        {
+            "name": resource,
+            "resources": [
+                {"resourceID": device, "health": "Healthy" if healthy else "Unhealthy"}
+                for device, healthy in devices.items()
+            ],
+        }
+        for resource, devices in held.items()
+    ] or None
 
 
 def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountStatus] | None:
