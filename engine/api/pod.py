@@ -340,6 +340,11 @@ class Volume(Struct):
     azure_disk: dict[str, Any] | None = None
     azure_file: dict[str, Any] | None = None
     vsphere_volume: dict[str, Any] | None = None
+    flocker: dict[str, Any] | None = None
+    photon_persistent_disk: dict[str, Any] | None = None
+    quobyte: dict[str, Any] | None = None
+    scale_io: dict[str, Any] | None = msgspec.field(default=None, name="scaleIO")
+    storageos: dict[str, Any] | None = None
 
 
 class Toleration(Struct):

@@ -15,8 +15,10 @@ from engine.api.lifecycle import AdmissionRejected
 from engine.api.pod import Pod
 from engine.node.runtime_health import RuntimeFeatures
 from engine.node.security import APPARMOR_ANNOTATION, app_armor_profile
+from engine.node.unsupported_fields import unsupported_fields
 
 APP_ARMOR: Final = "AppArmor"
+UNSUPPORTED: Final = "UnsupportedPodFields"
 GROUPS_POLICY: Final = "SupplementalGroupsPolicyNotSupported"
 
 
@@ -40,6 +42,9 @@ class HostSupport:
         self._features = features
 
     def check(self, pod: Pod) -> None:
+        unsupported = "; ".join(unsupported_fields(pod))
+        if unsupported:
+            raise AdmissionRejected(UNSUPPORTED, unsupported)
         self._sysctls.check(pod)
         context = pod.spec.security_context
         strict = context is not None and context.supplemental_groups_policy == "Strict"

@@ -95,6 +95,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
         container_statuses=main or None,
+        ephemeral_container_statuses=[_not_started(each) for each in pod.spec.ephemeral_containers or []]
+        or None,
         qos_class=qos_class(pod),
         allocated_resources=pod_requests(pod) or None,
     )
@@ -104,6 +106,20 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         status.phase, status.reason, status.message = FAILED, end.reason, end.message
     _addresses(pod, record, status)
     status.conditions = _conditions(pod, record, status, init, main, inputs)
+    return status
+
+
+def _not_started(ephemeral: Mapping[str, Any]) -> ContainerStatus:
+    """This node starts no ephemeral containers, and says so to whoever waits for one."""
+    status = ContainerStatus(
+        name=str(ephemeral.get("name", "")),
+        ready=False,
+        restart_count=0,
+        image=str(ephemeral.get("image", "")),
+        image_id="",
+    )
+    text = "ephemeral containers are not supported by this node"
+    status.state.waiting = ContainerStateWaiting(reason="EphemeralContainersNotSupported", message=text)
     return status
 
 

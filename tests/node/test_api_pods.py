@@ -257,3 +257,37 @@ async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cl
     assert again is not None
     assert again["status"]["containerStatuses"] == pod["status"]["containerStatuses"]
     assert condition(again, "PodResizePending")["reason"] == "Infeasible"
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"runtimeClassName": "kata"}, "spec.runtimeClassName"),
+        ({"resourceClaims": [{"name": "gpu", "resourceClaimName": "g"}]}, "spec.resourceClaims"),
+    ],
+)
+async def test_what_the_node_does_not_carry_out_turns_the_pod_away(
+    joined: Joined, cluster: Cluster, spec: dict[str, Any], field: str
+):
+    await joined.start()
+    await cluster.run("odd", **spec)
+    pod = await cluster.until("odd", "Failed")
+    assert pod["status"]["reason"] == "UnsupportedPodFields"
+    assert f"Pod was rejected: {field}: " in pod["status"]["message"]
+
+
+async def test_an_ephemeral_container_is_said_not_to_start(joined: Joined, cluster: Cluster):
+    await joined.start()
+    await cluster.run("web")
+    await cluster.ready("web")
+    debugger = {"name": "debugger", "image": "busybox:1"}
+    patch = {"spec": {"ephemeralContainers": [debugger]}}
+    await cluster.client.patch(f"{PODS}/web/ephemeralcontainers", patch, Object)
+
+    def said(pod: Object | None) -> bool:
+        found = ((pod or {}).get("status", {}).get("ephemeralContainerStatuses") or [{}])[0]
+        return found.get("state", {}).get("waiting", {}).get("reason") == "EphemeralContainersNotSupported"
+
+    pod = await cluster.when("web", said)
+    assert pod is not None
+    assert pod["status"]["phase"] == "Running"

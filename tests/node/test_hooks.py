@@ -11,7 +11,7 @@ import pytest
 
 from engine.api.documents import convert
 from engine.api.errors import Refused
-from engine.api.pod import Pod
+from engine.api.pod import Container, LifecycleHandler, Pod, TCPSocketAction
 from engine.api.status import ContainerStateWaiting
 from engine.cri.client import RuntimeClient
 from engine.node.hooks import run_hook
@@ -100,6 +100,14 @@ async def test_nobody_there_and_no_such_port(hollow: HollowRuntime):
     )
     with pytest.raises(Refused, match="there is no port named 'nope'"):
         await run_get(hollow, {"port": "nope"})
+
+
+async def test_a_handler_of_another_kind_is_refused(hollow: HollowRuntime):
+    runtime = RuntimeClient(str(hollow.socket))
+    handler = LifecycleHandler(tcp_socket=TCPSocketAction(port=1))
+    with pytest.raises(Refused, match="neither exec, httpGet nor sleep"):
+        await run_hook(runtime, Pod(), Container(name="c"), "id", handler, pod_ip="127.0.0.1")
+    await runtime.close()
 
 
 async def test_a_failed_post_start_says_in_the_status_what_the_events_do_not(bench: Bench):

@@ -63,6 +63,8 @@ def _variable(variable: EnvVar, field: str) -> Iterator[str]:
         yield f"{field}.valueFrom: not beside a value"
     elif source.config_map_key_ref is not None or source.secret_key_ref is not None:
         yield f"{field}.valueFrom: {NO_API}"
+    elif source.file_key_ref is not None:
+        yield f"{field}.valueFrom.fileKeyRef: variables from files are not supported by this node"
     elif len(given) != 1:
         yield f"{field}.valueFrom: expected exactly one of fieldRef and resourceFieldRef, got {len(given)}"
     if source.field_ref is not None:

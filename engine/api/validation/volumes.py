@@ -32,6 +32,11 @@ _NEEDS_API_SERVER = [
     "azure_disk",
     "azure_file",
     "vsphere_volume",
+    "flocker",
+    "photon_persistent_disk",
+    "quobyte",
+    "scale_io",
+    "storageos",
 ]
 _SUPPORTED_SOURCES = ("host_path", "empty_dir", "downward_api", "projected", "image")
 _HOST_PATH_TYPES = (

@@ -1,0 +1,36 @@
+"""Fields of a pod that this node does not carry out: a pod of an API server that has one is turned away.
+
+Manifests with them are refused when they are read. docs/pod-fields.md says what becomes of every field. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from engine.api.pod import Pod, ResourceRequirements
+
+DEVICE_CLAIMS: Final = "dynamic resource allocation is not supported by this node"
+RUNTIME_CLASSES: Final = "runtime classes are not supported by this node"
+BLOCK_VOLUMES: Final = "block volumes are not supported by this node"
+
+
+def unsupported_fields(pod: Pod) -> Iterator[str]:
+    """Each as `field: why`."""
+    spec = pod.spec
+    if spec.resource_claims:
+        yield f"spec.resourceClaims: {DEVICE_CLAIMS}"
+    if _claims(spec.resources):
+        yield f"spec.resources.claims: {DEVICE_CLAIMS}"
+    if spec.runtime_class_name:
+        yield f"spec.runtimeClassName: {RUNTIME_CLASSES}"
+    for kind, containers in (("initContainers", pod.init_containers), ("containers", spec.containers)):
+        for index, container in enumerate(containers):
+            if _claims(container.resources):
+                yield f"spec.{kind}[{index}].resources.claims: {DEVICE_CLAIMS}"
+            if container.volume_devices:
+                yield f"spec.{kind}[{index}].volumeDevices: {BLOCK_VOLUMES}"
+
+
+def _claims(resources: ResourceRequirements | None) -> bool:
+    return resources is not None and bool(resources.claims)
