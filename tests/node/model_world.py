@@ -27,6 +27,7 @@ from engine.api.quantity import Quantity
 from engine.cri.client import NotFound, RuntimeClient, Unimplemented
 from engine.devices.checkpoint import decode
 from engine.devices.manager import DeviceManager
+from engine.host.inotify import Watch
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
@@ -91,6 +92,7 @@ class DirectRuntime(RuntimeClient):
         async with asyncio.timeout(timeout or self._timeout):
             await asyncio.sleep(STOP_SECONDS if name == "StopContainer" else 0)
             self._check(subject)
+            self.world.check_call(request)
             try:
                 result = await getattr(target, snake_case(name))(
                     type(request).FromString(request.SerializeToString())
@@ -164,7 +166,8 @@ class World:
     """Manifests, a runtime, a plugin (`devices`: how many it has, None without one) and at most one agent.
 
     `faults` tells what must never happen: a device in two containers that run, more on the node than fits,
-    an entry lost from the checkpoint, a pod that had ended and runs again.
+    an entry lost from the checkpoint, or not there yet, a pod that had ended and
+    runs again, a container that is taken away before it was stopped.
     """
 
     def __init__(self) -> None:
@@ -182,6 +185,8 @@ class World:
         self.most = 0
         self.tries = 0
         self._dead: list[tuple[StepLoop, Node]] = []
+        self._watches: list[Watch] = []
+        self._ended: set[str] = set()
         self._patches = contextlib.ExitStack()
         capacity = {
             "cpu": Quantity.from_value(CPUS),
@@ -198,6 +203,7 @@ class World:
             "engine.devices.registration.RegistrationServer.stop": lambda _: _served(),
             "engine.devices.pod_resources.PodResourcesServer.start": lambda _: _served(),
             "engine.devices.pod_resources.PodResourcesServer.stop": lambda _: _served(),
+            "engine.host.inotify.Watch.__init__": self._watching(Watch.__init__),
             "time.time_ns": self._time_ns,
         }.items():
             self._patches.enter_context(patch(target, value))
@@ -212,6 +218,13 @@ class World:
         self.runtime.backend.start_container = checked  # type: ignore[method-assign]
         with contextlib.closing(StepLoop(self.clock)) as loop:
             loop.run_until_complete(self.runtime.service.start())
+
+    def _watching(self, make: Any) -> Any:
+        def watched(watch: Watch, on_event: Any) -> None:
+            make(watch, on_event)
+            self._watches.append(watch)
+
+        return watched
 
     def _time_ns(self) -> int:
         """Each a little later, as on a machine."""
@@ -237,6 +250,7 @@ class World:
         spec: dict[str, Any] = {"terminationGracePeriodSeconds": 5, "containers": [container]}
         if facts["never"]:
             spec["restartPolicy"] = "Never"
+        spec["priority"] = 0
         if facts["critical"]:
             spec["priorityClassName"] = "system-node-critical"
             spec["priority"] = 2_000_001_000
@@ -252,6 +266,11 @@ class World:
 
     def delete(self, name: str) -> None:
         (self.manifests / f"{name}.json").unlink()
+
+    def forget_what_was_accepted(self) -> None:
+        """As if a kubelet had left the pods."""
+        for kept in (self.directory / "root/pods").glob("*/accepted.json"):
+            kept.unlink()
 
     # Agents
 
@@ -286,12 +305,18 @@ class World:
             await node.rooms["devices"].connect(GPU, self.directory / "gpu.sock")  # type: ignore[attr-defined]
 
     def agent_dies(self) -> None:
-        """Wherever it is, without a last word; the kernel takes its lock back."""
+        """Wherever it is, without a last word; the kernel takes back its lock and its watches."""
         if self.node is None or self.loop is None:
             return
         if self.node._lock is not None:
             os.close(self.node._lock)
             self.node._lock = None
+        self._see_ends()
+        for watch in self._watches:
+            self.loop.remove_reader(watch._fd)
+            os.close(watch._fd)
+            watch._fd = os.open(os.devnull, os.O_RDONLY)  # for its late end
+        self._watches.clear()
         self._dead.append((self.loop, self.node))
         self.node = self.loop = self.starting = None
         self.runtime.service._events._listeners.clear()
@@ -372,23 +397,43 @@ class World:
             self.faults.append(f"two pods of one name: {names}")
         if len(_gpus(started)) != _facts(started)["gpus"]:
             self.faults.append(f"it asked for {_facts(started)['gpus']}, has {_gpus(started)}")
+        self._check_kept([started])
+        uid, name = started.sandbox.config.metadata.uid, started.sandbox.config.metadata.name
         for earlier in self.runtime.service.records.containers.values():
-            same = earlier.sandbox.config.metadata.uid == started.sandbox.config.metadata.uid
+            same = earlier.sandbox.config.metadata.uid == uid
             if same and earlier.state == EXITED and earlier.started_at and _facts(started)["never"]:
-                self.faults.append(f"{started.sandbox.config.metadata.name} had ended and runs again")
+                self.faults.append(f"{name} had ended and runs again")
+        if uid in self._ended:
+            self.faults.append(f"{name} was ended for good and runs again")
+
+    def check_call(self, request: Any) -> None:
+        """What runs is stopped before it is taken away."""
+        if isinstance(request, cri.RemoveContainerRequest):
+            container = self.runtime.service.records.containers.get(request.container_id)
+            if container is not None and container.state == RUNNING:
+                self.faults.append(f"{container.sandbox.config.metadata.name} was taken away while it ran")
 
     def check(self) -> None:
         """Raises AssertionError for a fault so far."""
+        self._check_kept(self.running())
+        self._see_ends()
+        assert not self.faults, self.faults
+
+    def _check_kept(self, containers: list[Container]) -> None:
         path = self.directory / "root/device-plugins/kubelet_internal_checkpoint"
         entries = decode(path.read_bytes()).pod_device_entries or () if path.exists() else ()
         kept: dict[str, set[str]] = {}
         for entry in entries:
             kept.setdefault(entry.pod_uid, set()).update(entry.devices)
-        for container in self.running():
+        for container in containers:
             uid = container.sandbox.config.metadata.uid
             if not set(_gpus(container)) <= kept.get(uid, set()):
                 self.faults.append(f"lost from the checkpoint: {uid}: {_gpus(container)}, it has {kept}")
-        assert not self.faults, self.faults
+
+    def _see_ends(self) -> None:
+        """Whom the node has ended for good, and said so."""
+        pods = self.node.pods() if self.node is not None else ()
+        self._ended |= {pod.uid for pod in pods if pod.status.reason == PREEMPTING}
 
     def check_settled(self) -> None:
         """Where nothing is missing and nothing has to be waited for: pods run, have ended or are rejected."""
