@@ -24,10 +24,11 @@ def matches_node(pod: Pod, labels: Mapping[str, str], name: str) -> bool:
     affinity = pod.spec.affinity.node_affinity if pod.spec.affinity is not None else None
     if affinity is None or affinity.required_during_scheduling_ignored_during_execution is None:
         return True
-    return _any_term(affinity.required_during_scheduling_ignored_during_execution, labels, name)
+    return selects(affinity.required_during_scheduling_ignored_during_execution, labels, name)
 
 
-def _any_term(selector: NodeSelector, labels: Mapping[str, str], name: str) -> bool:
+def selects(selector: NodeSelector, labels: Mapping[str, str], name: str) -> bool:
+    """Whether one of its terms matches a node."""
     return any(_term(term, labels, name) for term in selector.node_selector_terms or ())
 
 

@@ -18,6 +18,7 @@ from engine.api.references import (
     ConfigMapVolume,
     KeySelector,
     ObjectProjection,
+    PersistentVolumeClaimVolume,
     SecretVolume,
     ServiceAccountTokenProjection,
     WholeObject,
@@ -322,7 +323,7 @@ class Volume(Struct):
     image: ImageVolume | None = None
     config_map: ConfigMapVolume | None = None
     secret: SecretVolume | None = None
-    persistent_volume_claim: dict[str, Any] | None = None
+    persistent_volume_claim: PersistentVolumeClaimVolume | None = None
     ephemeral: dict[str, Any] | None = None
     csi: dict[str, Any] | None = None
     nfs: dict[str, Any] | None = None

@@ -66,3 +66,8 @@ class ClusterTrustBundleProjection(Struct):
     signer_name: str | None = None
     label_selector: dict[str, Any] | None = None
     optional: bool | None = None
+
+
+class PersistentVolumeClaimVolume(Struct):
+    claim_name: str = ""
+    read_only: bool = False

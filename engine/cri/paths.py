@@ -22,6 +22,7 @@ EMPTY_DIR: Final = "kubernetes.io~empty-dir"
 DOWNWARD_API: Final = "kubernetes.io~downward-api"
 PROJECTED: Final = "kubernetes.io~projected"
 CONFIG_MAP: Final = "kubernetes.io~configmap"
+LOCAL_VOLUME: Final = "kubernetes.io~local-volume"
 SECRETS: Final = "kubernetes.io~secret"
 
 _LOG = re.compile(r"(\d{1,9})\.log(\..*)?")

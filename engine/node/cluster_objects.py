@@ -9,6 +9,7 @@ from engine.api.cluster_objects import ConfigMap, Secret, Service
 from engine.api.errors import Refused
 from engine.api.pod import Container, Pod, Volume
 from engine.api.references import KeySelector, WholeObject
+from engine.api.storage import PersistentVolume, PersistentVolumeClaim
 
 
 class Token(Protocol):
@@ -42,6 +43,12 @@ class ClusterObjects(Protocol):
     async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
         """Raises `Refused`."""
 
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        """Raises `Refused` in the API server's words."""
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        """Raises `Refused` in the API server's words."""
+
     def services(self) -> Sequence[Service] | None:
         """None as long as they are not known."""
 
@@ -66,6 +73,12 @@ class NoCluster:
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
         raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
+
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        raise Refused(_NONE, subject=f"claim {pod.metadata.namespace}/{name}")
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        raise Refused(_NONE, subject=f"persistent volume {name}")
 
     def services(self) -> Sequence[Service] | None:
         return ()

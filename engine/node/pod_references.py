@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from engine.api.cluster_objects import ConfigMap, Secret, Service
 from engine.api.pod import Pod
+from engine.api.storage import PersistentVolume, PersistentVolumeClaim
 from engine.cluster.client import ApiClient
 from engine.cluster.known_services import KnownServices
 from engine.cluster.referred import Reference, ReferredObjects
@@ -18,6 +19,7 @@ class PodReferences:
     """Names are looked up in the pod's own namespace. `clock` gives Unix seconds."""
 
     def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
+        self._client = client
         self._heard: list[Callable[[str], None]] = []
         self._objects = ReferredObjects(client, tasks, self._changed)
         self._tokens = Tokens(client, clock=clock)
@@ -51,6 +53,13 @@ class PodReferences:
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
         return await self._tokens.token(pod, audience, seconds)
+
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/persistentvolumeclaims/{name}"
+        return await self._client.get(path, PersistentVolumeClaim)
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        return await self._client.get(f"/api/v1/persistentvolumes/{name}", PersistentVolume)
 
     def services(self) -> Sequence[Service] | None:
         return self._services.all()

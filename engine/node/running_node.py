@@ -144,6 +144,7 @@ class RunningNode:
             volumes,
             self._belonging.objects,
             host_ip=facts.host_ip,
+            node=self.description.current,
             allocatable=gatekeeper.allocatable,
             recorder=recorder,
             tasks=tasks,

@@ -33,6 +33,7 @@ from engine.node.slots import StartSlot
 from engine.node.status import Waiting, is_recursive_read_only
 from engine.node.stopping import grace_seconds, stop_container
 from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.claims import is_read_only
 from engine.node.volumes.container_files import hosts_file, termination_message_file
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
@@ -314,7 +315,7 @@ def _volume_mounts(
         yield cri_config.mount(
             mount.mount_path,
             path,
-            read_only=mount.read_only or is_agent_written(volume),
+            read_only=mount.read_only or is_agent_written(volume) or is_read_only(volume),
             recursive=_is_recursive(mount, recursive),
             propagation=mount.mount_propagation,
         )

@@ -303,6 +303,128 @@ async def test_a_pod_that_has_ended_keeps_nothing_secret(joined: Joined, cluster
     await eventually(lambda: watched(cluster) == set())
 
 
+# Claims
+
+
+def claim(cluster: Cluster, phase: str = "Bound", uid: str = "", **source: Any) -> None:
+    """A claim and the persistent volume that it is bound to."""
+    claims = f"{NAMESPACE}/persistentvolumeclaims"
+    made = cluster.server.create(
+        claims, {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": phase}}
+    )
+    reference = {"namespace": "default", "name": "c", "uid": uid or made["metadata"]["uid"]}
+    volume = {"metadata": {"name": "pv"}, "spec": {"claimRef": reference, **source}}
+    cluster.server.create("/api/v1/persistentvolumes", volume)
+
+
+CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "c"}}
+UNABLE = (
+    "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], "
+    "failed to process volumes=[v]: error processing PVC default/c: "
+)
+
+
+def mount_of(hollow: HollowRuntime) -> Any:
+    (config,) = [c.config for c in hollow.service.records.containers.values()]
+    return next(m for m in config.mounts if m.container_path == "/v")
+
+
+async def test_a_claim_of_a_host_path_is_that_path(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime, tmp_path: Path
+) -> None:
+    claim(cluster, hostPath={"path": str(tmp_path / "data"), "type": "DirectoryOrCreate"})
+    await joined.start()
+    await run_with(cluster, {"persistentVolumeClaim": {"claimName": "c", "readOnly": True}})
+    await cluster.ready("p")
+    assert (mount_of(hollow).host_path, mount_of(hollow).readonly) == (str(tmp_path / "data"), True)
+
+
+async def test_a_claim_of_a_local_volume_is_mounted_shared_and_stays_when_the_pod_goes(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime, tmp_path: Path
+) -> None:
+    data, outside = tmp_path / "data", tmp_path / "outside"
+    (data / "below").mkdir(parents=True, mode=0o700)
+    (data / "below/file").write_text("kept")
+    (data / "below/file").chmod(0o600)
+    outside.write_text("not the volume's")
+    outside.chmod(0o600)
+    (data / "link").symlink_to(outside)
+    claim(cluster, local={"path": str(data)})
+    await joined.start()
+    await run_with(cluster, CLAIMED, securityContext={"fsGroup": 77})
+    await cluster.ready("p")
+    path = joined.root / "pods" / here(joined).uid / "volumes/kubernetes.io~local-volume/pv"
+    assert mount_of(hollow).host_path == str(path)
+    assert path.samefile(data)
+    for file, wanted in ((data, 0o2770), (data / "below", 0o2770), (data / "below/file", 0o660)):
+        assert (file.stat().st_gid, mode(file) & wanted) == (77, wanted)
+    assert (outside.stat().st_gid, mode(outside)) == (0, 0o600)
+    await joined.restart()
+    await cluster.delete("p")
+    await cluster.gone("p")
+    assert mounts_below(joined.root) == []
+    assert (data / "below/file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"phase": "Pending", "local": {"path": "/tmp"}}, UNABLE + "PVC is not bound"),
+        (
+            {"uid": "another", "local": {"path": "/tmp"}},
+            UNABLE + "found PV object pv but its pv.Spec.ClaimRef.UID another does not point to claim.UID ",
+        ),
+        (
+            {"volumeMode": "Block", "local": {"path": "/tmp"}},
+            UNABLE + "volume v has volumeMode Block, but is specified in volumeMounts",
+        ),
+        ({"local": {"path": "/a/../b"}}, 'MountVolume.SetUp failed for volume "pv" : invalid path: '),
+        (
+            {"nfs": {"server": "s", "path": "/"}},
+            'MountVolume.SetUp failed for volume "pv" : no volume plugin',
+        ),
+        (
+            {"csi": {"driver": "d.example.com", "volumeHandle": "h"}},
+            'MountVolume.SetUp failed for volume "pv" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI '
+            "client: driver name d.example.com not found in the list of registered CSI drivers",
+        ),
+        (
+            {
+                "local": {"path": "/tmp"},
+                "nodeAffinity": {
+                    "required": {
+                        "nodeSelectorTerms": [
+                            {"matchExpressions": [{"key": "no", "operator": "Exists"}]},
+                        ]
+                    }
+                },
+            },
+            'MountVolume.NodeAffinity check failed for volume "pv" : no matching NodeSelectorTerms',
+        ),
+    ],
+)
+async def test_a_claim_that_cannot_be_mounted_holds_the_pod_up(
+    joined: Joined, cluster: Cluster, made: Object, words: str
+) -> None:
+    claim(cluster, **made)
+    await joined.start()
+    await run_with(cluster, CLAIMED)
+    await eventually(lambda: len(messages(joined, "FailedMount")) == 1)
+    assert messages(joined, "FailedMount")[0].startswith(words)
+
+
+async def test_a_claim_that_is_not_there_is_waited_for(
+    joined: Joined, cluster: Cluster, tmp_path: Path
+) -> None:
+    await joined.start()
+    await run_with(cluster, CLAIMED)
+    await eventually(lambda: len(messages(joined, "FailedMount")) == 1)
+    missing = 'failed to fetch PVC from API server: persistentvolumeclaims "c" not found'
+    assert messages(joined, "FailedMount") == [UNABLE + missing]
+    claim(cluster, hostPath={"path": str(tmp_path)})
+    await cluster.ready("p")
+
+
 # Variables
 
 

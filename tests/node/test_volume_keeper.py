@@ -17,6 +17,7 @@ from engine.api.cluster_objects import Secret
 from engine.api.errors import Missing, Refused
 from engine.api.events import EventRecorder
 from engine.api.meta import ObjectMeta
+from engine.api.node import Node
 from engine.api.pod import Container, Pod, PodSpec, ProjectedVolume, Volume, VolumeMount, VolumeProjection
 from engine.api.references import ObjectProjection, SecretVolume, ServiceAccountTokenProjection
 from engine.host.mountinfo import mounts_below
@@ -157,6 +158,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder) -> Callable[[Objects], Vo
             volumes,
             objects,
             host_ip="192.0.2.1",
+            node=Node,
             allocatable=dict,
             recorder=recorder,
             tasks=Tasks(),

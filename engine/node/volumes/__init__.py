@@ -5,6 +5,7 @@
 """
 
 from engine.node.volumes.keeper import VolumeKeeper
-from engine.node.volumes.pod_volumes import PodVolumes, VolumeRefused
+from engine.node.volumes.pod_volumes import PodVolumes
+from engine.node.volumes.refusals import VolumeRefused
 
 __all__ = ["PodVolumes", "VolumeKeeper", "VolumeRefused"]

@@ -16,13 +16,16 @@ from typing import Final
 
 from engine.api.errors import Missing, Refused
 from engine.api.events import WARNING, EventRecorder
+from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, refuse_devices
 from engine.node.volumes.contents import Contents, ContentSource
-from engine.node.volumes.pod_volumes import PodVolumes, VolumeRefused, mounted_volumes, refusing
+from engine.node.volumes.pod_volumes import Given, PodVolumes, mounted_volumes
+from engine.node.volumes.refusals import VolumeRefused, refusing
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 120.0
@@ -32,7 +35,7 @@ log = logging.getLogger("kubengine.volumes")
 
 
 class VolumeKeeper:
-    """One per node. `clock` gives Unix seconds, `allocatable` what the node can give."""
+    """One per node. `clock` gives Unix seconds, `allocatable` what the node can give, `node` what it is."""
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class VolumeKeeper:
         objects: ClusterObjects,
         *,
         host_ip: str,
+        node: Callable[[], Node],
         allocatable: Callable[[], Mapping[str, Quantity]],
         recorder: EventRecorder,
         tasks: Tasks,
@@ -48,6 +52,7 @@ class VolumeKeeper:
         self._volumes = volumes
         self._objects = objects
         self._host_ip = host_ip
+        self._node = node
         self._allocatable = allocatable
         self._recorder = recorder
         self._clock = clock
@@ -114,10 +119,11 @@ class VolumeKeeper:
             async with kept.lock:
                 kept.stale = False
                 contents = await self._contents(kept)
+                given: dict[str, Given] = {**contents, **await self._bound(kept.pod)}
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being taken away")
                 paths = await asyncio.to_thread(
-                    self._volumes.set_up, kept.pod, contents, allocatable=self._allocatable()
+                    self._volumes.set_up, kept.pod, given, allocatable=self._allocatable()
                 )
                 kept.shown = True
                 self._look_again_at(kept, contents)
@@ -163,14 +169,24 @@ class VolumeKeeper:
         contents = {}
         for volume in mounted_volumes(kept.pod):
             if is_agent_written(volume):
-                with refusing(volume):
+                with refusing(volume.name):
                     contents[volume.name] = await source.of(volume)
         return contents
+
+    async def _bound(self, pod: Pod) -> dict[str, BoundVolume]:
+        refuse_devices(pod)
+        bound = {}
+        for volume in mounted_volumes(pod):
+            claim = claim_name(pod, volume)
+            if claim is not None:
+                with refusing(volume.name):
+                    bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
+        return bound
 
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         for volume in mounted_volumes(kept.pod):
             if volume.name in contents and not kept.left:
-                with refusing(volume):
+                with refusing(volume.name):
                     await asyncio.to_thread(
                         self._volumes.write, kept.pod, volume, contents[volume.name], self._allocatable()
                     )

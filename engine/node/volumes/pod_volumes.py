@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engine.api.errors import KubengineError, Refused
-from engine.api.pod import Pod, Volume
+from engine.api.errors import Refused
+from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import unmount_below
 from engine.host.trees import remove_tree
-from engine.node.volumes import agent_written, empty_dir, host_path, sub_path
+from engine.node.volumes import agent_written, empty_dir, host_path, local, sub_path
+from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.contents import Contents
+from engine.node.volumes.refusals import refusing
 
-
-class VolumeRefused(Refused):
-    """A volume that cannot be made, or not yet; the message is the event's."""
+Given = Contents | BoundVolume
 
 
 class PodVolumes:
@@ -37,10 +36,11 @@ class PodVolumes:
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
     def set_up(
-        self, pod: Pod, contents: Mapping[str, Contents], *, allocatable: Mapping[str, Quantity]
+        self, pod: Pod, given: Mapping[str, Given], *, allocatable: Mapping[str, Quantity]
     ) -> dict[str, Path]:
         """Makes what containers mount but images, which are the runtime's, again where it exists;
-        name → host path. `contents` has those volumes that the agent writes, by their names.
+        name → host path. `given` has what is not in the pod itself, by the volumes' names: contents of those
+        that the agent writes, what claims are bound to.
 
         Raises `VolumeRefused` naming the volume.
         """
@@ -50,8 +50,8 @@ class PodVolumes:
             (directory / name).mkdir(mode=0o750, exist_ok=True)
         paths = {}
         for volume in mounted_volumes(pod):
-            with refusing(volume):
-                paths[volume.name] = self._set_up(pod, volume, contents, allocatable)
+            with refusing(_shown_name(volume, given)):
+                paths[volume.name] = self._set_up(pod, volume, given.get(volume.name), allocatable)
         return paths
 
     def write(
@@ -72,7 +72,7 @@ class PodVolumes:
         self,
         pod: Pod,
         volume: Volume,
-        contents: Mapping[str, Contents],
+        given: Given | None,
         allocatable: Mapping[str, Quantity],
     ) -> Path:
         directory, group = self.pod_directory(pod.uid), fs_group(pod)
@@ -80,9 +80,15 @@ class PodVolumes:
             return host_path.set_up(volume.host_path)
         if volume.empty_dir is not None:
             return empty_dir.set_up(directory, volume.name, volume.empty_dir, pod, group, allocatable)
-        if not agent_written.is_agent_written(volume):
+        if isinstance(given, Contents):
+            return self.write(pod, volume, given, allocatable)
+        if given is None:
             raise Refused("no source that this node knows")
-        return self.write(pod, volume, contents[volume.name], allocatable)
+        if isinstance(given.source, HostPathVolume):
+            return host_path.set_up(given.source)
+        context = pod.spec.security_context
+        policy = context.fs_group_change_policy if context is not None else None
+        return local.set_up(directory, given.name, given.source, group, policy)
 
     def tear_down(self, uid: str) -> None:
         """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
@@ -110,6 +116,12 @@ def _remove(directory: Path) -> None:
             raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
 
 
+def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
+    """In messages a claim goes by what it is bound to."""
+    bound = given.get(volume.name)
+    return bound.name if isinstance(bound, BoundVolume) else volume.name
+
+
 def mounted_volumes(pod: Pod) -> list[Volume]:
     """Those that a container mounts, but images, which are the runtime's; others are left alone, as the
     kubelet does."""
@@ -117,22 +129,6 @@ def mounted_volumes(pod: Pod) -> list[Volume]:
     return [v for v in pod.spec.volumes or [] if v.name in mounted and v.image is None]
 
 
-@contextmanager
-def refusing(volume: Volume) -> Iterator[None]:
-    """What goes wrong with a volume is raised as `VolumeRefused`, in the words of its event."""
-    try:
-        yield
-    except (KubengineError, OSError) as error:
-        text = f'MountVolume.SetUp failed for volume "{volume.name}" : {_words(error)}'
-        raise VolumeRefused(text, errno=getattr(error, "errno", None)) from error
-
-
 def fs_group(pod: Pod) -> int | None:
     context = pod.spec.security_context
     return context.fs_group if context is not None else None
-
-
-def _words(error: KubengineError | OSError) -> str:
-    if isinstance(error, KubengineError):
-        return str(error)
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

@@ -1,0 +1,120 @@
+"""Claims of storage: what a pod's claim is bound to, if this node can mount it.
+
+Source: kubelet v1.36 (volume manager's populator, node affinity of persistent volumes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.admission.selectors import selects
+from engine.api.errors import InvalidInput, Refused
+from engine.api.node import Node
+from engine.api.pod import HostPathVolume, Pod, Volume
+from engine.api.storage import FILESYSTEM, LocalVolume, PersistentVolume, PersistentVolumeClaim
+from engine.node.cluster_objects import ClusterObjects
+from engine.node.volumes.refusals import VolumeRefused
+
+_BOUND = "Bound"
+_PROTECTED = "kubernetes.io/pvc-protection"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundVolume:
+    """A persistent volume by its name, of one of two kinds."""
+
+    name: str
+    source: HostPathVolume | LocalVolume
+
+
+def claim_name(pod: Pod, volume: Volume) -> str | None:
+    """The claim that a volume stands for; an ephemeral one is named for pod and volume."""
+    if volume.persistent_volume_claim is not None:
+        return volume.persistent_volume_claim.claim_name
+    return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else None
+
+
+def refuse_devices(pod: Pod) -> None:
+    """Raises `VolumeRefused` for a container that wants a volume as a block device."""
+    for container in pod.all_containers:
+        for device in container.volume_devices or []:
+            text = "block devices are not supported by this node"
+            raise VolumeRefused(f'MapVolume.SetUpDevice failed for volume "{device.name}" : {text}')
+
+
+def is_read_only(volume: Volume) -> bool:
+    """Whether its claim says so for every mount."""
+    return volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
+
+
+async def bound_volume(
+    pod: Pod, volume: Volume, name: str, objects: ClusterObjects, node: Node
+) -> BoundVolume:
+    """Raises `VolumeRefused`."""
+    try:
+        try:
+            claim = await objects.claim(pod, name)
+        except Refused as error:
+            raise InvalidInput(f"failed to fetch PVC from API server: {error.message}") from error
+        _check_claim(claim)
+        if volume.ephemeral is not None and not _is_for(pod, claim):
+            raise InvalidInput(f"PVC {name} was not created for pod {pod.full_name} (pod is not owner)")
+        wanted = claim.spec.volume_name
+        try:
+            bound = await objects.persistent_volume(wanted)
+        except Refused as error:
+            text = f"failed to fetch PV {wanted} from API server: {error.message}"
+            raise InvalidInput(text) from error
+        _check_volume(bound, claim, volume)
+    except InvalidInput as error:
+        processed = f"error processing PVC {pod.metadata.namespace}/{name}: {error.message}"
+        named = f"[{volume.name}]"
+        text = f"unmounted volumes={named}, unattached volumes=[], failed to process volumes={named}"
+        raise VolumeRefused(f"Unable to attach or mount volumes: {text}: {processed}") from error
+    return _mountable(bound, node)
+
+
+def _check_claim(claim: PersistentVolumeClaim) -> None:
+    meta = claim.metadata
+    if meta.deletion_timestamp is not None and _PROTECTED not in (meta.finalizers or []):
+        raise InvalidInput("PVC is being deleted")
+    if claim.status.phase != _BOUND:
+        raise InvalidInput("PVC is not bound")
+    if not claim.spec.volume_name:
+        raise InvalidInput("PVC has empty pvc.Spec.VolumeName")
+
+
+def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim, volume: Volume) -> None:
+    reference, found = bound.spec.claim_ref, f"found PV object {bound.metadata.name} but"
+    if reference is None:
+        text = "it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        raise InvalidInput(f"{found} {text}")
+    if reference.uid != claim.metadata.uid:
+        text = f"its pv.Spec.ClaimRef.UID {reference.uid} does not point to claim.UID {claim.metadata.uid}"
+        raise InvalidInput(f"{found} {text}")
+    if bound.spec.volume_mode != FILESYSTEM:
+        text = f"has volumeMode {bound.spec.volume_mode}, but is specified in volumeMounts"
+        raise InvalidInput(f"volume {volume.name} {text}")
+
+
+def _mountable(bound: PersistentVolume, node: Node) -> BoundVolume:
+    spec, name = bound.spec, bound.metadata.name
+    affinity = spec.node_affinity
+    required = affinity.required if affinity is not None else None
+    if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
+        text = "no matching NodeSelectorTerms"
+        raise VolumeRefused(f'MountVolume.NodeAffinity check failed for volume "{name}" : {text}')
+    source = spec.host_path or spec.local
+    if source is not None:
+        return BoundVolume(name, source)
+    failed = f'MountVolume.SetUp failed for volume "{name}" : '
+    if spec.csi is None:
+        raise VolumeRefused(f"{failed}no volume plugin matched")
+    text = "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name"
+    driver = spec.csi.get("driver", "")
+    raise VolumeRefused(f"{failed}{text} {driver} not found in the list of registered CSI drivers")
+
+
+def _is_for(pod: Pod, claim: PersistentVolumeClaim) -> bool:
+    owners = claim.metadata.owner_references or []
+    return any(owner.controller and owner.uid == pod.uid for owner in owners)
