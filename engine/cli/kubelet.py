@@ -53,6 +53,16 @@ log = logging.getLogger("kubengine.run")
 @click.option("--node-ip", metavar="IP[,IP]", default="", help="The node's address, or one of each family.")
 @click.option("--node-labels", metavar="NAME=VALUE,…", help="Labels that the node registers with.")
 @click.option("-v", "--v", "verbosity", type=int, default=0, help="Log level; from 4 on everything.")
+@click.option(
+    "--version",
+    is_flag=False,
+    flag_value="true",
+    metavar="[raw]",
+    expose_value=False,
+    is_eager=True,
+    callback=lambda context, _option, value: _print_version(context, value),
+    help="Print the kubelet's version that this agent stands for, and leave.",
+)
 @click.pass_context
 def command(
     context: click.Context,
@@ -111,6 +121,16 @@ def command(
         )
     )
     asyncio.run(process.run())
+
+
+def _print_version(context: click.Context, value: str | None) -> None:
+    """As `kubelet --version` prints it: scripts read the last word."""
+    if value in (None, "false"):
+        return
+    from engine.node.machine import kubelet_version
+
+    click.echo(f"Kubernetes {kubelet_version()}")
+    context.exit()
 
 
 def config_flags(arguments: list[str]) -> dict[str, str]:

@@ -88,12 +88,16 @@ def node_labels(name: str) -> dict[str, str]:
     }
 
 
+def kubelet_version() -> str:
+    return f"{KUBELET}+kubengine-{engine_version()}"
+
+
 def node_info(runtime: str) -> dict[str, Any]:
     """`runtime` is its name and version: `containerd://1.6.20`."""
     machine_id = Path("/etc/machine-id")
     swap = _meminfo("SwapTotal:")
     return {
-        "kubeletVersion": f"{KUBELET}+kubengine-{engine_version()}",
+        "kubeletVersion": kubelet_version(),
         "systemUUID": _system_uuid(),
         "machineID": machine_id.read_text().strip() if machine_id.exists() else "",
         "bootID": boot_id(),

@@ -6,11 +6,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from engine.api.errors import InvalidInput
 from engine.cli._kubelet_config import load_kubelet_config
 from engine.cli._kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
-from engine.cli.kubelet import config_flags
+from engine.cli.kubelet import command, config_flags
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
 
@@ -111,3 +112,56 @@ def test_flags_are_split_as_the_kubelet_splits_them(caplog: pytest.LogCaptureFix
     assert len(said) == 4
     assert WITHOUT_EFFECT["cloud-provider"] in said[0]
     assert "no-such-flag" in said[2]
+
+
+KUBELETS = """
+address allowed-unsafe-sysctls anonymous-auth application-metrics-count-limit
+authentication-token-webhook authentication-token-webhook-cache-ttl authorization-mode
+authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl boot-id-file
+bootstrap-kubeconfig cert-dir cgroup-driver cgroup-root cgroups-per-qos client-ca-file
+cloud-provider cluster-dns cluster-domain config config-dir container-hints container-log-max-files
+container-log-max-size container-runtime-endpoint containerd containerd-namespace
+contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy
+cpu-manager-policy-options cpu-manager-reconcile-period enable-controller-attach-detach
+enable-debugging-handlers enable-load-reader enable-server enforce-node-allocatable event-burst
+event-qps event-storage-age-limit event-storage-event-limit eviction-hard
+eviction-max-pod-grace-period eviction-minimum-reclaim eviction-pressure-transition-period
+eviction-soft eviction-soft-grace-period exit-on-lock-contention
+experimental-allocatable-ignore-eviction experimental-mounter-path fail-cgroupv1 fail-swap-on
+feature-gates file-check-frequency global-housekeeping-interval hairpin-mode healthz-bind-address
+healthz-port hostname-override housekeeping-interval http-check-frequency
+image-credential-provider-bin-dir image-credential-provider-config image-gc-high-threshold
+image-gc-low-threshold image-service-endpoint kernel-memcg-notification kube-api-burst
+kube-api-content-type kube-api-qps kube-reserved kube-reserved-cgroup kubeconfig kubelet-cgroups
+local-storage-capacity-isolation lock-file log-cadvisor-usage log-flush-frequency
+log-json-info-buffer-size log-json-split-stream log-text-info-buffer-size log-text-split-stream
+logging-format machine-id-file make-iptables-util-chains manifest-url manifest-url-header
+max-housekeeping-interval max-open-files max-pods maximum-dead-containers
+maximum-dead-containers-per-container memory-manager-policy minimum-container-ttl-duration
+minimum-image-ttl-duration node-ip node-labels node-status-max-images node-status-update-frequency
+oom-score-adj pod-cidr pod-manifest-path pod-max-pids pods-per-core port protect-kernel-defaults
+provider-id qos-reserved read-only-port register-node register-with-taints registry-burst
+registry-qps reserved-cpus reserved-memory resolv-conf root-dir rotate-certificates
+rotate-server-certificates runonce runtime-cgroups runtime-request-timeout seccomp-default
+serialize-image-pulls storage-driver-buffer-duration storage-driver-db storage-driver-host
+storage-driver-password storage-driver-secure storage-driver-table storage-driver-user
+streaming-connection-idle-timeout sync-frequency system-cgroups system-reserved
+system-reserved-cgroup tls-cert-file tls-cipher-suites tls-min-version tls-private-key-file
+topology-manager-policy topology-manager-policy-options topology-manager-scope v version vmodule
+volume-plugin-dir volume-stats-agg-period
+"""  # `kubelet --help`, v1.36.2
+
+
+def test_every_flag_of_the_kubelet_is_known():
+    ours = {option.lstrip("-") for parameter in command.params for option in parameter.opts}
+    known = FIELDS.keys() | WITHOUT_EFFECT.keys() | ours
+    assert set(KUBELETS.split()) <= known
+    assert not FIELDS.keys() & WITHOUT_EFFECT.keys()
+    assert not ours & (FIELDS.keys() | WITHOUT_EFFECT.keys())
+
+
+@pytest.mark.parametrize("flag", ["--version", "--version=raw"])
+def test_version_is_told_as_the_kubelet_tells_it(flag: str):
+    told = CliRunner().invoke(command, [flag])
+    assert told.output.startswith("Kubernetes v1.36.")
+    assert told.exit_code == 0

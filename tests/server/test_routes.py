@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import convert, load_config
+from engine.api.duration import Duration
 from engine.api.errors import Bug, InvalidInput, Refused, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
@@ -77,6 +82,71 @@ async def test_configz_has_every_field_with_its_value(serve: Any) -> None:
     assert config["syncFrequency"] == "1m0s"
     assert config["imageGCHighThresholdPercent"] == 85
     assert "evictionHard" not in config
+
+
+SAMPLES: dict[str, Any] = {
+    "crashLoopBackOff": {"maxContainerRestartPeriod": "3m0s"},
+    "memorySwap": {"swapBehavior": "LimitedSwap"},
+    "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi"}}],
+    "shutdownGracePeriodByPodPriority": [{"priority": 7, "shutdownGracePeriodSeconds": 9}],
+    "userNamespaces": {"idsPerPod": 131072},
+    "registerWithTaints": [{"key": "a", "value": "b", "effect": "NoSchedule"}],
+    "authentication": {
+        "x509": {"clientCAFile": "/ca"},
+        "webhook": {"enabled": False, "cacheTTL": "7s"},
+        "anonymous": {"enabled": True},
+    },
+    "authorization": {
+        "mode": "AlwaysAllow",
+        "webhook": {"cacheAuthorizedTTL": "8s", "cacheUnauthorizedTTL": "9s"},
+    },
+    "featureGates": {"MemoryQoS": True},
+    "tlsCurvePreferences": [29, 4588],
+    "staticPodURLHeader": {"a": ["b", "c"]},
+    "logging": {"format": "json", "verbosity": 3},
+    "tracing": {"endpoint": "a:1", "samplingRatePerMillion": 5},
+}
+
+
+def _another(name: str, value: Any) -> Any:
+    """A value of the same kind that is not the default."""
+    match value:
+        case _ if name in SAMPLES:
+            return SAMPLES[name]
+        case bool():
+            return not value
+        case Duration():
+            return "11s"
+        case int() | float():
+            return value + 1 if value < 1 else value - 1
+        case list():
+            return ["a", "b"]
+        case str():
+            return f"x{value}"
+    return None
+
+
+async def test_configz_loads_again_as_the_configuration_it_came_from(serve: Any, tmp_path: Path) -> None:
+    defaults = KubeletConfiguration(serialize_image_pulls=True)
+    fields = msgspec.structs.fields(KubeletConfiguration)
+    document = {each.encode_name: _another(each.encode_name, getattr(defaults, each.name)) for each in fields}
+    for name, field in {each.encode_name: each for each in fields}.items():
+        kind = str(field.type)
+        if document[name] is None:
+            empty = {"dict": {"a": "b"}, "list": ["a"], "int": 3, "bool": True}
+            document[name] = next(value for word, value in empty.items() if word in kind)
+    document |= {"apiVersion": defaults.api_version, "kind": defaults.kind}
+    config = convert(document, KubeletConfiguration, "sample")
+    for each in fields:
+        if each.name not in ("api_version", "kind"):
+            assert getattr(config, each.name) != getattr(KubeletConfiguration(), each.name), each.name
+    view = View()
+    served = await serve(view)
+    view.config = config
+    shown = json.loads((await served.get("/configz")).body)["kubeletconfig"]
+    file = tmp_path / "kubelet.json"
+    file.write_text(json.dumps(shown))
+    assert load_config([file])[0] == config
 
 
 @pytest.mark.parametrize("door", ["read-only port", "healthz port", "unix socket"])
