@@ -16,6 +16,7 @@ BURSTABLE = "Burstable"
 BEST_EFFORT = "BestEffort"
 
 SYSTEM_CRITICAL_PRIORITY = 2_000_000_000
+NODE_CRITICAL_PRIORITY = 2_000_001_000
 SYSTEM_NODE_CRITICAL = "system-node-critical"
 
 SOURCE_ANNOTATION = "kubernetes.io/config.source"

@@ -34,6 +34,7 @@ def _option(name: str, hint: Any, field: msgspec.structs.FieldInfo) -> Callable[
         hint = hint.__origin__
     hint = _without_none(hint)
     flag = f"--{name.replace('_', '-')}"
+    short = ["-f"] if name == "file" else []
     if hint is bool:
         return click.option(
             f"{flag}/--no-{flag[2:]}", f"given_{name}", default=field.default, help=help, show_default=True
@@ -49,6 +50,7 @@ def _option(name: str, hint: Any, field: msgspec.structs.FieldInfo) -> Callable[
     default = field.default if field.default is not msgspec.NODEFAULT else None
     shown = default not in (None, "")
     return click.option(
+        *short,
         flag,
         f"given_{name}",
         type=_type(hint),

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
+from engine.admission.asked_pod import PodParameters, pods_asked_about
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
+from engine.api.qos import SOURCE_ANNOTATION, SOURCE_FILE
 from engine.api.sizes import quantity_size
 from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli.plan_options import parameter_options, parameters_from
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Said for clearness: this command never evicts anybody.")
-@click.option("-f", "--file", "file", type=FILE, help="Manifest of the pod that wants to come (YAML, JSON).")
-@click.option("--requests", multiple=True, metavar="KEY=VALUE", help="Resource requests of the pod instead.")
-@click.option("--limits", multiple=True, metavar="KEY=VALUE", help="Resource limits.")
-@click.option("--name", default="", help="How the answer calls the pod.")
-@click.option("--priority", type=click.IntRange(-(2**31), 2**31 - 1), help="spec.priority")
-@click.option("--critical", is_flag=True, help="Priority 2000000000: the pod may preempt.")
+@parameter_options(PodParameters)
 @click.option("--static", is_flag=True, help="Treat it as a pod from the manifest directory: critical.")
 @click.option(
     "--policy", metavar="NAME", default="", help="kubelet, priority or minimal.  [default: the node's]"
 )
 @click.option("--node", type=FILE, help="Ask about this Node object instead of a running agent.")
 @click.option("--pods", "pods_file", type=FILE, help="The pods on `--node`: a file of Pods or a PodList.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Rows of a table.")
+@click.option("--dry-run", is_flag=True, help="Said for clearness: this command never evicts anybody.")
 @json_option
 @agent_option
 def command(
     agent: Agent,
     as_json: bool,
     dry_run: bool,
-    file: Path | None,
-    requests: tuple[str, ...],
-    limits: tuple[str, ...],
-    name: str,
-    priority: int | None,
-    critical: bool,
     static: bool,
     policy: str,
     node: Path | None,
     pods_file: Path | None,
+    limit: int,
+    **given: Any,
 ) -> None:
     """Say whether a node would take a pod and, for a critical one, whom it would preempt and why.
 
@@ -53,63 +53,75 @@ def command(
     """
     if pods_file is not None and node is None:
         raise click.UsageError("--pods needs --node")
-    pod = _asked_pod(file, requests, limits)
-    _change(pod, name=name, priority=priority, critical=critical, static=static)
+    parameters = parameters_from(PodParameters, {name.removeprefix("given_"): v for name, v in given.items()})
+    assert isinstance(parameters, PodParameters)
+    if not (parameters.file or parameters.like or parameters.requests or parameters.limits):
+        raise click.UsageError("say which pod: --file, --like or --requests")
+    others = _Others(agent if node is None else None, pods_file)
+    pod = _asked_pod(parameters, others, static=static)
     if node is None:
         from engine.api.struct import to_json
 
         answer = agent.act("admission", "dry-run", pod=to_json(pod).decode(), policy=policy)
     else:
-        answer = _from_files(pod, node, pods_file, policy)
+        answer = _from_files(pod, node, others.pods, policy)
     if as_json:
         print_json(answer)
     else:
-        _print(answer)
+        _print(answer, limit)
     if not answer["admit"]:
         raise click.exceptions.Exit(3)
 
 
-def _asked_pod(file: Path | None, requests: tuple[str, ...], limits: tuple[str, ...]) -> Any:
-    """From the manifest, with one container of these amounts where they are given."""
-    from engine.api.documents import convert, load_pods
-    from engine.api.errors import InvalidInput
-    from engine.api.pod import Pod
-    from engine.cli.plan_options import key_values
+class _Others:
+    """The pods that are there, read when somebody asks: the running agent's, or a file's."""
 
-    if file is None and not requests and not limits:
-        raise click.UsageError("say which pod: --file or --requests")
-    pods = [convert({"metadata": {"name": "pod"}}, Pod, "pod")]
-    if file is not None:
-        pods, warnings = load_pods(file)
-        for warning in warnings:
-            click.echo(f"warning: {warning}", err=True)
+    def __init__(self, agent: Agent | None, file: Path | None) -> None:
+        self._agent = agent
+        self._file = file
+
+    @cached_property
+    def pods(self) -> list[Pod]:
+        from engine.api.documents import convert, load_pods
+
+        if self._agent is not None:
+            listed = self._agent.get_json("/pods").get("items") or ()
+            return [convert(item, Pod, "pod of the agent") for item in listed]
+        return load_pods(self._file)[0] if self._file is not None else []
+
+    def like(self, label: str) -> Pod:
+        """A copy of the pod that runs under `namespace/name`, as it was before it came here."""
+        namespace, _, name = label.rpartition("/")
+        for pod in self.pods:
+            if (pod.metadata.namespace or "default", pod.metadata.name) == (namespace or "default", name):
+                meta = replace(pod.metadata, uid="")
+                return Pod(metadata=meta, spec=replace(pod.spec))
+        raise InvalidInput("no such pod is there", subject=label)
+
+    def class_priority(self, name: str) -> int | None:
+        """The value of a PriorityClass, which a node knows from the pods that have it."""
+        return next((pod.spec.priority for pod in self.pods if pod.spec.priority_class_name == name), None)
+
+
+def _asked_pod(parameters: PodParameters, others: _Others, *, static: bool) -> Pod:
+    pods = pods_asked_about(
+        parameters,
+        like=others.like,
+        class_priority=others.class_priority,
+        warn=lambda warning: click.echo(f"warning: {warning}", err=True),
+    )
     if len(pods) != 1:
-        raise InvalidInput(f"expected one Pod, got {len(pods)}", subject=str(file))
-    if requests or limits:
-        amounts = {"requests": key_values("requests", requests), "limits": key_values("limits", limits)}
-        container = {"name": "main", "resources": amounts}
-        pods[0].spec.containers = convert({"spec": {"containers": [container]}}, Pod, "pod").spec.containers
-        pods[0].spec.init_containers = None
-    return pods[0]
-
-
-def _change(pod: Any, *, name: str, priority: int | None, critical: bool, static: bool) -> None:
-    from engine.api.qos import SOURCE_ANNOTATION, SYSTEM_CRITICAL_PRIORITY
-
-    pod.metadata.name = name or pod.metadata.name
-    if critical:
-        pod.spec.priority = SYSTEM_CRITICAL_PRIORITY
-    if priority is not None:
-        pod.spec.priority = priority
+        raise InvalidInput(f"expected one Pod, got {len(pods)}", subject=parameters.file)
+    (pod,) = pods
     if static:
-        pod.metadata.annotations = {**pod.annotations, SOURCE_ANNOTATION: "file"}
+        pod.metadata.annotations = {**pod.annotations, SOURCE_ANNOTATION: SOURCE_FILE}
+    return pod
 
 
-def _from_files(pod: Any, node_file: Path, pods_file: Path | None, policy: str) -> dict[str, Any]:
+def _from_files(pod: Pod, node_file: Path, others: Sequence[Pod], policy: str) -> dict[str, Any]:
     from engine.admission import POLICIES, AdmittedPods, decide
     from engine.api.defaults import apply_defaults
-    from engine.api.documents import convert, load_pods, parse_documents, read_text
-    from engine.api.errors import InvalidInput
+    from engine.api.documents import convert, parse_documents, read_text
     from engine.api.node import Node
 
     if policy and policy not in POLICIES:
@@ -117,19 +129,17 @@ def _from_files(pod: Any, node_file: Path, pods_file: Path | None, policy: str) 
     nodes = parse_documents(read_text(node_file), str(node_file))
     if len(nodes) != 1 or nodes[0].get("kind") != "Node":
         raise InvalidInput("expected one v1 Node", subject=str(node_file))
-    others = load_pods(pods_file)[0] if pods_file is not None else []
     running = [other for other in others if other.status.phase not in ("Succeeded", "Failed")]
     for number, other in enumerate(running):
         apply_defaults(other)
-        other.metadata.uid = other.uid or f"pod {number} of {pods_file}"
-    apply_defaults(pod)
+        other.metadata.uid = other.uid or f"pod {number}"
     pod.metadata.uid = f"dry-run of {pod.full_name}"
     admitted = AdmittedPods(convert(nodes[0], Node, str(node_file)), running)
     verdict = decide(admitted, pod, policy=policy or "kubelet")
     return verdict.describe({other.uid: other.full_name for other in running})
 
 
-def _print(answer: dict[str, Any]) -> None:
+def _print(answer: dict[str, Any], limit: int) -> None:
     preemption = answer["preemption"]
     if answer["admit"] and preemption is None:
         click.echo(f"{answer['pod']} fits.")
@@ -152,9 +162,11 @@ def _print(answer: dict[str, Any]) -> None:
     )
     if preemption["note"]:
         click.echo(preemption["note"])
-    console.print(_steps(preemption["steps"]))
-    if preemption["passedOver"]:
-        console.print(_others(preemption["passedOver"]))
+    for rows, table in ((preemption["steps"], _steps), (preemption["passedOver"], _others)):
+        if rows:
+            console.print(table(rows[:limit]))
+        if len(rows) > limit:
+            click.echo(f"… and {len(rows) - limit} more (--limit)")
 
 
 def _steps(steps: list[dict[str, Any]]) -> Any:

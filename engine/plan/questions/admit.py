@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.admission.asked_pod import PodParameters
 from engine.admission.ports import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows, coded
-from engine.plan.questions.asked_pods import PodParameters, asked_pods
+from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.fit import NodeUse, fit, node_use
 from engine.plan.snapshot.columns import Snapshot
 

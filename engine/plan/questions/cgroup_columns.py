@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine._fast.cgroup_values import MAX_BYTES, MAX_MILLI, NODE_CRITICAL
 from engine.api.cpu_weight import WeightFormula
+from engine.api.qos import NODE_CRITICAL_PRIORITY
 from engine.api.quantity import ZERO
 from engine.api.resources import MEMORY
 from engine.cgroups.bulk import BulkCgroups, BulkValues, ContainerColumns
@@ -26,7 +27,7 @@ from engine.cgroups.values import PodRules
 from engine.plan.answers.answer import Rows
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.objects import NODE_CRITICAL_PRIORITY, template_pod
+from engine.plan.snapshot.objects import template_pod
 from engine.tables import HAS_PRIORITY
 
 Column = NDArray[np.int64]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.admission.asked_pod import PodParameters
 from engine.admission.everywhere import victims_everywhere
 from engine.admission.failures import WrongOS
 from engine.admission.preemption import KUBELET
@@ -20,7 +21,7 @@ from engine.api.qos import is_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import pod_requests, scaled
 from engine.plan.answers.answer import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
-from engine.plan.questions.asked_pods import PodParameters, asked_pods
+from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.fit import Fit, NodeUse, fit, node_use
 from engine.plan.questions.preempt_account import list_account
 from engine.plan.questions.preempt_policy import short_nodes, victims_by_policy

@@ -16,13 +16,12 @@ from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL
+from engine.api.qos import MIRROR_ANNOTATION, NODE_CRITICAL_PRIORITY, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL
 from engine.api.status import PodStatus
 from engine.api.struct import decode_hook
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
 
-NODE_CRITICAL_PRIORITY = 2_000_001_000
 NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
 
 _pod = msgspec.json.Decoder(Pod, dec_hook=decode_hook)

@@ -1,0 +1,111 @@
+"""The pods that a what-if is about, in the words that every command and question takes them in. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from engine.api.defaults import apply_defaults
+from engine.api.documents import convert, load_pods
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
+from engine.api.qos import NODE_CRITICAL_PRIORITY, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL
+
+MAX_PODS = 100_000
+_WELL_KNOWN = {
+    SYSTEM_NODE_CRITICAL: NODE_CRITICAL_PRIORITY,
+    "system-cluster-critical": SYSTEM_CRITICAL_PRIORITY,
+}
+
+
+class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which pods. One of `file`, `like` or the fields after them; these also override the manifest's."""
+
+    file: Annotated[str, Meta(description="Pod manifests, YAML or JSON; each pod is asked about")] = ""
+    like: Annotated[str, Meta(description="namespace/name of a pod that is there")] = ""
+    name: Annotated[str, Meta(description="how answers call it")] = ""
+    requests: Annotated[dict[str, str | int | float], Meta(description="resource requests")] = {}
+    limits: Annotated[dict[str, str | int | float], Meta(description="resource limits")] = {}
+    priority: Annotated[
+        Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None, Meta(description="spec.priority")
+    ] = None
+    priority_class: Annotated[str, Meta(description="a PriorityClass that is known, or a system- one")] = ""
+    critical: Annotated[bool, Meta(description="priority 2000000000: the pod may preempt")] = False
+    node_selector: Annotated[dict[str, str], Meta(description="spec.nodeSelector")] = {}
+    tolerations: Annotated[list[dict[str, Any]], Meta(description="spec.tolerations")] = []
+
+
+def pods_asked_about(
+    parameters: PodParameters,
+    *,
+    like: Callable[[str], Pod],
+    class_priority: Callable[[str], int | None],
+    warn: Callable[[str], None] = lambda _: None,
+) -> Sequence[Pod]:
+    """Typed pods with an API server's defaults, on no node yet. Raises `InvalidInput`.
+
+    `like` finds a pod by `namespace/name`, `class_priority` the value of a PriorityClass;
+    `warn` is told what of a manifest is passed over.
+    """
+    if parameters.file and parameters.like:
+        raise InvalidInput("give a file or a pod that is there, not both", subject="like")
+    if parameters.file:
+        pods, warnings = load_pods(Path(parameters.file))
+        for warning in warnings:
+            warn(warning)
+        if len(pods) > MAX_PODS:
+            raise InvalidInput(f"holds more than {MAX_PODS} pods", subject=parameters.file)
+    elif parameters.like:
+        pods = [like(parameters.like)]
+    elif parameters.requests or parameters.limits:
+        pods = [Pod()]
+    else:
+        raise InvalidInput("say which pod: file, like or requests", subject="pod")
+    for pod in pods:
+        _change(pod, parameters, class_priority)
+        pod.spec.node_name = ""
+        apply_defaults(pod)
+    return pods
+
+
+def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str], int | None]) -> None:
+    pod.metadata.name = parameters.name or pod.metadata.name or "pod"
+    changed: dict[str, Any] = {}
+    if parameters.requests or parameters.limits:
+        amounts = {"requests": parameters.requests, "limits": parameters.limits}
+        resources = {group: given for group, given in amounts.items() if given}
+        pod.spec.containers = convert(
+            {"spec": {"containers": [{"name": "main", "resources": resources}]}}, Pod, "pod"
+        ).spec.containers
+        pod.spec.init_containers = None
+        pod.status.qos_class = ""
+    if parameters.node_selector:
+        changed["nodeSelector"] = parameters.node_selector
+    if parameters.tolerations:
+        changed["tolerations"] = parameters.tolerations
+    if changed:
+        spec = convert({"spec": changed}, Pod, "pod").spec
+        pod.spec.node_selector = spec.node_selector or pod.spec.node_selector
+        pod.spec.tolerations = spec.tolerations or pod.spec.tolerations
+    if parameters.priority_class:
+        pod.spec.priority_class_name = parameters.priority_class
+        pod.spec.priority = None
+    if parameters.critical:
+        pod.spec.priority = SYSTEM_CRITICAL_PRIORITY
+    if parameters.priority is not None:
+        pod.spec.priority = parameters.priority
+    if pod.spec.priority is None and pod.spec.priority_class_name:
+        pod.spec.priority = _priority_of(pod.spec.priority_class_name, class_priority)
+
+
+def _priority_of(name: str, class_priority: Callable[[str], int | None]) -> int:
+    value = _WELL_KNOWN.get(name)
+    if value is None:
+        value = class_priority(name)
+    if value is None:
+        raise InvalidInput("no such PriorityClass is known; give a priority", subject=name)
+    return value
