@@ -62,6 +62,11 @@ def memory_available() -> int:
     return _meminfo("MemAvailable:")
 
 
+def swap() -> tuple[int, int]:
+    """Bytes of swap, and of it free."""
+    return _meminfo("SwapTotal:"), _meminfo("SwapFree:")
+
+
 def _meminfo(field: str) -> int:
     """Bytes of one field of /proc/meminfo, 0 where the kernel has not got it."""
     with Path("/proc/meminfo").open() as lines:

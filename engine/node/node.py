@@ -36,6 +36,7 @@ from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
+from engine.node.usage.sampler import NodeUsage
 from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.node")
@@ -236,3 +237,7 @@ class Node:
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""
         return await self.running.stats_summary()
+
+    async def usage(self) -> NodeUsage:
+        """The same as it is read, from cgroups and network devices."""
+        return await self.running.usage()

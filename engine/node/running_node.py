@@ -43,7 +43,6 @@ from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod.kept_readiness import KeptReadiness
-from engine.node.pod_stats import pod_stats
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.runtime_health import RuntimeHealth
@@ -52,7 +51,8 @@ from engine.node.services import NodeFacts, Services
 from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
-from engine.node.summary import node_summary, pod_summary
+from engine.node.usage.sampler import NodeUsage, UsageSampler
+from engine.node.usage.summary import Summaries
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
 from engine.wire import cri_v1_pb2 as cri
@@ -335,12 +335,37 @@ class RunningNode:
 
     async def stats_summary(self) -> dict[str, Any]:
         """What the node and its pods use, as the kubelet's Summary."""
-        stats = await pod_stats(self._runtime, list(self.watch.pods.values()))
+        return await self._summaries.current()
+
+    async def usage(self) -> NodeUsage:
+        """The same as it is read, from cgroups and network devices."""
+        return await self._sampler.sample()
+
+    @cached_property
+    def _sampler(self) -> UsageSampler:
+        return UsageSampler(
+            pods=lambda: list(self.watch.pods.values()),
+            pod_cgroup=self._cgroups.pod_path,
+            pods_root=self._cgroups.root_path,
+            runtime=self._runtime.socket,
+            clock=self._setting.clock,
+        )
+
+    @cached_property
+    def _summaries(self) -> Summaries:
         setting = self._setting
-        return {
-            "node": node_summary(setting.name, setting.root, self._began, setting.clock()),
-            "pods": [pod_summary(pod) for pod in stats],
-        }
+        return Summaries(
+            name=setting.name,
+            root=setting.root,
+            pod_logs=Path(setting.config.pod_logs_dir),
+            began=self._began,
+            files_seconds=setting.config.volume_stats_agg_period,
+            runtime=self._runtime,
+            sampler=self._sampler,
+            held=lambda: list(self.watch.pods.values()),
+            known=self.pods.get,
+            clock=setting.clock,
+        )
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:

@@ -27,7 +27,7 @@ def exposition(registry: Registry, *, prefix: str = "", without: str = "\0") -> 
             continue
         metric = registry.metrics[name]
         if isinstance(metric, Histogram):
-            yield _head(name, metric.help, "histogram") + "".join(_histogram(metric))
+            yield head(name, metric.help, "histogram") + "".join(_histogram(metric))
         else:
             samples: Iterable[tuple[tuple[str, ...], float]] = (
                 metric.collect() if isinstance(metric, Collected) else metric.values.items()
@@ -43,8 +43,8 @@ def family(
     samples: Iterable[tuple[tuple[str, ...], float]],
 ) -> str:
     """One metric of simple values."""
-    lines = [f"{name}{_labels(labels, values)} {_number(value)}\n" for values, value in samples]
-    return _head(name, help, kind) + "".join(lines)
+    lines = [f"{name}{_labels(labels, values)} {number(value)}\n" for values, value in samples]
+    return head(name, help, kind) + "".join(lines)
 
 
 def process_metrics() -> Iterator[str]:
@@ -76,7 +76,8 @@ def process_started() -> float:
     return boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
 
 
-def _head(name: str, help: str, kind: str) -> str:
+def head(name: str, help: str, kind: str) -> str:
+    """The two lines before a metric's samples."""
     return f"# HELP {name} {help.translate(_HELP)}\n# TYPE {name} {kind}\n"
 
 
@@ -86,19 +87,22 @@ def _histogram(metric: Histogram) -> Iterator[str]:
         total = 0
         for bound, count in zip((*metric.buckets, math.inf), counts, strict=True):
             total += count
-            yield f"{metric.name}_bucket{_labels(names, (*values, _number(bound)))} {total}\n"
+            yield f"{metric.name}_bucket{_labels(names, (*values, number(bound)))} {total}\n"
         own = _labels(metric.labels, values)
-        yield f"{metric.name}_sum{own} {_number(metric.sums[values])}\n{metric.name}_count{own} {total}\n"
+        yield f"{metric.name}_sum{own} {number(metric.sums[values])}\n{metric.name}_count{own} {total}\n"
 
 
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    pairs = (f'{name}="{value.translate(_LABEL)}"' for name, value in zip(names, values, strict=True))
-    return f"{{{','.join(pairs)}}}"
+    return f"{{{labelled(names, values)}}}" if names else ""
 
 
-def _number(value: float) -> str:
+def labelled(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Labels and their values, without the braces."""
+    return ",".join(f'{name}="{value.translate(_LABEL)}"' for name, value in zip(names, values, strict=True))
+
+
+def number(value: float) -> str:
+    """A value as the format has it."""
     if value == math.inf:
         return "+Inf"
     if value == -math.inf:

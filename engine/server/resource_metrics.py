@@ -41,6 +41,13 @@ def resource_metrics(summary: dict[str, Any]) -> Iterator[str]:
             labels,
             _samples(rows, "memory", "workingSetBytes", 1),
         )
+        yield family(
+            f"{prefix}_swap_usage_bytes",
+            f"Swap in use by the {prefix} in bytes",
+            "gauge",
+            labels,
+            _samples(rows, "swap", "swapUsageBytes", 1),
+        )
     yield family(
         "container_start_time_seconds",
         "Start of the container in Unix seconds",

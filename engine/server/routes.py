@@ -100,9 +100,45 @@ async def _route(view: ServedNode, request: Request) -> Response:
 
             text = "".join(resource_metrics(to_builtins(await view.stats_summary())))
             return Response(200, metrics_text.CONTENT_TYPE, text.encode())
+        case "/metrics/cadvisor":
+            from engine.server.cadvisor_metrics import cadvisor_metrics
+
+            return Response(200, metrics_text.CONTENT_TYPE, cadvisor_metrics(await view.usage()))
         case "/stats/summary":
-            return Response(200, JSON, to_json(await view.stats_summary()))
+            summary = await view.stats_summary()
+            if request.query.get("only_cpu_and_memory") == "true":
+                summary = only_cpu_and_memory(to_builtins(summary))
+            return Response(200, JSON, to_json(summary))
     return failure(404, f"no such page: {request.path}")
+
+
+_CPU_AND_MEMORY = frozenset(
+    (
+        "node",
+        "pods",
+        "nodeName",
+        "systemContainers",
+        "name",
+        "podRef",
+        "startTime",
+        "containers",
+        "cpu",
+        "memory",
+    )
+)
+
+
+def only_cpu_and_memory(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary without what takes long to find out."""
+
+    def kept(entry: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in entry.items() if name in _CPU_AND_MEMORY}
+
+    node, pods = kept(summary.get("node") or {}), [kept(pod) for pod in summary.get("pods") or []]
+    for owner, name in [(node, "systemContainers"), *((pod, "containers") for pod in pods)]:
+        if name in owner:
+            owner[name] = [kept(each) for each in owner[name]]
+    return {"node": node, "pods": pods}
 
 
 def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:

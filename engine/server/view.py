@@ -11,6 +11,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
 from engine.node.container_access import ContainerAccess
+from engine.node.usage.sampler import NodeUsage
 
 T = TypeVar("T")
 
@@ -47,6 +48,10 @@ class ServedNode(Protocol):
 
     async def stats_summary(self) -> Any:
         """The kubelet's `Summary`, as JSON-able data."""
+        ...
+
+    async def usage(self) -> NodeUsage:
+        """The same as it is read, from cgroups and network devices."""
         ...
 
 

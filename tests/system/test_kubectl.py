@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api.config import KubeletAuthentication, KubeletConfiguration, X509Authentication
 from engine.node import Node
@@ -32,6 +33,19 @@ from tests.waiting import PATIENCE
 BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
 POD = "talker-n1"
 TALK = "echo first; echo second >&2; i=0; while true; do i=$((i+1)); echo line $i; sleep 0.2; done"
+
+RULES = {
+    "container_cpu_usage_seconds_total",
+    "container_memory_working_set_bytes",
+    "container_memory_rss",
+    "container_memory_cache",
+    "container_memory_swap",
+    "container_network_receive_bytes_total",
+    "container_network_transmit_packets_total",
+    "container_network_receive_packets_dropped_total",
+    "container_start_time_seconds",
+}
+"""Series that the stock rules and dashboards of a cluster are made from."""
 
 pytestmark = [pytest.mark.root]
 
@@ -280,4 +294,27 @@ async def statistics(cluster: Cluster) -> None:
     assert {pod["metadata"]["name"] for pod in pods} == {POD, "crasher-n1"}
     summary = json.loads(await cluster.kubectl("get", "--raw", f"{proxy}/stats/summary"))
     assert POD in {pod["podRef"]["name"] for pod in summary["pods"]}
+    (pod,) = (pod for pod in summary["pods"] if pod["podRef"]["name"] == POD)
+    shown = {
+        "cpu",
+        "memory",
+        "network",
+        "startTime",
+        "containers",
+        "volume",
+        "ephemeral-storage",
+        "process_stats",
+    }
+    assert shown <= pod.keys()
+    assert {"cpu", "memory", "rootfs", "logs", "startTime", "name"} <= pod["containers"][0].keys()
+    assert {"network", "rlimit", "runtime", "swap", "fs", "cpu"} <= summary["node"].keys()
+    assert {"kubelet", "pods"} <= {each["name"] for each in summary["node"]["systemContainers"]}
     assert b"node_cpu" in await cluster.kubectl("get", "--raw", f"{proxy}/metrics/resource")
+    text = (await cluster.kubectl("get", "--raw", f"{proxy}/metrics/cadvisor")).decode()
+    samples = {
+        sample.name
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("pod") == POD and sample.labels.get("container", "c") in ("c", "")
+    }
+    assert samples >= RULES

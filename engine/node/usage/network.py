@@ -1,0 +1,45 @@
+"""What went over the devices of a network namespace, as /proc/PID/net/dev has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """Counters since the device was made."""
+
+    name: str
+    rx_bytes: int
+    rx_packets: int
+    rx_errors: int
+    rx_dropped: int
+    tx_bytes: int
+    tx_packets: int
+    tx_errors: int
+    tx_dropped: int
+
+
+def interfaces_of(pid: int | str) -> list[Interface]:
+    """The devices that a process sees but for the loopback; none where it is gone."""
+    try:
+        with Path(f"/proc/{pid}/net/dev").open() as file:
+            return read_devices(file.read(MOST))
+    except OSError:
+        return []
+
+
+def read_devices(text: str) -> list[Interface]:
+    """Two lines of headings, then `NAME: ` and sixteen numbers."""
+    found = []
+    for line in text.splitlines()[2:]:
+        name, _, rest = line.partition(":")
+        numbers = rest.split()
+        if len(numbers) < 16 or name.strip() == "lo":
+            continue
+        rx, tx = [int(number) for number in numbers[:4]], [int(number) for number in numbers[8:12]]
+        found.append(Interface(name.strip(), *rx, *tx))
+    return found

@@ -1,0 +1,209 @@
+"""`/stats/summary`: cgroups and network from the sampler, file systems from the runtime and the disk.
+
+Where there are no cgroups to read, the runtime's own numbers stand in (`engine.node.summary`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import Refused, Unavailable
+from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
+from engine.cri.paths import EMPTY_DIR, pod_directory, pod_log_directory, volume_path
+from engine.cri.records import PodRecord
+from engine.host.trees import disk_usage
+from engine.node import machine
+from engine.node.pod_stats import pod_stats
+from engine.node.summary import node_summary, pod_summary
+from engine.node.usage import shown
+from engine.node.usage.sampler import NodeUsage, UsageSampler, UsedPod
+
+FILES_SECONDS = 10.0
+
+Entry = dict[str, Any]
+
+
+class Summaries:
+    """The node's summary for whoever asks. `files_seconds` is how old a walk through pods' files may be."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        root: Path,
+        pod_logs: Path,
+        began: float,
+        files_seconds: float,
+        runtime: RuntimeClient,
+        sampler: UsageSampler,
+        held: Callable[[], Sequence[PodRecord]],
+        known: Callable[[str], Pod | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._name, self._root, self._pod_logs, self._began = name, root, pod_logs, began
+        self._files_seconds = max(files_seconds, FILES_SECONDS)
+        self._runtime, self._sampler = runtime, sampler
+        self._held, self._known, self._clock = held, known, clock
+        self._files: dict[str, tuple[float, Entry]] = {}
+
+    async def current(self) -> Entry:
+        """Raises `Unavailable` where the runtime doesn't answer."""
+        stats = await pod_stats(self._runtime, self._held())
+        pods: dict[str, Entry] = {}
+        for each in stats:
+            pods[each.attributes.metadata.uid] = pod_summary(each)
+        usage = await self._sampler.sample()
+        for used in usage.pods:
+            record = used.record
+            reference = {"name": record.name, "namespace": record.namespace, "uid": record.uid}
+            _lay_over(pods.setdefault(record.uid, {"podRef": reference, "containers": []}), used, usage.time)
+        self._files = {uid: files for uid, files in self._files.items() if uid in pods}
+        for uid, entry in pods.items():
+            pod = self._known(uid)
+            if pod is not None:
+                _add_files(entry, await self._files_of(pod))
+        return {"node": await self._node(usage), "pods": list(pods.values())}
+
+    async def _node(self, usage: NodeUsage) -> Entry:
+        now, time = usage.time, shown.stamp(usage.time)
+        node = node_summary(self._name, self._root, self._began, now)
+        whole = shown.group(usage.root, now)
+        node["cpu"] = whole.get("cpu", {"time": time})
+        rss_and_faults = {
+            name: value
+            for name, value in whole.get("memory", {}).items()
+            if name in ("rssBytes", "pageFaults", "majorPageFaults", "psi")
+        }
+        node["memory"] |= rss_and_faults
+        node |= {name: whole[name] for name in ("io",) if name in whole}
+        node["swap"] = {"time": time, **machine_swap()}
+        node["network"] = shown.network(usage.network, now)
+        node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
+        node["systemContainers"] = [
+            {"name": name, "startTime": shown.stamp(self._began), **shown.group(group, now)}
+            for name, group in usage.system.items()
+        ]
+        images = await self._image_fs(time)
+        node["runtime"] = {"imageFs": images, "containerFs": images}
+        return node
+
+    async def _image_fs(self, time: str) -> Entry:
+        try:
+            info = await self._runtime.image_fs_info()
+        except Unavailable:
+            raise
+        except Refused:
+            return {"time": time}
+        if not info.image_filesystems:
+            return {"time": time}
+        used = info.image_filesystems[0]
+        place = await asyncio.to_thread(_file_system, Path(used.fs_id.mountpoint))
+        own = {"usedBytes": used.used_bytes.value, "inodesUsed": used.inodes_used.value}
+        return {"time": time, **place, **own}
+
+    async def _files_of(self, pod: Pod) -> Entry:
+        now = self._clock()
+        kept = self._files.get(pod.metadata.uid)
+        if kept is None or not 0 <= now - kept[0] < self._files_seconds:
+            found = await asyncio.to_thread(self._walk, pod, shown.stamp(now))
+            kept = self._files[pod.metadata.uid] = (now, found)
+        return kept[1]
+
+    def _walk(self, pod: Pod, time: str) -> Entry:
+        """Logs by container and emptyDirs by name, with the file systems that they are on."""
+        logs_top = pod_log_directory(self._pod_logs, pod)
+        logs_disk, volumes_disk = _file_system(logs_top), _file_system(self._root)
+        logs = {
+            container.name: _used(logs_top / container.name, {"time": time, **logs_disk})
+            for container in pod.all_containers
+        }
+        directory = pod_directory(self._root, pod.metadata.uid)
+        volumes = {
+            volume.name: _used(volume_path(directory, EMPTY_DIR, volume.name), {"time": time, **volumes_disk})
+            for volume in pod.spec.volumes or ()
+            if volume.empty_dir is not None
+        }
+        in_memory = {
+            volume.name
+            for volume in pod.spec.volumes or ()
+            if volume.empty_dir is not None and volume.empty_dir.medium
+        }
+        return {
+            "logs": logs,
+            "volumes": volumes,
+            "in_memory": in_memory,
+            "disk": {"time": time, **volumes_disk},
+        }
+
+
+def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
+    """What cgroups and devices say is truer than what the runtime says of them."""
+    record = used.record
+    entry |= shown.group(used.group, now)
+    if record.sandbox is not None:
+        entry["startTime"] = shown.stamp(record.sandbox.created_at)
+    if used.network:
+        entry["network"] = shown.network(used.network, now)
+    if used.group.sample.threads is not None:
+        entry["process_stats"] = {"process_count": used.group.sample.threads}
+    by_name = {container["name"]: container for container in entry["containers"]}
+    for group in used.containers:
+        if group.container is None:
+            continue
+        name = group.container.name
+        container = by_name.setdefault(name, {"name": name})
+        container |= shown.group(group, now)
+        container["startTime"] = shown.stamp(group.container.started_at)
+    entry["containers"] = list(by_name.values())
+
+
+def _add_files(entry: Entry, files: Mapping[str, Any]) -> None:
+    """Logs of containers, volumes, and what of both and of the writable layers counts as ephemeral."""
+    used = inodes = 0
+    for container in entry["containers"]:
+        logs = files["logs"].get(container["name"])
+        rootfs = container.get("rootfs")
+        if rootfs is not None:
+            container["rootfs"] = {**files["disk"], **rootfs}
+        if logs is not None:
+            container["logs"] = logs
+        for part in filter(None, (logs, rootfs)):
+            used += part.get("usedBytes", 0)
+            inodes += part.get("inodesUsed", 0)
+    entry["volume"] = [{"name": name, **volume} for name, volume in files["volumes"].items()]
+    for name, volume in files["volumes"].items():
+        if name not in files["in_memory"]:
+            used += volume["usedBytes"]
+            inodes += volume["inodesUsed"]
+    entry["ephemeral-storage"] = {**files["disk"], "usedBytes": used, "inodesUsed": inodes}
+
+
+def _used(path: Path, disk: Mapping[str, Any]) -> Entry:
+    used, inodes = disk_usage(path)
+    return {**disk, "usedBytes": used, "inodesUsed": inodes}
+
+
+def _file_system(path: Path) -> Entry:
+    disk = os.statvfs(machine.existing_parent(path))
+    return {
+        "availableBytes": disk.f_bavail * disk.f_frsize,
+        "capacityBytes": disk.f_blocks * disk.f_frsize,
+        "inodesFree": disk.f_favail,
+        "inodes": disk.f_files,
+    }
+
+
+def machine_swap() -> dict[str, int]:
+    """Swap that is free and in use, in bytes."""
+    total, free = machine.swap()
+    return {"swapAvailableBytes": free, "swapUsageBytes": total - free}
+
+
+def _processes() -> int:
+    """How many threads the kernel schedules."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
