@@ -64,6 +64,8 @@ class AgentProcess:
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
         endpoint, config, ours = options.runtime, options.config, options.kubengine_config
+        if options.port:
+            config = msgspec.structs.replace(config, port=options.port)
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
             hollow = endpoint == HOLLOW

@@ -10,10 +10,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.cri.client import NotFound, RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
@@ -147,8 +147,8 @@ class ContainerAccess:
         pod = self.pod(namespace, name)
         if spec_of(pod, container) is None:
             raise Unknown(f"container {container} does not exist")
-        moment = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        archive = self._checkpoints / f"checkpoint-{name}_{namespace}-{container}-{moment}.tar"
+        file = f"checkpoint-{name}_{namespace}-{container}-{rfc3339(time.time())}.tar"
+        archive = self._checkpoints / file
         try:
             running = self._running(pod, container)
             self._checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)

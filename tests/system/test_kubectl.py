@@ -27,6 +27,7 @@ from engine.node import Node
 from engine.server import Server
 from engine.server.port.door import SecurePort
 from tests.cluster.control_plane import ControlPlane
+from tests.ports import free_port
 from tests.runtime.pods import embedded_runtime
 from tests.waiting import PATIENCE
 
@@ -121,7 +122,7 @@ class ClusterNode:
         manifests.mkdir()
         for name, command in (("talker", TALK), ("crasher", "echo last words; sleep 1; exit 3")):
             (manifests / f"{name}.yaml").write_text(yaml.safe_dump(manifest(name, command)))
-        self._port = 10250
+        self._port = free_port()
         config = KubeletConfiguration(
             static_pod_path=str(manifests),
             pod_logs_dir=str(directory / "logs"),

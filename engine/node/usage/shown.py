@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
+from engine.api.moments import rfc3339
 from engine.node.usage.group import GroupSample, Pressure
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import UsedGroup
@@ -15,7 +15,7 @@ ETH0 = "eth0"
 
 def group(used: UsedGroup, now: float) -> dict[str, Any]:
     """cpu, memory, io (where the kernel has PSI) and swap of a group."""
-    sample, time = used.sample, stamp(now)
+    sample, time = used.sample, rfc3339(now)
     shown: dict[str, Any] = {
         "cpu": _known(
             time=time,
@@ -66,11 +66,7 @@ def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
         for one in interfaces
     ]
     first = next((one for one in each if one["name"] == ETH0), {"name": ""})
-    return {"time": stamp(now), **first, "interfaces": each}
-
-
-def stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return {"time": rfc3339(now), **first, "interfaces": each}
 
 
 def psi(sample: GroupSample, name: str) -> dict[str, Any] | None:

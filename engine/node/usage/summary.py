@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import Refused, Unavailable
+from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import EMPTY_DIR, pod_directory, pod_log_directory, volume_path
@@ -70,7 +71,7 @@ class Summaries:
         return {"node": await self._node(usage), "pods": list(pods.values())}
 
     async def _node(self, usage: NodeUsage) -> Entry:
-        now, time = usage.time, shown.stamp(usage.time)
+        now, time = usage.time, rfc3339(usage.time)
         node = node_summary(self._name, self._root, self._began, now)
         whole = shown.group(usage.root, now)
         node["cpu"] = whole.get("cpu", {"time": time})
@@ -85,7 +86,7 @@ class Summaries:
         node["network"] = shown.network(usage.network, now)
         node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
         node["systemContainers"] = [
-            {"name": name, "startTime": shown.stamp(self._began), **shown.group(group, now)}
+            {"name": name, "startTime": rfc3339(self._began), **shown.group(group, now)}
             for name, group in usage.system.items()
         ]
         images = await self._image_fs(time)
@@ -110,7 +111,7 @@ class Summaries:
         now = self._clock()
         kept = self._files.get(pod.metadata.uid)
         if kept is None or not 0 <= now - kept[0] < self._files_seconds:
-            found = await asyncio.to_thread(self._walk, pod, shown.stamp(now))
+            found = await asyncio.to_thread(self._walk, pod, rfc3339(now))
             kept = self._files[pod.metadata.uid] = (now, found)
         return kept[1]
 
@@ -146,7 +147,7 @@ def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
     record = used.record
     entry |= shown.group(used.group, now)
     if record.sandbox is not None:
-        entry["startTime"] = shown.stamp(record.sandbox.created_at)
+        entry["startTime"] = rfc3339(record.sandbox.created_at)
     if used.network:
         entry["network"] = shown.network(used.network, now)
     if used.group.sample.threads is not None:
@@ -158,7 +159,7 @@ def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
         name = group.container.name
         container = by_name.setdefault(name, {"name": name})
         container |= shown.group(group, now)
-        container["startTime"] = shown.stamp(group.container.started_at)
+        container["startTime"] = rfc3339(group.container.started_at)
     entry["containers"] = list(by_name.values())
 
 
