@@ -1,37 +1,29 @@
 """A client of the Container Runtime Interface, v1, over a unix socket.
 
 Thin on purpose: requests and answers are the protocol's own messages (`engine.wire.cri_v1_pb2`), every
-call has a deadline, messages may be 16 MiB, a lost runtime is redialled with back-off (0.1 s to 3 s),
-and every failure is one of three errors that name the call and the socket.
+call has a deadline, messages may be 16 MiB, a lost runtime is redialled with back-off (0.1 s to 3 s,
+`engine.transport.grpc_channel`), and every failure is one of a few errors that name the call and the socket.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.metrics import Registry
+from engine.transport import grpc_channel
+from engine.transport.grpc_channel import CallFailed, Channel
 from engine.wire import cri_v1_pb2 as cri
 
 MAX_MESSAGE = 16 * 1024 * 1024
 DEFAULT_TIMEOUT = 120.0
-
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.max_reconnect_backoff_ms", 3000),
-    ("grpc.enable_http_proxy", 0),
-)
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -73,8 +65,7 @@ class RuntimeClient:
             raise InvalidInput("longer than the 107 bytes that a unix socket's path may have", subject=path)
         self.socket = Path(path)
         self._timeout = timeout
-        self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
-        self._calls: dict[str, Any] = {}
+        self._channel = Channel(path, limit=MAX_MESSAGE)
         registry = registry or Registry()
         self._total = registry.counter(
             "kubelet_runtime_operations_total", "Calls to the runtime.", ["operation_type"]
@@ -87,7 +78,7 @@ class RuntimeClient:
         )
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        self._channel.close()
 
     # The runtime itself
 
@@ -248,22 +239,14 @@ class RuntimeClient:
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
         """Container events until the stream breaks. `Unimplemented` where there is none, `Undecodable`
         for an event that is none."""
+        request = cri.GetEventsRequest().SerializeToString()
         method = "/runtime.v1.RuntimeService/GetContainerEvents"
-        call = self._channel.unary_stream(
-            method,
-            request_serializer=cri.GetEventsRequest.SerializeToString,
-            response_deserializer=_decoder(cri.ContainerEventResponse),
-        )(cri.GetEventsRequest())
         try:
-            async for event in call:
-                if event is None:
-                    self._errors.inc("get_container_events")
-                    raise self._undecodable("GetContainerEvents")
-                yield event
-        except grpc.aio.AioRpcError as error:
+            async with aclosing(self._channel.messages(method, request)) as messages:
+                async for message in messages:
+                    yield self._decoded("GetContainerEvents", message, cri.ContainerEventResponse)
+        except CallFailed as error:
             raise self._as_ours("GetContainerEvents", error) from None
-        finally:
-            call.cancel()
 
     # Images
 
@@ -315,57 +298,41 @@ class RuntimeClient:
     async def _call(
         self, service: str, name: str, request: Message, answer: type[Answer], timeout: float | None
     ) -> Answer:
-        call = self._calls.get(name)
-        if call is None:
-            call = self._calls[name] = self._channel.unary_unary(
-                f"/{service}/{name}",
-                request_serializer=type(request).SerializeToString,
-                response_deserializer=_decoder(answer),
-            )
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
+        patience = self._timeout if timeout is None else timeout
         try:
-            result: Answer | None = await call(request, timeout=self._timeout if timeout is None else timeout)
-        except grpc.aio.AioRpcError as error:
+            data = await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
+        except CallFailed as error:
             self._errors.inc(operation)
             raise self._as_ours(name, error) from None
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
-        if result is None:
-            self._errors.inc(operation)
-            raise self._undecodable(name)
-        return result
+        return self._decoded(name, data, answer)
 
-    def _undecodable(self, name: str) -> Undecodable:
-        return Undecodable("its answer cannot be decoded", subject=f"CRI {name} on {self.endpoint}")
-
-    def _as_ours(self, name: str, error: grpc.aio.AioRpcError) -> Refused:
-        subject = f"CRI {name} on {self.endpoint}"
-        code, details = error.code(), error.details() or error.code().name
-        match code:
-            case grpc.StatusCode.NOT_FOUND:
-                return NotFound(details, subject=subject)
-            case grpc.StatusCode.UNIMPLEMENTED:
-                return Unimplemented(details, subject=subject)
-            case grpc.StatusCode.UNAVAILABLE:
-                return Unavailable(f"the runtime does not answer ({details})", subject=subject)
-            case grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Unavailable(f"no answer before the deadline ({details})", subject=subject)
-            case _:
-                return Refused(details, subject=subject)
-
-
-def _decoder(answer: type[Answer]) -> Callable[[bytes], Answer | None]:
-    """None for what cannot be decoded: gRPC would log each and then answer None as well."""
-
-    def decode(data: bytes) -> Answer | None:
+    def _decoded(self, name: str, data: bytes, answer: type[Answer]) -> Answer:
         try:
             return answer.FromString(data)
         except (DecodeError, RecursionError, MemoryError):
-            return None
+            self._errors.inc(_snake(name))
+            subject = f"CRI {name} on {self.endpoint}"
+            raise Undecodable("its answer cannot be decoded", subject=subject) from None
 
-    return decode
+    def _as_ours(self, name: str, error: CallFailed) -> Refused:
+        subject = f"CRI {name} on {self.endpoint}"
+        details = error.details or f"gRPC status {error.status}"
+        match error.status:
+            case grpc_channel.NOT_FOUND:
+                return NotFound(details, subject=subject)
+            case grpc_channel.UNIMPLEMENTED:
+                return Unimplemented(details, subject=subject)
+            case grpc_channel.UNAVAILABLE:
+                return Unavailable(f"the runtime does not answer ({details})", subject=subject)
+            case grpc_channel.DEADLINE_EXCEEDED:
+                return Unavailable(f"no answer before the deadline ({details})", subject=subject)
+            case _:
+                return Refused(details, subject=subject)
 
 
 _names: dict[str, str] = {}

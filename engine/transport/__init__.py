@@ -1,5 +1,6 @@
-"""Bytes to and from an API server: TLS and HTTP/2, many requests and watches on one connection.
+"""Bytes to and from servers: many requests at once on one HTTP/2 connection.
 
-`http2` is one connection, `pool` the connections to one server, `tls` their certificates. Knows nothing of
-Kubernetes' objects; imports only `api` (errors). Loaded by an agent that joins a cluster, never without one.
+To an API server: `http2` is one connection, `pool` the connections to one server, `tls` their certificates;
+they are loaded by an agent that joins a cluster, never without one. To a unix socket: `grpc_channel`, for the
+runtime. Knows nothing of Kubernetes' objects; imports only `api` (errors) and the native core.
 """

@@ -71,18 +71,14 @@ async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
 async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.cri import client
-
     garbled = True
-    real = client._decoder
+    real = RuntimeClient._decoded
 
-    def decoder(answer: Any) -> Any:
-        decode = real(answer)
-        if answer is not cri.ContainerEventResponse:
-            return decode
-        return lambda data: decode(NOT_A_MESSAGE if garbled else data)
+    def decoded(client: RuntimeClient, name: str, data: bytes, kind: Any) -> Any:
+        spoilt = garbled and kind is cri.ContainerEventResponse
+        return real(client, name, NOT_A_MESSAGE if spoilt else data, kind)
 
-    monkeypatch.setattr(client, "_decoder", decoder)
+    monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
     node = await bench.start()
     bench.write("a", {"containers": [container()]})
 
@@ -113,16 +109,13 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
 async def test_lists_that_are_none_leave_no_pod_behind(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
-    from engine.cri import client
-
     garbled = False
-    real = client._decoder
+    real = RuntimeClient._decoded
 
-    def decoder(kind: Any) -> Any:
-        decode = real(kind)
-        return (lambda data: decode(NOT_A_MESSAGE if garbled else data)) if kind is answer else decode
+    def decoded(client: RuntimeClient, name: str, data: bytes, kind: Any) -> Any:
+        return real(client, name, NOT_A_MESSAGE if garbled and kind is answer else data, kind)
 
-    monkeypatch.setattr(client, "_decoder", decoder)
+    monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
     node = await bench.start()
     garbled = True
     node.running.watch._wake.set()
@@ -144,10 +137,10 @@ async def test_lists_that_are_none_leave_no_pod_behind(
 async def test_an_answer_that_is_none_names_the_call(
     tmp_path: Path, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.cri import client
-
-    real = client._decoder
-    monkeypatch.setattr(client, "_decoder", lambda kind: lambda data: real(kind)(NOT_A_MESSAGE))
+    real = RuntimeClient._decoded
+    monkeypatch.setattr(
+        RuntimeClient, "_decoded", lambda client, name, _, kind: real(client, name, NOT_A_MESSAGE, kind)
+    )
     runtime = RuntimeClient(str(hollow.socket))
     try:
         with pytest.raises(Undecodable, match=r"CRI Version on .*: its answer cannot be decoded"):

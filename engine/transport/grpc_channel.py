@@ -1,0 +1,487 @@
+"""gRPC calls to a unix socket: many at once on one HTTP/2 connection, each with its deadline.
+
+The native core (`engine._fast.http2`) keeps the protocol; this file moves bytes between it and the socket
+and wakes those who wait. A call that finds no connection opens one; after a failed attempt calls fail at once
+until the back-off (0.1 s to 3 s) has passed. A request that the server says it has not begun with is sent
+once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+from engine._fast.http2._client_c import (
+    BROKEN,
+    DATA,
+    END,
+    GOAWAY,
+    HEAD,
+    RESET,
+    SETTINGS,
+    ClientConnection,
+    encode,
+)
+
+Fields = list[tuple[bytes, bytes]]
+
+CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED = 1, 2, 4, 7
+NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 5, 8, 12, 13, 14, 16
+
+FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
+MOST_WAITING = 10_000
+MOST_UNSENT = 64 * 1024 * 1024
+_CANCEL, _REFUSED_STREAM = 8, 7
+_PREFIX = 5
+_OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
+_OF_HTTP = {
+    400: INTERNAL,
+    401: UNAUTHENTICATED,
+    403: PERMISSION_DENIED,
+    404: UNIMPLEMENTED,
+    429: UNAVAILABLE,
+    502: UNAVAILABLE,
+    503: UNAVAILABLE,
+    504: UNAVAILABLE,
+}
+
+
+class CallFailed(Exception):
+    """A call's gRPC status (not 0) and what the server or this side says of it."""
+
+    def __init__(self, status: int, details: str) -> None:
+        super().__init__(details)
+        self.status = status
+        self.details = details
+
+
+class Channel:
+    """Calls to the server at the unix socket `path`, for one asyncio loop. `limit`: bytes of a message."""
+
+    def __init__(self, path: str, *, limit: int) -> None:
+        self.path = path
+        self.limit = limit
+        self._connection: _Connection | None = None
+        self._retiring: set[_Connection] = set()
+        self._back_off = FIRST_BACK_OFF
+        self._retry_at = 0.0
+        self._why = ""
+        self._closed = False
+
+    async def unary(self, method: str, message: bytes, timeout: float) -> bytes:
+        """The answer to one message. Raises CallFailed; cancelled, it takes the call back from the server."""
+        loop = asyncio.get_running_loop()
+        call = _Call(self.limit, loop.create_future())
+        timer = loop.call_later(timeout, call.fail, CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        try:
+            self._begin(call, _head(method, timeout), message)
+            return await call.done
+        finally:
+            timer.cancel()
+            call.let_go()
+            call.seen()
+
+    async def messages(self, method: str, message: bytes) -> AsyncGenerator[bytes, None]:
+        """The messages that a server streams, until it ends the call. Raises CallFailed."""
+        call = _Streaming(self.limit, asyncio.get_running_loop())
+        try:
+            self._begin(call, _head(method, None), message)
+            while (next_one := await call.next()) is not None:
+                yield next_one
+        finally:
+            call.let_go()
+
+    def close(self) -> None:
+        """Calls that are under way fail."""
+        self._closed = True
+        for connection in [self._connection, *self._retiring]:
+            if connection is not None:
+                connection.lose("the channel was closed")
+
+    def _begin(self, call: _Call, head: bytes, message: bytes) -> None:
+        if len(message) > self.limit:
+            raise CallFailed(RESOURCE_EXHAUSTED, f"a message of {len(message)} bytes, more than {self.limit}")
+        call.head, call.body = head, b"\0" + len(message).to_bytes(4, "big") + message
+        self._open().begin(call)
+
+    def _open(self) -> _Connection:
+        if self._connection is not None and self._connection.usable:
+            return self._connection
+        loop = asyncio.get_running_loop()
+        if self._closed:
+            raise CallFailed(UNAVAILABLE, "the channel is closed")
+        if loop.time() < self._retry_at:
+            raise CallFailed(UNAVAILABLE, self._why)
+        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            connecting.connect(self.path)
+        except OSError as error:
+            connecting.close()
+            self._failed(f"connect: {error.strerror}")
+            raise CallFailed(UNAVAILABLE, self._why) from None
+        if self._connection is not None:
+            self._retiring.add(self._connection)
+        self._connection = _Connection(connecting, loop, self._lost, self._again)
+        return self._connection
+
+    def _failed(self, why: str) -> None:
+        self._why = why
+        self._retry_at = asyncio.get_running_loop().time() + self._back_off
+        self._back_off = min(self._back_off * 1.6, LAST_BACK_OFF)
+
+    def _lost(self, connection: _Connection, why: str) -> None:
+        self._retiring.discard(connection)
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if connection.settled:
+            self._back_off = FIRST_BACK_OFF
+        elif not self._closed:
+            self._failed(why)
+
+    def _again(self, call: _Call) -> None:
+        """The server has not begun with a call."""
+        try:
+            self._open().begin(call)
+        except CallFailed as error:
+            call.fail(error)
+
+
+class _Connection:
+    """One connection's socket and its calls."""
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        on_lost: Callable[[_Connection, str], None],
+        again: Callable[[_Call], None],
+    ) -> None:
+        self._core = ClientConnection()
+        self._socket = connected
+        self._loop = loop
+        self._on_lost = on_lost
+        self._again = again
+        self._calls: dict[int, _Call] = {}
+        self._waiting: deque[_Call] = deque()
+        self._unsent = bytearray()
+        self._buffer = bytearray(65536)
+        self._view = memoryview(self._buffer)
+        self._lost = False
+        loop.add_reader(connected, self._readable)
+
+    @property
+    def usable(self) -> bool:
+        return not self._lost and self._core.usable
+
+    @property
+    def settled(self) -> bool:
+        return self._core.settled
+
+    def begin(self, call: _Call) -> None:
+        if not self._core.ready:
+            if len(self._waiting) >= MOST_WAITING:
+                raise CallFailed(RESOURCE_EXHAUSTED, f"{MOST_WAITING} calls wait for the server already")
+            call.connection = self
+            self._waiting.append(call)
+            return
+        call.connection = self
+        call.stream = self._core.request(call.head, call.body)
+        self._calls[call.stream] = call
+        self.flush()
+
+    def let_go(self, call: _Call) -> None:
+        """Nobody waits for the call's answer any more."""
+        if call.stream == 0:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(call)
+        elif self._calls.pop(call.stream, None) is not None:
+            self._core.reset(call.stream, _CANCEL)
+            self._after_a_call()
+            self.flush()
+
+    def taken(self, stream: int, size: int) -> None:
+        self._core.take(stream, size)
+
+    def flush(self) -> None:
+        if self._lost:
+            return
+        data = self._core.output()
+        if self._unsent:
+            self._unsent += data
+            if len(self._unsent) > MOST_UNSENT:
+                self.lose("the server does not read")
+        elif data and (sent := self._send(data)) < len(data):
+            self._unsent += data[sent:]
+            self._loop.add_writer(self._socket, self._writable)
+
+    def lose(self, why: str) -> None:
+        if self._lost:
+            return
+        self._lost = True
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        self._on_lost(self, why)
+        for call in list(self._calls.values()):
+            call.fail(CallFailed(UNAVAILABLE, why))
+        self._calls.clear()
+        self._begin_elsewhere(self._all_waiting())
+
+    def _send(self, data: bytes | bytearray) -> int:
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            return len(data)  # reading tells why
+
+    def _writable(self) -> None:
+        del self._unsent[: self._send(self._unsent)]
+        if not self._unsent:
+            self._loop.remove_writer(self._socket)
+            self.flush()
+
+    def _readable(self) -> None:
+        for _ in range(4):
+            try:
+                size = self._socket.recv_into(self._buffer)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self.lose(f"the connection is lost: {error.strerror}")
+                return
+            if size == 0:
+                self.lose("the server closed the connection")
+                return
+            self._heed(size)
+            if self._lost or size < len(self._buffer):
+                break
+        self.flush()
+
+    def _heed(self, size: int) -> None:
+        for kind, stream, what, number in self._core.receive(self._view[:size]):
+            if kind == BROKEN:
+                self.flush()
+                self.lose(f"the server breaks HTTP/2 (error {number})")
+                return
+            if kind == SETTINGS:
+                self._after_a_call()
+            elif kind == GOAWAY:
+                self._go_away(stream)
+            elif kind == DATA:
+                self._data(stream, what)
+            elif (call := self._calls.get(stream)) is not None:
+                self._tell(call, kind, what, number)
+
+    def _data(self, stream: int, data: bytes) -> None:
+        call = self._calls.get(stream)
+        if call is None:
+            self._core.take(stream, len(data))
+        else:
+            call.data(data)
+
+    def _tell(self, call: _Call, kind: int, fields: Fields, number: int) -> None:
+        if kind == HEAD:
+            call.fields(fields)
+        elif kind == END:
+            del self._calls[call.stream]
+            call.end()
+            self._after_a_call()
+        elif kind == RESET:
+            del self._calls[call.stream]
+            if number == _REFUSED_STREAM and not call.again:
+                self._begin_elsewhere([call])
+            else:
+                text = f"the server reset the call (HTTP/2 error {number})"
+                call.fail(CallFailed(_OF_RESET.get(number, INTERNAL), text))
+            self._after_a_call()
+
+    def _go_away(self, last: int) -> None:
+        """What the server has not begun with goes elsewhere; the rest may end here."""
+        unbegun = [self._calls.pop(stream) for stream in list(self._calls) if stream > last]
+        self._begin_elsewhere(unbegun + self._all_waiting())
+        self._after_a_call()
+
+    def _all_waiting(self) -> list[_Call]:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+    def _begin_elsewhere(self, calls: list[_Call]) -> None:
+        for call in calls:
+            if call.stream:
+                if call.again:
+                    call.fail(CallFailed(UNAVAILABLE, "the server goes away"))
+                    continue
+                call.again, call.stream = True, 0
+            call.connection = None
+            self._again(call)
+
+    def _after_a_call(self) -> None:
+        while self._waiting and self._core.ready:
+            self.begin(self._waiting.popleft())
+        if not self._core.usable and not self._calls and not self._waiting:
+            self._loop.call_soon(self.lose, "the server went away")
+
+
+class _Call:
+    """One call with one answer, which `done` gets."""
+
+    def __init__(self, limit: int, done: asyncio.Future[bytes]) -> None:
+        self.head = self.body = b""
+        self.stream = 0
+        self.again = False
+        self.connection: _Connection | None = None
+        self.done = done
+        self._limit = limit
+        self._http_status = b""
+        self._status: bytes | None = None
+        self._details = b""
+        self._answer = bytearray()
+
+    def let_go(self) -> None:
+        if self.connection is not None:
+            self.connection.let_go(self)
+            self.connection = None
+
+    def seen(self) -> None:
+        """Cancelled at the moment of its failure, nobody has asked for that."""
+        if self.done.done() and not self.done.cancelled():
+            self.done.exception()
+
+    def fields(self, fields: Fields) -> None:
+        for name, value in fields:
+            if name == b"grpc-status":
+                self._status = value
+            elif name == b"grpc-message":
+                self._details = value
+            elif name == b":status":
+                self._http_status = value
+
+    def data(self, data: bytes) -> None:
+        self._give_back(len(data))
+        self._answer += data
+        self.checked_size()
+
+    def checked_size(self) -> int:
+        """How many bytes the message in hand has with its prefix, or 0 where that is not known yet."""
+        if len(self._answer) < _PREFIX:
+            return 0
+        size = int.from_bytes(self._answer[1:_PREFIX], "big")
+        if not self._answer[0] and size <= self._limit:
+            return _PREFIX + size
+        if self._answer[0]:
+            self.fail(CallFailed(INTERNAL, "the answer is compressed, which was not asked for"))
+        else:
+            text = f"an answer of {size} bytes, more than {self._limit}"
+            self.fail(CallFailed(RESOURCE_EXHAUSTED, text))
+        return 0
+
+    def end(self) -> None:
+        self.connection = None
+        if (failure := self._failure()) is not None:
+            self.fail(failure)
+        elif not self._answer or len(self._answer) != self.checked_size():
+            self.fail(CallFailed(INTERNAL, "the answer is not one message"))
+        elif not self.done.done():
+            self.done.set_result(bytes(memoryview(self._answer)[_PREFIX:]))
+
+    def fail(self, error: CallFailed) -> None:
+        self.let_go()
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def _failure(self) -> CallFailed | None:
+        """Why the call has failed, now that the server has ended it."""
+        if self._status == b"0":
+            return None
+        if self._status is not None:
+            code = int(self._status) if self._status.isdigit() and len(self._status) < 4 else UNKNOWN
+            return CallFailed(code, unquote_to_bytes(self._details).decode(errors="replace"))
+        if self._http_status != b"200":
+            http = self._http_status.decode("latin-1")
+            code = _OF_HTTP.get(int(http), UNKNOWN) if http.isdigit() else UNKNOWN
+            return CallFailed(code, f"unexpected HTTP status code {http or 'missing'}")
+        return CallFailed(INTERNAL, "the server ended the call without a status")
+
+    def _give_back(self, size: int) -> None:
+        if self.connection is not None:
+            self.connection.taken(self.stream, size)
+
+
+class _Streaming(_Call):
+    """One call with many answers. While any of them wait to be read, the server's window stays as it is."""
+
+    def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit, loop.create_future())
+        self._loop = loop
+        self._messages: deque[bytes] = deque()
+        self._held = 0
+        self._news = asyncio.Event()
+        self._error: CallFailed | None = None
+        self._ended = False
+
+    async def next(self) -> bytes | None:
+        """The next message; None at the end of the call."""
+        while not self._messages:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            if self._held and self.connection is not None:
+                self._give_back(self._held)
+                self._held = 0
+                self.connection.flush()
+            self._news.clear()
+            await self._news.wait()
+        return self._messages.popleft()
+
+    def data(self, data: bytes) -> None:
+        self._held += len(data)
+        self._answer += data
+        while 0 < (size := self.checked_size()) <= len(self._answer):
+            self._messages.append(bytes(memoryview(self._answer)[_PREFIX:size]))
+            del self._answer[:size]
+        if not self._messages:
+            self._give_back(self._held)
+            self._held = 0
+        self._news.set()
+
+    def end(self) -> None:
+        self.connection = None
+        self._ended = True
+        self._error = self._failure()
+        if self._error is None and self._answer:
+            self._error = CallFailed(INTERNAL, "the last message is not whole")
+        self._news.set()
+
+    def fail(self, error: CallFailed) -> None:
+        self.let_go()
+        if not self._ended:
+            self._ended, self._error = True, error
+        self._news.set()
+
+
+@lru_cache(maxsize=512)
+def _head(method: str, timeout: float | None) -> bytes:
+    """The header block of a call; `timeout` seconds are told to the server."""
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", method.encode()),
+        (b":authority", b"localhost"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+        (b"user-agent", b"kubengine"),
+    ]
+    if timeout is not None:
+        milliseconds = max(1, int(timeout * 1000))
+        told = f"{milliseconds}m" if milliseconds < 10**8 else f"{min(int(timeout), 10**8 - 1)}S"
+        fields.insert(4, (b"grpc-timeout", told.encode()))
+    return encode(fields)
