@@ -1,6 +1,6 @@
 """What the runtimes cost: `pytest bench/bench_runtime.py`. The embedded half needs root.
 
-Over a real socket with the package's own client, so about 0.3 ms of each call is gRPC.
+Over a real socket with the package's own client; `bench_cri.py` says what of it is the client's.
 """
 
 from __future__ import annotations
