@@ -60,6 +60,8 @@ class MirrorPods:
         self._mirrors: dict[str, Pod] | None = None
         self._failures: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._overtaken: dict[str, str] = {}
+        """Full name → uid of a mirror that was heard to be deleted while something is done for that name."""
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -88,6 +90,8 @@ class MirrorPods:
         if known is not None and known.uid == mirror.uid:
             assert self._mirrors is not None
             del self._mirrors[mirror.full_name]
+        if mirror.full_name in self._tasks:
+            self._overtaken[mirror.full_name] = mirror.uid
         self._settle(mirror.full_name)
 
     def uid_of(self, static: Pod) -> str:
@@ -126,13 +130,15 @@ class MirrorPods:
             await asyncio.sleep(min(FIRST_RETRY * 2.0 ** min(times - 1, 10), LAST_RETRY))
         finally:
             del self._tasks[name]
+            self._overtaken.pop(name, None)
         self._settle(name)
 
     async def _create(self, static: Pod) -> None:
         path = f"/api/v1/namespaces/{static.metadata.namespace}/pods"
         made = await self._client.create(path, mirror_of(static, self._node, self._node_uid()), Pod)
         assert self._mirrors is not None
-        self._mirrors.setdefault(made.full_name, made)
+        if self._overtaken.get(made.full_name) != made.uid:
+            self._mirrors.setdefault(made.full_name, made)
 
     async def _delete(self, mirror: Pod) -> None:
         meta = mirror.metadata

@@ -87,13 +87,19 @@ class PodWriter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def heard(self, pod: Pod) -> None:
-        """The pod as the server has it now."""
+    def heard(self, pod: Pod, *, listed: bool = False) -> None:
+        """The pod as the server has it now; `listed`: whatever was known before."""
         known = self._pods.get(pod.uid)
         if known is None:
             self._pods[pod.uid] = _Told(pod.metadata, pod.status)
             return
-        known.meta, known.server = pod.metadata, pod.status
+        generation = pod.metadata.generation
+        if listed or _is_newer(pod.metadata, known.meta):
+            known.meta, known.server = pod.metadata, pod.status
+        elif known.meta.generation < generation:
+            known.meta.generation = generation
+        else:
+            return  # what the answer to a patch has told
         self._mark(pod.uid)
 
     def forget(self, uid: str) -> None:
@@ -150,10 +156,11 @@ class PodWriter:
             uid = next(iter(queue))
             del queue[uid]
             known = self._pods[uid]
-            if not self._is_due(known):
+            patch = self._patch(known)
+            if not (patch or self._is_to_go(known)):
                 continue
             known.busy = True
-            task = asyncio.create_task(self._work(uid, known), name=f"status of {known.meta.name}")
+            task = asyncio.create_task(self._work(uid, known, patch), name=f"status of {known.meta.name}")
             self._tasks.add(task)
             task.add_done_callback(self._worked)
 
@@ -161,9 +168,6 @@ class PodWriter:
         self._tasks.discard(task)
         if not task.cancelled():
             self._pump()
-
-    def _is_due(self, known: _Told) -> bool:
-        return bool(self._patch(known)) or self._is_to_go(known)
 
     def _patch(self, known: _Told) -> dict[str, Any]:
         if known.ours is None:
@@ -177,12 +181,12 @@ class PodWriter:
         deleted = known.meta.deletion_timestamp is not None
         return known.left and deleted and known.server.phase in TERMINAL and not known.taken_away
 
-    async def _work(self, uid: str, known: _Told) -> None:
+    async def _work(self, uid: str, known: _Told, patch: dict[str, Any]) -> None:
         try:
-            await self._send(known)
+            await self._send(known, patch)
         except KubengineError as error:
-            if isinstance(error, ApiError) and error.code in (404, 409):
-                log.info("%s; the pod has gone or is another one now", error)
+            if isinstance(error, ApiError) and error.code == 404:
+                log.info("%s; the pod has gone", error)
                 known.ours = None
             else:
                 self._retry(uid, known, error)
@@ -196,12 +200,11 @@ class PodWriter:
             if uid in self._pods:
                 self._mark(uid)
 
-    async def _send(self, known: _Told) -> None:
-        patch = self._patch(known)
+    async def _send(self, known: _Told, patch: dict[str, Any]) -> None:
         if patch:
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
-            if answer.metadata.uid == known.meta.uid:
+            if answer.metadata.uid == known.meta.uid and _is_newer(answer.metadata, known.meta):
                 spoken_of = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
                 known.meta.generation = spoken_of  # a newer one has yet to reach the node
@@ -231,6 +234,14 @@ class PodWriter:
         self._timers.pop(uid, None)
         if uid in self._pods:
             self._mark(uid)
+
+
+def _is_newer(meta: ObjectMeta, known: ObjectMeta) -> bool:
+    """Versions of one object that are numbers can be compared (Kubernetes v1.35); others are as they come."""
+    versions = meta.resource_version, known.resource_version
+    if not all(version.isdecimal() for version in versions):
+        return True
+    return int(versions[0]) > int(versions[1])
 
 
 def _settle(known: _Told) -> None:

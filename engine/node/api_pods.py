@@ -86,7 +86,7 @@ class ApiPods:
         for uid in self._seen.keys() - {pod.uid for pod in wanted}:
             self._forget(uid)
         for pod in wanted:
-            self._writer.heard(pod)
+            self._writer.heard(pod, listed=True)
         here = [pod for pod in wanted if not self._writer.has_left(pod.uid)]
         heard = [(pod.uid, pod.status.conditions or ()) for pod in here]
         self._pods.set_desired([self._known_as(pod) for pod in here], API)
@@ -96,7 +96,7 @@ class ApiPods:
         for mirror in self._mirrors.replaced(mirrors):
             self._writer.forget(mirror)
         for pod in mirrors:
-            self._mirror_heard(pod)
+            self._mirror_heard(pod, listed=True)
 
     def _changed(self, pod: Pod) -> None:
         assert self._pods is not None
@@ -130,11 +130,11 @@ class ApiPods:
         self._seen.pop(uid, None)
         self._writer.forget(uid)
 
-    def _mirror_heard(self, mirror: Pod) -> None:
+    def _mirror_heard(self, mirror: Pod, *, listed: bool = False) -> None:
         """The static pod's status goes to a mirror that is new or was written by another."""
         assert self._pods is not None
         mirror.metadata.managed_fields = None
-        self._writer.heard(mirror)
+        self._writer.heard(mirror, listed=listed)
         static = self._mirrors.shown_by(mirror)
         if static is not None:
             self._say(static.uid)
