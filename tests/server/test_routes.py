@@ -142,8 +142,8 @@ async def test_configz_loads_again_as_the_configuration_it_came_from(serve: Any,
             assert getattr(config, each.name) != getattr(KubeletConfiguration(), each.name), each.name
     view = View()
     served = await serve(view)
-    view.config = config
-    shown = json.loads((await served.get("/configz")).body)["kubeletconfig"]
+    port, view.config = view.config.read_only_port, config
+    shown = json.loads((await served.ask("GET", "/configz", port=port)).body)["kubeletconfig"]
     file = tmp_path / "kubelet.json"
     file.write_text(json.dumps(shown))
     assert load_config([file])[0] == config
