@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from engine.host.mounts import unmount_below
 from tests.ports import free_port
 
 BINARIES = Path(os.environ.get("KUBE_BIN", "/nonexistent"))
@@ -31,6 +32,7 @@ class Kubelet:
         self.log = directory / "kubelet.log"
         self._port = free_port()
         self._config = directory / "kubelet.yaml"
+        self._root = root
         self._plugins = root / "device-plugins"
         self._cgroup_root = cgroup_root.lstrip("/")
         self._command = [str(BINARIES / "kubelet"), "--config", str(self._config), "--root-dir", str(root)]
@@ -65,18 +67,36 @@ class Kubelet:
     def start(self) -> None:
         self._make_cgroups()
         self._plugins.mkdir(parents=True, exist_ok=True)
-        script = f'mkdir -p {PLUGIN_DIRECTORY} && mount --bind "$0" {PLUGIN_DIRECTORY} && exec "$@"'
+        own = f'mount --bind "$0" {PLUGIN_DIRECTORY}'
+        private = f'mount --make-private "$(findmnt -nro TARGET -T {PLUGIN_DIRECTORY})"'
+        script = f'mkdir -p {PLUGIN_DIRECTORY} && {private} && {own} && exec "$@"'
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["unshare", "-m", "sh", "-c", script, str(self._plugins), *self._command],
+                ["unshare", "-m", "--propagation", "unchanged", "sh", "-c", script, str(self._plugins),
+                 *self._command],
                 stdout=log, stderr=log,
             )  # fmt: skip
 
+    def share_root(self) -> None:
+        """What one agent mounts for pods is for the next to see. Before anything is mounted there."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        for options in (["--bind", str(self._root)], ["--make-shared"]):
+            subprocess.run(["mount", *options, str(self._root)], check=True, timeout=30)
+
     def stop(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
-            self._process = None
+            process, self._process = self._process, None
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(60)
+
+    def close(self) -> None:
+        """Ends it for good, and what it mounted."""
+        self.stop()
+        unmount_below(self._root)
 
     def pods(self) -> dict[str, dict[str, Any]]:
         """Manifest name → pod, as far as the kubelet says."""

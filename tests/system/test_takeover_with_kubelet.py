@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,6 +40,10 @@ PODS: dict[str, dict[str, Any]] = {
     "plain": {"containers": [container()]},
     "two": {"containers": [container("a"), container("b", resources=SMALL)]},
     "data": {**EMPTY_DIR, "containers": [container(script=ONCE + WAIT, volumeMounts=[DATA])]},
+    "memory": {
+        "volumes": [{"name": "data", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}],
+        "containers": [container(script=ONCE + WAIT, volumeMounts=[DATA])],
+    },
     "job": {
         **EMPTY_DIR,
         "restartPolicy": "Never",
@@ -64,6 +69,9 @@ PODS: dict[str, dict[str, Any]] = {
     },
     "device": {"containers": [container(resources={"limits": {GPU: 2}})]},
 }
+
+CLEAN_UP_SECONDS = 300
+"""Also after a failure, when pods may be half made."""
 
 EXPECTED = {name: "Succeeded" if name == "job" else "Running" for name in PODS}
 
@@ -117,6 +125,7 @@ async def both(bench: Bench, containerd: Containerd, tmp_path: Path) -> AsyncIte
         tmp_path, containerd.socket, manifests=bench.manifests, root=bench.root,
         cgroup_root=bench.config.cgroup_root,
     )  # fmt: skip
+    kubelet.share_root()
     client = RuntimeClient(str(containerd.socket), timeout=30)
     plugins = bench.root / "device-plugins"
     plugins.mkdir(parents=True)
@@ -124,10 +133,14 @@ async def both(bench: Bench, containerd: Containerd, tmp_path: Path) -> AsyncIte
     await plugin.start()
     plugin.follow(plugins)
     yield Both(bench, kubelet, client)
-    kubelet.stop()
-    await plugin.stop()
-    await client.close()
-    containerd.remove_pods()
+    async with asyncio.timeout(CLEAN_UP_SECONDS):
+        await asyncio.to_thread(kubelet.stop)
+        await plugin.stop()
+        await client.close()
+        if bench.node is not None:
+            await bench.stop()
+        await asyncio.to_thread(containerd.remove_pods)
+        await asyncio.to_thread(kubelet.close)
 
 
 async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
@@ -142,7 +155,7 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     both.kubelet.stop()
     await both.with_us()
     assert await both.held() == before
-    await both.bench.node.stop()
+    await both.bench.stop()
     await both.with_kubelet()
     assert await both.held() == before
     both.kubelet.stop()
@@ -156,7 +169,7 @@ async def test_us_then_kubelet_then_us(both: Both) -> None:
     await eventually(lambda: {name: both.bench.phase(name) for name in PODS} == EXPECTED)
     before = await both.held()
     assert len(before["devices"]) == 1
-    await both.bench.node.stop()
+    await both.bench.stop()
     await both.with_kubelet()
     assert await both.held() == before
     both.kubelet.stop()
