@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from engine.node.desired import API
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import READY
 from engine.testing.apiserver import Fault
+from engine.testing.apiserver.store import Store
 from tests.cluster_bench import PODS, Cluster, Joined, Object, condition
 from tests.node_bench import container
 from tests.waiting import eventually
@@ -291,3 +294,37 @@ async def test_an_ephemeral_container_is_said_not_to_start(joined: Joined, clust
     pod = await cluster.when("web", said)
     assert pod is not None
     assert pod["status"]["phase"] == "Running"
+
+
+async def test_what_a_restored_server_does_not_know_ends_and_what_it_knows_is_let_alone(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime
+):
+    """As from a backup of etcd, whose history has been marked as forgotten."""
+    await joined.start()
+    for name in ("stays", "again"):
+        await cluster.run(name)
+    kept = {name: await cluster.ready(name) for name in ("stays", "again")}
+    backup = copy.deepcopy(cluster.server.objects._objects)
+    await cluster.delete("again", grace=0)
+    await eventually(lambda: len(hollow.service.records.sandboxes) == 1)
+    other = await cluster.run("again")
+    await cluster.run("unknown")
+    for name in ("again", "unknown"):
+        await cluster.ready(name)
+    await cluster.server.stop()
+    store = Store(time.time)
+    store._objects = backup
+    store.version = store.oldest = cluster.server.objects.version + 1000
+    cluster.server.objects = store
+    asked = len(cluster.server.requests)
+    await cluster.server.start()
+    wanted = {pod["metadata"]["uid"] for pod in kept.values()}
+    await eventually(
+        lambda: {s.config.metadata.uid for s in hollow.service.records.sandboxes.values()} == wanted
+    )
+    again = await cluster.ready("again")
+    assert again["metadata"]["uid"] == kept["again"]["metadata"]["uid"] != other["metadata"]["uid"]
+    assert (await cluster.pod("stays") or {})["status"] == kept["stays"]["status"]
+    said = [r for r in cluster.server.requests[asked:] if "/pods/" in r.path and r.method != "GET"]
+    assert all(r.method == "PATCH" and r.path == f"{PODS}/again/status" for r in said)
+    assert {r.value["metadata"]["uid"] for r in said} <= {again["metadata"]["uid"]}
