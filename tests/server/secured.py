@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import h11
 import msgspec
 
 from engine.api.config import KubeletConfiguration
@@ -18,6 +19,8 @@ from engine.api.pod import Container, Pod, PodSpec
 from engine.api.struct import decode_hook
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.container_access import ContainerAccess
+from engine.node.usage.group import GroupSample
+from engine.node.usage.sampler import NodeUsage, UsedGroup
 from engine.server.port.door import SecurePort
 from engine.testing.apiserver import Authority, CertificatePair
 from tests.ports import free_port
@@ -68,6 +71,9 @@ class SecuredView(View):
     runtime: Runtime = field(default_factory=Runtime)
     records: dict[str, PodRecord] = field(default_factory=dict)
     logs: Path = Path("/nowhere")
+
+    async def usage(self) -> NodeUsage:
+        return NodeUsage(0.0, UsedGroup("/", GroupSample(cpu=1)), {}, [], [])
 
     def __post_init__(self) -> None:
         self.known = [running_pod()]
@@ -128,6 +134,34 @@ class Secured:
         lines += [f"Authorization: Bearer {token}"] if token else []
         data = await self.raw(("\r\n".join(lines) + "\r\n\r\n").encode(), certificate)
         return parse(data)
+
+    async def several(
+        self,
+        asked: Iterable[tuple[str, str]],
+        *,
+        token: str = "",
+        certificate: CertificatePair | None = None,
+    ) -> list[tuple[int, bytes]]:
+        """Statuses and bodies of requests (method, target), one after the other on one connection."""
+        reader, writer = await self.connect(certificate)
+        headers = [("host", "n"), *([("authorization", f"Bearer {token}")] if token else [])]
+        http, answers = h11.Connection(h11.CLIENT), []
+        async with asyncio.timeout(LIMIT):
+            for method, target in asked:
+                writer.write(http.send(h11.Request(method=method, target=target, headers=headers)) or b"")
+                writer.write(http.send(h11.EndOfMessage()) or b"")
+                status, body = 0, b""
+                while not isinstance(event := http.next_event(), h11.EndOfMessage):
+                    if event is h11.NEED_DATA:
+                        http.receive_data(await reader.read(65536))
+                    elif isinstance(event, h11.Response):
+                        status = event.status_code
+                    elif isinstance(event, h11.Data):
+                        body += event.data
+                answers.append((status, body))
+                http.start_next_cycle()
+        writer.transport.abort()
+        return answers
 
     async def raw(self, data: bytes, certificate: CertificatePair | None = None) -> bytes:
         async with asyncio.timeout(LIMIT):

@@ -40,6 +40,7 @@ PATHS = [
     ("GET", "/stats/summary", 200),
     ("GET", "/metrics", 200),
     ("GET", "/metrics/resource", 200),
+    ("GET", "/metrics/cadvisor", 200),
     ("GET", "/metrics/probes", 200),
     ("GET", "/logs/", 200),
     ("GET", "/containerLogs/default/p/c", 400),
@@ -94,30 +95,29 @@ async def test_the_matrix_of_paths_credentials_and_rights(server: ApiServer, ope
     """Who is not known gets 401, who may not 403 with what was missing, before anything is done."""
     port = await open_port()
     certificates = {name: server.authority.issue(name, organization="people") for name in (READER, NOBODY)}
-    for method, path, _ in PATHS:
-        wanted = needs(method, path.partition("?")[0])
-        for bad in ({}, {"token": "bad"}):
-            answer = await port.ask(method, path, **bad)  # type: ignore[arg-type]
-            assert (answer.status, answer.body) == (401, b"Unauthorized"), path
-        who: list[tuple[str, dict[str, Any]]] = [
-            (NOBODY, {"token": "poor"}),
-            (NOBODY, {"certificate": certificates[NOBODY]}),
-        ]
-        for name, credentials in who:
-            answer = await port.ask(method, path, **credentials)
-            assert answer.status == 403, path
-            named = " ".join(wanted.subresources)
-            assert answer.body.decode() == (
-                f"Forbidden (user={name}, verb={wanted.verb}, resource=nodes, subresource(s)=[{named}])\n"
-            )
-        assert not port.view.runtime.asked
-    for method, path, status in PATHS:
-        for subresource in needs(method, path.partition("?")[0]).subresources:
-            server.reviews.allowed = {(READER, subresource)}
-            for good in ({"token": "good"}, {"certificate": certificates[READER]}):
-                fresh(port)
-                answer = await port.ask(method, path, **good)  # type: ignore[arg-type]
-                assert answer.status == status, (path, answer.body)
+    asked = [(method, path) for method, path, _ in PATHS]
+    for bad in ({}, {"token": "bad"}):
+        answers = await port.several(asked, **bad)  # type: ignore[arg-type]
+        assert answers == [(401, b"Unauthorized")] * len(PATHS)
+    for poor in ({"token": "poor"}, {"certificate": certificates[NOBODY]}):
+        answers = await port.several(asked, **poor)  # type: ignore[arg-type]
+        assert answers == [(403, refused(*each)) for each in asked]
+    assert not port.view.runtime.asked
+    wanted = {path: needs(method, path.partition("?")[0]).subresources for method, path in asked}
+    for subresource in {name for names in wanted.values() for name in names}:
+        server.reviews.allowed = {(READER, subresource)}
+        allowed = [each for each in PATHS if subresource in wanted[each[1]]]
+        for good in ({"token": "good"}, {"certificate": certificates[READER]}):
+            fresh(port)
+            answers = await port.several([each[:2] for each in allowed], **good)  # type: ignore[arg-type]
+            assert [status for status, _ in answers] == [status for _, _, status in allowed], subresource
+
+
+def refused(method: str, path: str) -> bytes:
+    wanted = needs(method, path.partition("?")[0])
+    named = " ".join(wanted.subresources)
+    text = f"Forbidden (user={NOBODY}, verb={wanted.verb}, resource=nodes, subresource(s)=[{named}])\n"
+    return text.encode()
 
 
 def fresh(port: Secured) -> None:
