@@ -36,6 +36,8 @@ NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTIC
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
 MOST_WAITING = 10_000
 MOST_UNSENT = 64 * 1024 * 1024
+ANSWER_WITHIN = 1.0
+"""Seconds that what a server asks beside its answer to a call may wait for the next call to go with it."""
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
 _OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
@@ -173,6 +175,7 @@ class _Connection:
         self._buffer = bytearray(65536)
         self._view = memoryview(self._buffer)
         self._lost = False
+        self._later: asyncio.TimerHandle | None = None
         loop.add_reader(connected, self._readable)
 
     @property
@@ -227,6 +230,8 @@ class _Connection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        if self._later is not None:
+            self._later.cancel()
         self._on_lost(self, why)
         for call in list(self._calls.values()):
             call.fail(CallFailed(UNAVAILABLE, why))
@@ -247,7 +252,16 @@ class _Connection:
             self._loop.remove_writer(self._socket)
             self.flush()
 
+    def _flush_later(self) -> None:
+        if self._later is None and not self._lost:
+            self._later = self._loop.call_later(ANSWER_WITHIN, self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._later = None
+        self.flush()
+
     def _readable(self) -> None:
+        before = len(self._calls)
         for _ in range(4):
             try:
                 size = self._socket.recv_into(self._buffer)
@@ -262,7 +276,10 @@ class _Connection:
             self._heed(size)
             if self._lost or size < len(self._buffer):
                 break
-        self.flush()
+        if len(self._calls) < before:
+            self._flush_later()
+        else:
+            self.flush()
 
     def _heed(self, size: int) -> None:
         for kind, stream, what, number in self._core.receive(self._view[:size]):

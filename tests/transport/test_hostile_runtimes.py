@@ -34,6 +34,7 @@ class Scripted:
         self.order: list[str] = []
         self.connections = 0
         self.windows: dict[int, int] = {}
+        self.pongs: list[bytes] = []
         self.serving: list[asyncio.Task[Any] | None] = []
 
     async def __aenter__(self) -> Scripted:
@@ -61,6 +62,8 @@ class Scripted:
                 if isinstance(event, h2.events.RequestReceived):
                     self.order.append(dict(event.headers)[b":path"].decode())
                     self.heed(self, event.stream_id, event.headers)
+                elif isinstance(event, h2.events.PingAckReceived):
+                    self.pongs.append(event.ping_data)
                 elif isinstance(event, h2.events.WindowUpdated) and event.stream_id:
                     self.windows[event.stream_id] = self.windows.get(event.stream_id, 0) + event.delta
             self.flush()
@@ -214,3 +217,33 @@ async def test_a_slow_reader_of_a_stream_holds_the_server_back(tmp_path: Path) -
         assert len(await waiting) == 1000
         await stream.aclose()
         channel.close()
+
+
+async def test_pings_are_answered_beside_calls_and_without_any(tmp_path: Path) -> None:
+    def heed(server: Scripted, stream: int, _: Any) -> None:
+        server.h2.ping(b"%8d" % stream)
+        server.answer(stream, b"done")
+
+    async with Scripted(tmp_path / "s", heed) as server:
+        channel = Channel(str(tmp_path / "s"), limit=LIMIT)
+        for _ in range(3):
+            assert await channel.unary("/t/x", b"", 30) == b"done"
+        await eventually(lambda: len(server.pongs) == 3)
+        server.h2.ping(b"keep  up")
+        server.flush()
+        await eventually(lambda: server.pongs == [b"%8d" % 1, b"%8d" % 3, b"%8d" % 5, b"keep  up"])
+        channel.close()
+
+
+async def test_closing_beside_an_unanswered_ping_leaves_no_timer(tmp_path: Path) -> None:
+    def heed(server: Scripted, stream: int, _: Any) -> None:
+        server.h2.ping(b"unheard ")
+        server.answer(stream, b"done")
+
+    async with Scripted(tmp_path / "s", heed):
+        channel = Channel(str(tmp_path / "s"), limit=LIMIT)
+        await channel.unary("/t/x", b"", 30)
+        connection = channel._connection
+        assert connection is not None
+        channel.close()
+        assert connection._later is None or connection._later.cancelled()
