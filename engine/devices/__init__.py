@@ -1,10 +1,10 @@
 """Devices: plugins, who gets which device, NUMA alignment, the checkpoint and the pod-resources API.
 
 Pure files decide (`inventory`, `selection`, `topology`, `topology_search`, `state`, `checkpoint`,
-`run_options`); the others act: `registration`, `plugin_watcher`, `endpoint`, `checkpoint_file`,
-`pod_resources`, and `manager`, which puts them together. May touch gRPC sockets, the device plugin,
-plugin registry and pod-resources directories, `engine.api`, `engine._fast`, `engine.metrics` and
-`engine.wire`. Importing this package loads what decides.
+`run_options`); the others act: `registration`, `claimed_server`, `plugin_watcher`, `endpoint`,
+`checkpoint_file`, `pod_resources`, and `manager`, which puts them together. May touch gRPC sockets, the
+device plugin, plugin registry and pod-resources directories, `engine.api`, `engine._fast`, `engine.metrics`
+and `engine.wire`. Importing this package loads what decides.
 """
 
 from engine.devices.inventory import Inventory

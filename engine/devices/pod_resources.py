@@ -16,10 +16,9 @@ import grpc
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import NO_NODE, Entry
+from engine.devices.claimed_server import ClaimedServer
 from engine.devices.endpoint import check_socket_path
-from engine.devices.registration import claim_for
 from engine.devices.state import DeviceState
-from engine.host.sockets import Claim
 from engine.metrics import Registry
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
@@ -92,30 +91,23 @@ class PodResourcesServer:
                 ("errors_get_allocatable", "Number of failed requests to GetAllocatableResources."),
             )
         }
-        self._server: grpc.aio.Server | None = None
-        self._claim: Claim | None = None
+        self._server = ClaimedServer(self.path, self._add_to, most_calls=MOST_CALLS)
 
     def claim(self) -> None:
         """Make the socket ours, which nobody is answered at yet. Raises `Refused` if it cannot be bound."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
+        self._server.claim()
+
+    def _add_to(self, server: grpc.aio.Server) -> None:
         add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
         add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
-        self._claim = claim_for(server, self.path)
-        self._server = server
 
     async def start(self) -> None:
         """Answer, at a socket that is claimed by now."""
-        assert self._server is not None
         await self._server.start()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
+        await self._server.stop()
 
     async def answer(self, version: str, kind: str, context: Context, make: Callable[[], _Answer]) -> _Answer:
         """Count a request, hold it to the rate limit, and answer it."""

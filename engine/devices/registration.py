@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
+from engine.devices.claimed_server import ClaimedServer
 from engine.devices.endpoint import check_socket_path
-from engine.host.sockets import Claim, claim
 from engine.metrics import Registry
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
@@ -72,8 +72,11 @@ class RegistrationServer(RegistrationServicer):
             "Cumulative number of device plugin registrations.",
             ("resource_name",),
         )
-        self._server: grpc.aio.Server | None = None
-        self._claim: Claim | None = None
+        self._server = ClaimedServer(
+            self.path,
+            lambda server: add_RegistrationServicer_to_server(self, server),  # type: ignore[no-untyped-call]
+            most_calls=MOST_CALLS,
+        )
 
     def claim(self) -> None:
         """Make the plugin directory ours and its socket, which nobody is answered at yet.
@@ -81,23 +84,14 @@ class RegistrationServer(RegistrationServicer):
         Raises `Refused`, having touched nothing, if another process serves the socket.
         """
         _make_directory(self._directory)
-        server = grpc.aio.server(maximum_concurrent_rpcs=MOST_CALLS)
-        add_RegistrationServicer_to_server(self, server)  # type: ignore[no-untyped-call]
-        self._claim = claim_for(server, self.path, before=lambda: _clear_directory(self._directory))
-        self._server = server
+        self._server.claim(before=lambda: _clear_directory(self._directory))
 
     async def start(self) -> None:
         """Answer plugins, at a socket that is claimed by now."""
-        assert self._server is not None
         await self._server.start()
 
     async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
-            self._server = None
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
+        await self._server.stop()
 
     async def Register(  # noqa: N802
         self,
@@ -128,15 +122,3 @@ class RegistrationServer(RegistrationServicer):
         if not endpoint or "\0" in endpoint or self._directory not in path.parents:
             raise InvalidInput(f"expected a socket's file name in {self._directory}, got {endpoint!r}")
         return path
-
-
-def claim_for(server: grpc.aio.Server, path: Path, *, before: Callable[[], object] = lambda: None) -> Claim:
-    """Give a server a unix socket that only its owner may open. Raises `Refused` as `claim` does."""
-
-    def bind(at: str) -> None:
-        try:
-            server.add_insecure_port(f"unix:{at}")
-        except RuntimeError as error:
-            raise Refused(f"cannot listen: {error}", subject=str(path)) from error
-
-    return claim(path, bind, before=before)
