@@ -19,7 +19,7 @@ from engine.transport.http2 import Exchange
 from engine.transport.pool import Http2Pool
 
 REQUEST_SECONDS: Final = 30.0
-MAX_ANSWER: Final = 256 << 20
+MAX_ANSWER: Final = 64 << 20
 MAX_ERROR: Final = 64 << 10
 TRIES_WHEN_BUSY: Final = 10
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"

@@ -82,7 +82,7 @@ class NodeKeeper:
         self._watch = Watch(
             client,
             Resource("/api/v1/nodes", ApiNode, f"metadata.name={name}"),
-            Heard(self._all_heard, self._heard, self._deleted),
+            Heard(self._all_heard, self.heard, self._deleted),
         )
 
     @property
@@ -122,11 +122,10 @@ class NodeKeeper:
         last: KubengineError | None = None
         for _ in range(TRIES):
             try:
-                await self._tell(wanted)
+                self._told = await self._tell(wanted), said
             except KubengineError as error:
                 last, self._known = error, None
             else:
-                self._told = (self._known, said) if self._known is not None else None
                 self._trouble = ""
                 return True
         if str(last) != self._trouble:
@@ -134,7 +133,8 @@ class NodeKeeper:
             log.warning("the node's status could not be told: %s", last)
         return False
 
-    async def _tell(self, wanted: Mapping[str, Any]) -> None:
+    async def _tell(self, wanted: Mapping[str, Any]) -> ApiNode:
+        """The server's Node to which there is nothing more to say."""
         known = self._known
         if known is None:
             known = await self._client.get(self._path, ApiNode)
@@ -144,9 +144,11 @@ class NodeKeeper:
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
         if patch:
-            self._learn(await self._client.patch(f"{self._path}/status", patch, ApiNode))
+            known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
+            self._learn(known)
             self._report_at = self._clock() + report_after(self._report_seconds, self._chance)
         self._ours |= extended
+        return known
 
     async def _register_until_it_works(self) -> None:
         delay = FIRST_DELAY
@@ -176,6 +178,9 @@ class NodeKeeper:
             self._learn(await self._client.patch(self._path, patch, ApiNode))
 
     def _learn(self, known: ApiNode) -> None:
+        """Answers and the watch overtake each other: what is older than what is known is passed over."""
+        if self._known is not None and _version(known) < _version(self._known):
+            return
         self._known = known
         self.uid = known.metadata.uid
         self.registered.set()
@@ -183,11 +188,12 @@ class NodeKeeper:
 
     def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
         for node in nodes:
-            self._heard(node)
+            self.heard(node)
         if not nodes:
             self._known = None
 
-    def _heard(self, node: ApiNode) -> None:
+    def heard(self, node: ApiNode) -> None:
+        """The server's Node as it is now."""
         known = self._known
         if known is None or known.metadata.resource_version != node.metadata.resource_version:
             self._learn(node)
@@ -195,3 +201,9 @@ class NodeKeeper:
     def _deleted(self, _: ApiNode) -> None:
         """It is not made again: who deleted it wants it gone until the agent starts again."""
         self._known = None
+
+
+def _version(node: ApiNode) -> int:
+    """Versions of one resource grow (KEP-5504)."""
+    version = node.metadata.resource_version
+    return int(version) if version.isdigit() else 0

@@ -58,6 +58,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.skip("needs KUBE_BIN, a folder with kube-apiserver, and etcd on the PATH")
     with ControlPlane(tmp_path_factory.mktemp("plane"), Path(binaries)) as plane:
         yield plane
+        assert plane.refused("system:node:n1") == []
 
 
 @pytest.fixture(params=["test server", "kube-apiserver"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import Unavailable
+from engine.api.errors import Refused, Unavailable
 from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import ApiServer, Fault
 from engine.transport.http2 import WINDOW
@@ -51,6 +51,28 @@ async def test_a_broken_answer_is_unavailable_and_the_next_call_works(
     with pytest.raises(Unavailable):
         await client.get(f"{SECRETS}/s", Object)
     assert (await client.get(f"{SECRETS}/s", Object))["metadata"]["name"] == "s"
+
+
+async def test_an_answer_without_end_is_refused_at_its_bound(
+    server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("engine.cluster.client.MAX_ANSWER", 1 << 20)
+    put(server)
+    server.fail(Fault.ENDLESS)
+    with pytest.raises(Refused, match="longer than 1048576 bytes"):
+        await client.get(f"{SECRETS}/s", Object)
+    server.fail(Fault.ENDLESS)
+    async with client.lines(SECRETS, {"watch": "1"}) as lines:
+        with pytest.raises(Refused, match="too long"):
+            await anext(lines)
+    assert (await client.get(f"{SECRETS}/s", Object))["metadata"]["name"] == "s"
+
+
+async def test_an_answer_that_trickles_ends_at_the_deadline(server: ApiServer, connect: Connect):
+    hurried = connect(server.kubeconfig("system:node:n1"), 0.3)
+    server.fail(Fault.TRICKLE)
+    with pytest.raises(Unavailable, match="no answer within"):
+        await hurried.get(f"{SECRETS}/s", Object)
 
 
 @pytest.mark.parametrize("fault", [Fault.HANG, Fault.FREEZE])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.api.errors import KubengineError
+from engine.cluster.client import ApiClient
 from engine.testing.apiserver import ApiServer, Fault
-from tests.cluster.control_plane import Object, Plane, shown
+from tests.cluster.conftest import Connect
+from tests.cluster.control_plane import ControlPlane, Object, Plane, shown
 
 NODE = "/api/v1/nodes/n1"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
@@ -89,6 +93,29 @@ async def test_a_resource_that_an_admin_gave_the_node_stays(plane: Plane, start:
         plane.admin, NODE, lambda node: node["status"]["allocatable"].get("example.com/dongle") == "4"
     )
     assert known["status"]["capacity"]["example.com/dongle"] == "4"
+
+
+async def test_a_real_control_plane_that_went_and_came_is_told_again(
+    real: ControlPlane, connect: Connect, start: Any
+):
+    """The API server comes back with another certificate of its own; etcd goes beneath it."""
+    admin = connect(real.admin)
+    await start(real.node)
+    for stop, again in ((real.stop_apiserver, real.start_apiserver), (real.stop_etcd, real.start_etcd)):
+        before = (await shown(admin, LEASE, lambda _: True))["spec"]["renewTime"]
+        stop()
+        await asyncio.sleep(2)
+        await asyncio.to_thread(again)
+        await _until_renewed(admin, before)
+
+
+async def _until_renewed(admin: ApiClient, before: str) -> None:
+    async with asyncio.timeout(120):
+        while True:
+            with contextlib.suppress(KubengineError):
+                if (await admin.get(LEASE, Object))["spec"]["renewTime"] != before:
+                    return
+            await asyncio.sleep(0.2)
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED, Fault.GO_AWAY, 500, 429])

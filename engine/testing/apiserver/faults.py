@@ -20,6 +20,10 @@ class Fault(StrEnum):
     """From this request on the server neither reads nor writes on the connection."""
     MALFORMED = "malformed"
     """Status 200 and half an object."""
+    TRICKLE = "trickle"
+    """Status 200 and then a byte now and again, without end."""
+    ENDLESS = "endless"
+    """Status 200 and an object as fast as it is read, without end."""
     GO_AWAY = "go-away"
     """The answer is given, the connection takes no more requests."""
 

@@ -308,6 +308,12 @@ class ApiServer:
                 seen.status = 200
                 answer.head(200, content_type="application/json")
                 await answer.send(b'{"kind": "Ma\n', end=True)
+            case Fault.TRICKLE | Fault.ENDLESS:
+                seen.status = 200
+                answer.head(200, content_type="application/json")
+                while True:
+                    await answer.send(b" " if fault.kind is Fault.TRICKLE else b" " * 65536)
+                    await asyncio.sleep(0.05 if fault.kind is Fault.TRICKLE else 0)
             case code:
                 seen.status = int(code)
                 reason = fault.reason or REASONS.get(int(code), "")
