@@ -377,3 +377,18 @@ async def test_an_image_that_was_there_before_is_for_all(
     await run_private(cluster, "one")
     await cluster.ready("one")
     assert registry.pulls == []
+
+
+async def test_an_image_whose_pull_cannot_be_recorded_is_not_pulled_until_it_can(
+    registry: Registry, joined: Joined, cluster: Cluster
+) -> None:
+    joined.root.mkdir()
+    (joined.root / "image_manager").write_text("in the way")
+    pull_secret(cluster, "good")
+    await joined.start()
+    await run_private(cluster, "one", "good")
+    pod = await cluster.when("one", waits_for("ErrImagePull"))
+    assert pod is not None
+    message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"]
+    assert message.startswith("Failed to record image pull intent")
+    assert registry.pulls == []

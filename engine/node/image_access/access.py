@@ -76,7 +76,11 @@ class ImageAccess:
 
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
         """Whether a pod may use an image that is there without pulling it again."""
-        ours = await asyncio.to_thread(self._records.is_ours, image, reference)
+        try:
+            ours = await asyncio.to_thread(self._records.is_ours, image, reference)
+        except OSError as error:
+            log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
+            return False
         if not must_verify(self._policy, self._allowed, image, ours=ours):
             return True
         known = await asyncio.to_thread(self._records.who_may_use, image, reference)
@@ -106,7 +110,7 @@ class ImageAccess:
                 more = PullCredentials(kubernetes_secrets=[own])
                 try:
                     await asyncio.to_thread(self._records.allow, image, reference, more)
-                except Refused as error:
+                except (Refused, OSError) as error:
                     log.error("image %s: %s", image, error)
             return True
         return False
@@ -123,7 +127,11 @@ class ImageAccess:
 
     async def begins(self, image: str) -> None:
         """Raises `Refused` where that cannot be kept."""
-        await asyncio.to_thread(self._records.begins, image)
+        try:
+            await asyncio.to_thread(self._records.begins, image)
+        except (Refused, OSError) as error:
+            text = f'Failed to record image pull intent for container image "{image}"'
+            raise Refused(f"{text}: {error}") from error
 
     async def failed(self, image: str) -> None:
         await asyncio.to_thread(self._records.failed, image)
@@ -131,7 +139,7 @@ class ImageAccess:
     async def came(self, image: str, reference: str, credential: Credential | None) -> None:
         try:
             await asyncio.to_thread(self._records.came, image, reference, credential)
-        except Refused as error:
+        except (Refused, OSError) as error:
             log.error("image %s: who may use it is not kept: %s", image, error)
 
     async def _of_secrets(self, pod: Pod) -> list[Credentials]:
