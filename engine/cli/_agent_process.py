@@ -64,8 +64,9 @@ class AgentProcess:
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
         endpoint, config, ours = options.runtime, options.config, options.kubengine_config
-        if options.port:
-            config = msgspec.structs.replace(config, port=options.port)
+        if options.port is not None:
+            config = msgspec.structs.replace(config)
+            config.port = options.port  # 0 too, which stands for the default in a file
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
             hollow = endpoint == HOLLOW
