@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from engine.api.errors import Refused, Unavailable
 from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import ApiServer, Fault
 from engine.transport.http2 import WINDOW
+from engine.transport.tls import ClientTLS
 from tests.cluster.conftest import Connect
 
 SECRETS = "/api/v1/namespaces/default/secrets"
@@ -260,3 +262,21 @@ async def _until(holds: Any) -> None:
     async with asyncio.timeout(20):
         while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
             await asyncio.sleep(0.01)
+
+
+def test_a_server_that_is_not_verified_needs_no_authorities():
+    context = ClientTLS(insecure=True).context("it")
+    assert context.verify_mode == ssl.CERT_NONE
+    assert context.cert_store_stats()["x509"] == 0
+
+
+async def test_a_server_that_is_not_verified_is_spoken_to(server: ApiServer, connect: Connect):
+    put(server)
+    kubeconfig = server.kubeconfig("n", token="t")
+    config = json.loads(kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    del cluster["certificate-authority-data"]
+    cluster["insecure-skip-tls-verify"] = True
+    kubeconfig.write_text(json.dumps(config))
+    known = await connect(kubeconfig).get(f"{SECRETS}/s", Object)
+    assert known["metadata"]["name"] == "s"
