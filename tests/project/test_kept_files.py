@@ -37,7 +37,7 @@ from engine.runtime.addresses import PodNetwork
 from engine.runtime.images import ImageStore, StoredImage
 from engine.runtime.records import Container as RuntimeContainer
 from engine.runtime.records import Sandbox
-from engine.runtime.state import Extras, StateDirectory
+from engine.runtime.state import BackendNotes, StateDirectory
 from engine.wire import cri_v1_pb2 as cri
 
 ENGINE = Path(__file__).parents[2] / "engine"
@@ -191,13 +191,13 @@ KEPT = [
     Kept(
         "runtime/state.py",
         "sandboxes/s/record.json",
-        lambda d: _state(d).save_sandbox(SANDBOX, Extras()),
+        lambda d: _state(d).save_sandbox(SANDBOX, BackendNotes()),
         lambda d: [(s.id, s.created_at, s.config) for s, _ in _state(d).load_sandboxes()],
     ),
     Kept(
         "runtime/state.py",
         "containers/c/record.json",
-        lambda d: _state(d).save_container(CONTAINER, Extras()),
+        lambda d: _state(d).save_container(CONTAINER, BackendNotes()),
         lambda d: [(c.id, c.created_at, c.config) for c, _ in _state(d).load_containers({"s": SANDBOX})],
     ),
     Kept(
