@@ -72,7 +72,7 @@ fuzz: build
 
 CHAOS_POINTS ?= 1000
 chaos: build
-	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 $(PYTEST) tests/node/test_fault_walk.py tests/devices/test_crash_campaign.py
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 $(PYTEST) tests/node/test_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -10,6 +10,7 @@ import yaml
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
+from engine.eviction.readings import NodeView
 from engine.node import Node
 
 
@@ -34,6 +35,7 @@ class Bench:
             },
         )
         self.section = KubengineConfiguration()
+        self.view: NodeView | None = None
         self.node: Node | None = None
 
     async def start(self) -> Node:
@@ -43,6 +45,7 @@ class Bench:
             runtime_endpoint=str(self.endpoint),
             root=self.root,
             name="n1",
+            view=self.view,
         )
         await self.node.start()
         return self.node

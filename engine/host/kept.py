@@ -1,11 +1,13 @@
 """Small files that a later process reads back: what is damaged is noticed, named and set aside.
 
-The first line is the BLAKE2b of everything after it. A file that says something else, cannot be read or
-decoded, or is no regular file, is renamed to `NAME.bad-…`, of which the newest few stay.
+The first line is the BLAKE2b of everything after it. A file that says something else, cannot be read (twice)
+or decoded, or is no regular file, is renamed to `NAME.bad-…`, of which the newest few stay. Where the machine
+is short of what it takes to read, nothing is wrong with the file.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -15,11 +17,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.api.digest import blake2b
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Unavailable
 from engine.host.files import replace_file
 
 MAX_BYTES = 256 * 1024 * 1024
 MAX_SET_ASIDE = 3
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 log = logging.getLogger("kubengine.files")
 T = TypeVar("T")
@@ -34,13 +37,16 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
     """What `decode` makes of the content; None where there is no file, or none that can be trusted.
 
     Anything that `decode` raises means a damaged file. The second case is logged with the path, the fault
-    and what is done `without` it, and the file is set aside.
+    and what is done `without` it, and the file is set aside. Raises `Unavailable` with the path where it
+    cannot be read now.
     """
     try:
-        return decode(unsealed(_read(path)))
+        return decode(unsealed(_read_again(path)))
     except FileNotFoundError:
         return None
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in SHORTAGES:
+            raise Unavailable(_fault(error), subject=str(path)) from error
         log.error("%s: %s; %s; %s", path, _fault(error), set_aside(path), without)
         return None
 
@@ -73,6 +79,15 @@ def set_aside(path: Path) -> str:
     except OSError as error:
         return f"it cannot be set aside ({error.strerror or error})"
     return f"set aside as {aside.name}"
+
+
+def _read_again(path: Path) -> bytes:
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return _read(path)
 
 
 def _read(path: Path) -> bytes:

@@ -46,13 +46,13 @@ class NodeEvents:
     def started(self, boot_id: str) -> None:
         """A boot id that cannot be read or kept is said in the log, and the agent starts."""
         self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
-        known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
-        if known == boot_id:
-            return
-        if known:
-            text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
-            self._recorder.node(WARNING, "Rebooted", text)
         try:
+            known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
+            if known == boot_id:
+                return
+            if known:
+                text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
+                self._recorder.node(WARNING, "Rebooted", text)
             keep(self._record, boot_id.encode())
         except Refused as error:
             log.warning("%s", error)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.api.documents import parse_pods, read_text
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
 from engine.host.inotify import Watch
@@ -73,7 +73,7 @@ class ManifestDirectory:
         self._dirty = asyncio.Event()
         self._watch: Watch | None = None
         self._task = (tasks or Tasks()).task("manifests")
-        self._known = False
+        self._known = self._changed = False
         self._unread: set[Path] = set()
         self.looked = asyncio.Event()
 
@@ -92,11 +92,12 @@ class ManifestDirectory:
             with self._task.step(STEP_SECONDS):
                 self._ensure_watch()
                 self._dirty.clear()
-                changed = await self._read()
+                self._changed |= await self._read()
                 patient = asyncio.get_running_loop().time() < patient_until
                 known = self._known or not (self._unread if patient else self._path in self._unread)
-                if known and (changed or not self._known):
+                if known and (self._changed or not self._known):
                     self._on_change(self._desired())
+                    self._changed = False
                 self._known = known
                 self.looked.set()
             pause = min(2 * pause, self._period) if self._unread else RETRY_SECONDS
@@ -160,6 +161,10 @@ class ManifestDirectory:
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
         except InvalidInput as error:
             self._report(error)
+            return False
+        except Unavailable as error:
+            file.stamp = None
+            self._not_read(path, InvalidInput(str(error), subject=str(path)))
             return False
         except Exception as error:
             log.exception("manifest %s", path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.api.errors import Unavailable
+from engine.host import kept as kept_files
 from engine.host.kept import MAX_SET_ASIDE, keep, kept, sealed
 
 CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
@@ -105,3 +108,38 @@ def test_one_that_cannot_be_set_aside_is_said(tmp_path: Path, caplog: pytest.Log
     path.write_bytes(b"bad")
     assert read(path) is None
     assert "cannot be set aside (File name too long)" in caplog.text
+
+
+class Disk:
+    """Fails so many reads with an error."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, times: int, number: int) -> None:
+        self.times = times
+        read = kept_files._read
+
+        def failing(path: Path) -> bytes:
+            if self.times:
+                self.times -= 1
+                raise OSError(number, os.strerror(number), path)
+            return read(path)
+
+        patch.setattr(kept_files, "_read", failing)
+
+
+def test_one_fault_of_the_disk_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    keep(path, b"said")
+    Disk(monkeypatch, 1, errno.EIO)
+    assert kept(path, bytes, without="") == b"said"
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_what_cannot_be_read_now_is_neither_damaged_nor_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "f"
+    keep(path, b"said")
+    Disk(monkeypatch, 2, number)
+    with pytest.raises(Unavailable, match=str(path)):
+        kept(path, bytes, without="")
+    assert kept(path, bytes, without="") == b"said"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from engine.api.documents import read_text
 from engine.api.errors import InvalidInput
+from engine.api.lifecycle import PodEnd
+from engine.host import kept
 from engine.node import sources
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
@@ -103,3 +106,39 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
         return [c.image for p in node.pods() for c in p.spec.containers] == ["busybox:2"] and runs()
 
     await eventually(is_new)
+
+
+@pytest.mark.parametrize("name", ["end.json", "accepted.json"])
+async def test_what_an_earlier_agent_kept_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A pod that was ended is not begun again, and one that runs not ended, where descriptors are short."""
+    bench.write("a", {"containers": [container()]})
+    bench.write("b", {"containers": [container()]})
+    node = await bench.start()
+
+    def both_run() -> bool:
+        return bench.phase("a") == bench.phase("b") == "Running"
+
+    await eventually(both_run)
+    before = {c.id for record in node.running.watch.pods.values() for c in record.containers}
+    pod = bench.pod("b")
+    assert pod is not None
+    await node.kill_pod(pod, PodEnd("Evicted", "the node was short of it"))
+    await eventually(lambda: bench.phase("b") == "Failed")
+    short, read = True, kept._read
+
+    def failing_read(path: Path) -> bytes:
+        if short and path.name == name:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return read(path)
+
+    await bench.stop()
+    monkeypatch.setattr(kept, "_read", failing_read)
+    starting = asyncio.ensure_future(bench.start())
+    await asyncio.sleep(0.5)
+    short = False
+    node = await starting
+    await eventually(lambda: (bench.phase("a"), bench.phase("b")) == ("Running", "Failed"))
+    after = {c.id for record in node.running.watch.pods.values() for c in record.containers}
+    assert after <= before

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from engine.api.errors import Refused
+from engine.api.errors import Refused, Unavailable
 from engine.host.kept import keep, kept
 from engine.host.tasks import Tasks
 
 FILE = "readiness.json"
+WITHOUT = "what was ready counts as not ready"
 
 Known = dict[str, tuple[str, bool, bool]]
 """Container name → its id, whether it was ready, whether it had started."""
@@ -56,7 +57,11 @@ class KeptReadiness:
     def read(self, uid: str) -> Known:
         """What an earlier agent knew of a pod."""
         path = self._pod_directory(uid) / FILE
-        return kept(path, _decode, without="what was ready counts as not ready") or {}
+        try:
+            return kept(path, _decode, without=WITHOUT) or {}
+        except Unavailable as error:
+            log.error("%s; %s", error, WITHOUT)
+            return {}
 
     async def _write(self) -> None:
         try:
