@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
 from engine.admission.verdict import Verdict
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Refused
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
@@ -35,6 +35,8 @@ log = logging.getLogger("kubengine.pods")
 _T = TypeVar("_T")
 
 UNEXPECTED = "UnexpectedAdmissionError"
+RETRY_SECONDS = 5.0
+"""How soon a pod is judged again that was turned away because a file could not be written."""
 
 
 class NodePods:
@@ -52,11 +54,13 @@ class NodePods:
         """What runs from before and has no worker yet; None until it was looked for."""
         self._unmeasured: set[PodWorker] = set()
         self._retrying: asyncio.Handle | None = None
+        self._retrying_later: asyncio.TimerHandle | None = None
 
     async def stop(self) -> None:
         """Leaves the pods running."""
-        if self._retrying is not None:
-            self._retrying.cancel()
+        for due in (self._retrying, self._retrying_later):
+            if due is not None:
+                due.cancel()
         self._returning.clear()
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
@@ -156,8 +160,13 @@ class NodePods:
         if self._retrying is None:
             self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
 
+    def _try_again_later(self) -> None:
+        if self._retrying_later is None:
+            later = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
+            self._retrying_later = later
+
     def _try_again(self) -> None:
-        self._retrying = None
+        self._retrying = self._retrying_later = None
         for worker in list(self._workers.values()):
             if worker.waits_for_room:
                 worker.notify()
@@ -260,15 +269,31 @@ class NodePods:
         """From asked for to taken. Raises `AdmissionRejected`."""
         pod = worker.pod
         await self._gatekeeper.ready_to_judge(pod)
-        verdict = await _or_rejected(pod, self._judge(pod))
+        verdict = await self._or_rejected(pod, self._judge(pod))
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
-        await _or_rejected(pod, self._gatekeeper.settle(pod, verdict))
+        await self._or_rejected(pod, self._gatekeeper.settle(pod, verdict))
         self._services.probes.accepted(pod)
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._gatekeeper.judge(pod)
+
+    async def _or_rejected(self, pod: Pod, decision: Awaitable[_T]) -> _T:
+        """What stops a decision rejects the pod; for a while only, if it is the machine's refusal."""
+        try:
+            return await decision
+        except AdmissionRejected as rejected:
+            if _of_the_machine(rejected.__cause__):
+                self._try_again_later()
+            raise
+        except KubengineError as error:
+            if _of_the_machine(error):
+                self._try_again_later()
+            raise AdmissionRejected(UNEXPECTED, str(error)) from error
+        except Exception as error:
+            log.exception("pod %s: admission failed", pod.full_name)
+            raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error
 
     def _employ(self, pod: Pod, life: PodLife) -> PodWorker:
         worker = PodWorker(pod, self._services, life=life, enter=self._enter, moved_on=self._moved_on)
@@ -339,14 +364,5 @@ def _has_finished(pod: Pod, record: PodRecord) -> bool:
     return not record.empty and pod_is_finished(pod, record)
 
 
-async def _or_rejected(pod: Pod, decision: Awaitable[_T]) -> _T:
-    """What stops a decision rejects the pod."""
-    try:
-        return await decision
-    except AdmissionRejected:
-        raise
-    except KubengineError as error:
-        raise AdmissionRejected(UNEXPECTED, str(error)) from error
-    except Exception as error:
-        log.exception("pod %s: admission failed", pod.full_name)
-        raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error
+def _of_the_machine(error: BaseException | None) -> bool:
+    return isinstance(error, Refused) and error.errno is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -11,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
+from engine.devices.checkpoint_file import CheckpointFile
+from engine.node import pods
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_bench import GPU, DeviceBench
@@ -165,6 +169,23 @@ async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(bench):
     await plugin.start()
     plugin.follow(bench.plugin_dir)
     await eventually(lambda: bench.running("second"))
+
+
+async def test_a_pod_whose_devices_could_not_be_kept_is_judged_again(bench, monkeypatch):
+    replace, failures = CheckpointFile._replace, 0
+
+    def fails(self: CheckpointFile, text: bytes) -> None:
+        nonlocal failures
+        if b"PodUID" in text and failures < 2:
+            failures += 1
+            raise Refused("cannot write", subject=str(self.path), errno=errno.ENOMEM)
+        replace(self, text)
+
+    monkeypatch.setattr(CheckpointFile, "_replace", fails)
+    monkeypatch.setattr(pods, "RETRY_SECONDS", 0.05)
+    bench.wants("a")
+    await eventually(lambda: bench.running("a"))
+    assert failures == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.ALLOCATE_HANGS, Fault.PREFERRED_HANGS])

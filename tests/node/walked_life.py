@@ -140,9 +140,12 @@ class Life:
         assert self.bench.node is not None
         rooms = self.bench.node.rooms
         images = cast(ImageManager, rooms["images"])
-        await images.delete_unused()
-        await images.delete_unused()
-        assert self.runtime.images.resolve("unused:1") is None
+
+        async def unused_is_gone() -> bool:
+            await images.delete_unused()
+            return self.runtime.images.resolve("unused:1") is None
+
+        await eventually(unused_is_gone)
         await cast(ContainerGC, rooms["containers"]).garbage_collect()
 
     def devices(self) -> set[str]:
