@@ -73,7 +73,6 @@ class Life:
         self.plugin = SampleDevicePlugin(GPU, self.plugin_dir / "gpu.sock", count=2)
 
     async def whole(self, fault: FileFault | None = None) -> None:
-        self._write_manifests()
         self.runtime.images.add("unused:1")
         await self.plugin.start()
         self.plugin.follow(self.plugin_dir)
@@ -94,6 +93,8 @@ class Life:
 
     async def _live(self) -> None:
         await self._start()
+        await eventually(self.has_devices)
+        self._write_manifests()
         await eventually(self.both_run)
         await self._look_after()
         before, held = self.running("a"), self.devices()
@@ -147,6 +148,12 @@ class Life:
 
         await eventually(unused_is_gone)
         await cast(ContainerGC, rooms["containers"]).garbage_collect()
+
+    def has_devices(self) -> bool:
+        """A pod that asks for what no plugin has yet runs without."""
+        assert self.bench.node is not None
+        amount = (self.bench.node.node_object().status.allocatable or {}).get(GPU)
+        return amount is not None and amount.value == 2
 
     def devices(self) -> set[str]:
         """What the containers that run have."""
