@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,7 @@ async def test_the_node_is_ready_or_says_why_not_and_each_change_is_an_event(
     node = await bench.start()
     assert (ready(bench).status, ready(bench).reason) == ("True", "KubeletReady")
     since = ready(bench).last_transition_time
+    await eventually(lambda: datetime.now(UTC) > since + timedelta(seconds=1))
     problems: list[str] = ["a", "b", "a"]
     monkeypatch.setattr(node.running.runtime_health, "problems", lambda: problems)
     node.running.runtime_health.doubt()
