@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
@@ -85,22 +86,23 @@ def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
 def default_route(family: int) -> str:
     """The address that the default route would send from; loopback without one."""
     for version in (family, 10 - family):
-        with socket.socket(_family(version), socket.SOCK_DGRAM) as probe:
-            try:
-                probe.connect((SOMEWHERE[version], 9))
-            except OSError:
-                continue
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(_family(version), socket.SOCK_DGRAM) as probe,
+        ):
+            probe.connect((SOMEWHERE[version], 9))
             return str(probe.getsockname()[0])
     return LOOPBACK
 
 
 def _is_here(address: str) -> bool:
     """Whether an interface has it: only such an address can be bound."""
-    with socket.socket(_family(ipaddress.ip_address(address).version), socket.SOCK_DGRAM) as probe:
-        try:
+    family = _family(ipaddress.ip_address(address).version)
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 

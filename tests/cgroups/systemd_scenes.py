@@ -11,7 +11,16 @@ from cgroup_scenes import best_effort, burstable, guaranteed, managed
 from engine.cgroups.manager import CgroupManager
 
 MI = 1 << 20
-SHOWN = ("CPUWeight", "CPUQuotaPerSecUSec", "MemoryMax", "MemoryMin", "TasksMax", "Slice", "ActiveState")
+SHOWN = (
+    "CPUWeight",
+    "CPUQuotaPerSecUSec",
+    "MemoryMax",
+    "MemoryMin",
+    "MemoryLow",
+    "TasksMax",
+    "Slice",
+    "ActiveState",
+)
 
 
 def slices(root: str) -> dict[str, Any]:
@@ -23,6 +32,7 @@ def slices(root: str) -> dict[str, Any]:
         "capacity": {"cpu": 3000, "memory": 256 * MI, "pid": 30000},
         "pod_pids_limit": 77,
         "feature_gates": {"MemoryQoS": True},
+        "memory_reservation_policy": "TieredReservation",
     }
     pods = [guaranteed("g-1", "500m", "32Mi"), burstable("b-1", "200m", "16Mi"), best_effort("e-1")]
     with managed(root, **config) as manager:

@@ -180,8 +180,8 @@ async def test_a_runtime_that_hangs_holds_up_a_memory_eviction_by_seconds_at_mos
     try:
         async with asyncio.timeout(60):
             assert await manager.synchronize() == [pod]
+        assert manager.reader.imagefs is None
     finally:
         os.kill(process.pid, signal.SIGCONT)
-    assert manager.reader.imagefs is None
     await manager.stop()
     await cleared(world)
