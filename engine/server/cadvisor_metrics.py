@@ -1,80 +1,97 @@
 """`/metrics/cadvisor`: cAdvisor's names and labels, as the stock rules and dashboards of Kubernetes use them.
 
-Each group has one set of labels, made once; a series is a name and a way to read it from a group.
+Each group has one set of labels, made once; a series is a name and a column of the table of groups.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.exposition import ABSENT, Series, exposition
 from engine.node.machine import memory_total, swap
-from engine.node.usage.group import GroupSample
+from engine.node.usage.group import GroupTable
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import NodeUsage, UsedGroup
-from engine.server.metrics_text import head, labelled, number
+from engine.server.metrics_text import head, labelled
 
-NANO = 1e-9
-MICRO = 1e-6
+NANO = 9
+MICRO = 6
+MOST_LABELS = 1 << 15
 
-Read = Callable[[GroupSample], float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A group and the text of its labels, without braces."""
-
-    labels: str
-    sample: GroupSample
-    started: float
+Numbers = NDArray[np.int64]
+Column = Callable[[GroupTable], tuple[Numbers, int]]
+"""Values and how many of their digits are behind the point."""
 
 
-def _scaled(field: str, scale: float = 1) -> Read:
-    def read(sample: GroupSample) -> float | None:
-        value = getattr(sample, field)
-        return None if value is None else value * scale
+@dataclass(slots=True)
+class _Shown:
+    """Groups that have a place on the page: rows of the table, the text of their labels, their starts."""
 
-    return read
+    rows: list[int]
+    labels: list[bytes]
+    started: list[int]
 
 
-def _limit(field: str) -> Read:
+def _column(name: str, point: int = 0) -> Column:
+    return lambda table: (table.column(name), point)
+
+
+def _limit(name: str) -> Column:
     """0 stands for no limit."""
-    return lambda sample: getattr(sample, field) or 0
 
-
-def _stalled(resource: str, kind: str) -> Read:
-    def read(sample: GroupSample) -> float | None:
-        found = sample.pressure.get(resource, {}).get(kind)
-        return None if found is None else found.total * MICRO
+    def read(table: GroupTable) -> tuple[Numbers, int]:
+        values = table.column(name)
+        return np.where(values == ABSENT, 0, values), 0
 
     return read
 
 
-_SERIES: tuple[tuple[str, str, str, str, Read], ...] = (
-    ("cpu_usage_seconds_total", "counter", "CPU time used, in seconds", 'cpu="total"', _scaled("cpu", NANO)),
-    ("cpu_user_seconds_total", "counter", "CPU time in user mode", "", _scaled("cpu_user", NANO)),
-    ("cpu_system_seconds_total", "counter", "CPU time in the kernel", "", _scaled("cpu_system", NANO)),
-    ("cpu_cfs_periods_total", "counter", "Periods of the CPU limit", "", _scaled("periods")),
-    ("cpu_cfs_throttled_periods_total", "counter", "Periods cut short", "", _scaled("throttled_periods")),
-    ("cpu_cfs_throttled_seconds_total", "counter", "Time held back", "", _scaled("throttled", NANO)),
-    ("memory_working_set_bytes", "gauge", "Memory in use less idle cache", "", _scaled("working_set")),
-    ("memory_usage_bytes", "gauge", "Memory in use", "", _scaled("memory")),
-    ("memory_max_usage_bytes", "gauge", "Most memory ever in use", "", _scaled("memory_peak")),
-    ("memory_rss", "gauge", "Anonymous memory", "", _scaled("rss")),
-    ("memory_cache", "gauge", "Page cache", "", _scaled("cache")),
-    ("memory_mapped_file", "gauge", "Mapped files", "", _scaled("mapped")),
-    ("memory_swap", "gauge", "Swap in use", "", _scaled("swap")),
-    ("memory_failcnt", "counter", "Times that the limit was met", "", _scaled("memory_failures")),
-    ("oom_events_total", "counter", "Processes killed for memory", "", _scaled("oom_kills")),
-    ("processes", "gauge", "Processes", "", _scaled("processes")),
-    ("threads", "gauge", "Threads", "", _scaled("threads")),
+def _working_set(table: GroupTable) -> tuple[Numbers, int]:
+    memory, idle = table.column("memory"), table.column("inactive_file")
+    left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
+    return np.where(memory == ABSENT, ABSENT, left), 0
+
+
+def _stalled(resource: str, kind: str) -> Column:
+    return lambda table: (table.stalled(resource, kind), MICRO)
+
+
+_SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
+    ("cpu_usage_seconds_total", "counter", "CPU time used, in seconds", 'cpu="total"', _column("cpu", NANO)),
+    ("cpu_user_seconds_total", "counter", "CPU time in user mode", "", _column("cpu_user", NANO)),
+    ("cpu_system_seconds_total", "counter", "CPU time in the kernel", "", _column("cpu_system", NANO)),
+    ("cpu_cfs_periods_total", "counter", "Periods of the CPU limit", "", _column("periods")),
+    ("cpu_cfs_throttled_periods_total", "counter", "Periods cut short", "", _column("throttled_periods")),
+    ("cpu_cfs_throttled_seconds_total", "counter", "Time held back", "", _column("throttled", NANO)),
+    ("memory_working_set_bytes", "gauge", "Memory in use less idle cache", "", _working_set),
+    ("memory_usage_bytes", "gauge", "Memory in use", "", _column("memory")),
+    ("memory_max_usage_bytes", "gauge", "Most memory ever in use", "", _column("memory_peak")),
+    ("memory_rss", "gauge", "Anonymous memory", "", _column("rss")),
+    ("memory_cache", "gauge", "Page cache", "", _column("cache")),
+    ("memory_mapped_file", "gauge", "Mapped files", "", _column("mapped")),
+    ("memory_swap", "gauge", "Swap in use", "", _column("swap")),
+    ("memory_failcnt", "counter", "Times that the limit was met", "", _column("memory_failures")),
+    ("oom_events_total", "counter", "Processes killed for memory", "", _column("oom_kills")),
+    ("processes", "gauge", "Processes", "", _column("processes")),
+    ("threads", "gauge", "Threads", "", _column("threads")),
     ("threads_max", "gauge", "Most threads, 0 for any number", "", _limit("threads_limit")),
-    ("spec_cpu_shares", "gauge", "CPU shares", "", _scaled("shares")),
-    ("spec_cpu_period", "gauge", "Period of the CPU limit, in microseconds", "", _scaled("period")),
+    ("spec_cpu_shares", "gauge", "CPU shares", "", _column("shares")),
+    ("spec_cpu_period", "gauge", "Period of the CPU limit, in microseconds", "", _column("period")),
     ("spec_memory_limit_bytes", "gauge", "Memory limit, 0 for none", "", _limit("memory_limit")),
     ("spec_memory_swap_limit_bytes", "gauge", "Limit with swap, 0 for none", "", _limit("swap_limit")),
-    ("spec_memory_reservation_limit_bytes", "gauge", "Soft limit, never set", "", lambda _: 0),
+    (
+        "spec_memory_reservation_limit_bytes",
+        "gauge",
+        "Soft limit, never set",
+        "",
+        lambda table: (np.zeros(len(table.cgroups), np.int64), 0),
+    ),
     ("pressure_cpu_waiting_seconds_total", "counter", "Some waited for CPU", "", _stalled("cpu", "some")),
     ("pressure_cpu_stalled_seconds_total", "counter", "All waited for CPU", "", _stalled("cpu", "full")),
     (
@@ -94,151 +111,165 @@ _SERIES: tuple[tuple[str, str, str, str, Read], ...] = (
     ("pressure_io_waiting_seconds_total", "counter", "Some waited for disks", "", _stalled("io", "some")),
     ("pressure_io_stalled_seconds_total", "counter", "All waited for disks", "", _stalled("io", "full")),
 )
-_NETWORK: tuple[tuple[str, str, Callable[[Interface], int]], ...] = (
-    ("receive_bytes_total", "Bytes received", lambda one: one.rx_bytes),
-    ("receive_packets_total", "Packets received", lambda one: one.rx_packets),
-    ("receive_errors_total", "Errors when receiving", lambda one: one.rx_errors),
-    ("receive_packets_dropped_total", "Packets dropped when receiving", lambda one: one.rx_dropped),
-    ("transmit_bytes_total", "Bytes sent", lambda one: one.tx_bytes),
-    ("transmit_packets_total", "Packets sent", lambda one: one.tx_packets),
-    ("transmit_errors_total", "Errors when sending", lambda one: one.tx_errors),
-    ("transmit_packets_dropped_total", "Packets dropped when sending", lambda one: one.tx_dropped),
+_NETWORK: tuple[tuple[str, str, str], ...] = (
+    ("receive_bytes_total", "Bytes received", "rx_bytes"),
+    ("receive_packets_total", "Packets received", "rx_packets"),
+    ("receive_errors_total", "Errors when receiving", "rx_errors"),
+    ("receive_packets_dropped_total", "Packets dropped when receiving", "rx_dropped"),
+    ("transmit_bytes_total", "Bytes sent", "tx_bytes"),
+    ("transmit_packets_total", "Packets sent", "tx_packets"),
+    ("transmit_errors_total", "Errors when sending", "tx_errors"),
+    ("transmit_packets_dropped_total", "Packets dropped when sending", "tx_dropped"),
 )
 _IO = (
-    ("fs_reads_bytes_total", "Bytes read", 1),
-    ("fs_writes_bytes_total", "Bytes written", 2),
-    ("fs_reads_total", "Reads", 3),
-    ("fs_writes_total", "Writes", 4),
+    ("fs_reads_bytes_total", "Bytes read", "read_bytes"),
+    ("fs_writes_bytes_total", "Bytes written", "written_bytes"),
+    ("fs_reads_total", "Reads", "reads"),
+    ("fs_writes_total", "Writes", "writes"),
 )
 
 
 def cadvisor_metrics(usage: NodeUsage) -> bytes:
     """The whole page, in Prometheus' text format."""
-    return "".join(_page(usage)).encode()
+    return exposition(list(_page(usage)))
 
 
-def _page(usage: NodeUsage) -> Iterator[str]:
-    rows, networks = _rows(usage)
+def _page(usage: NodeUsage) -> Iterator[Series]:
+    table = usage.table
+    shown, networks = _shown(usage)
+    rows = np.array(shown.rows, np.intp)
     for name, kind, help, extra, read in _SERIES:
-        lines = [
-            f"container_{name}{{{extra + ',' if extra else ''}{row.labels}}} {number(value)}\n"
-            for row in rows
-            if (value := read(row.sample)) is not None
-        ]
-        if lines:
-            yield head(f"container_{name}", help, kind) + "".join(lines)
-    yield _quotas(rows)
-    yield _failures(rows)
-    yield _block_devices(rows)
-    for name, help, column in _IO:
-        yield head(f"container_{name}", help, "counter") + "".join(
-            f'container_{name}{{device="{device[0]}",{row.labels}}} {device[column]}\n'
-            for row in rows
-            for device in row.sample.io
+        values, point = read(table)
+        opening = f"container_{name}{{{extra + ',' if extra else ''}"
+        yield _series(f"container_{name}", help, kind, opening, shown.labels, values[rows], point)
+    quota = table.column("quota")[rows]
+    yield _family(
+        "container_spec_cpu_quota",
+        "CPU limit in each period, in microseconds; only of groups with one",
+        "gauge",
+        shown.labels,
+        np.where(quota > 0, quota, ABSENT),
+    )
+    yield from _failures(table, rows, shown.labels)
+    yield from _devices(table, shown)
+    for name, help, field in _NETWORK:
+        yield _family(
+            f"container_network_{name}",
+            help,
+            "counter",
+            [_interface(one) + labels for labels, interfaces in networks for one in interfaces],
+            [getattr(one, field) for _, interfaces in networks for one in interfaces],
         )
-    for name, help, count in _NETWORK:
-        yield head(f"container_network_{name}", help, "counter") + "".join(
-            f'container_network_{name}{{interface="{one.name}",{labels}}} {count(one)}\n'
-            for labels, interfaces in networks
-            for one in interfaces
-        )
-    yield head("container_start_time_seconds", "Start in Unix seconds", "gauge") + "".join(
-        f"container_start_time_seconds{{{row.labels}}} {number(row.started)}\n" for row in rows if row.started
+    started = np.array(shown.started, np.int64)
+    yield _family(
+        "container_start_time_seconds",
+        "Start in Unix seconds",
+        "gauge",
+        shown.labels,
+        np.where(started > 0, started, ABSENT),
+        MICRO,
     )
-    yield head("container_last_seen", "When it was last there, in Unix seconds", "gauge") + "".join(
-        f"container_last_seen{{{row.labels}}} {int(usage.time)}\n" for row in rows
+    seen = np.full(len(rows), int(usage.time), np.int64)
+    yield _family(
+        "container_last_seen", "When it was last there, in Unix seconds", "gauge", shown.labels, seen
     )
-    yield (
-        head("container_scrape_error", "1 if something could not be read", "gauge")
-        + "container_scrape_error 0\n"
-    )
-    yield from _machine()
+    yield _plain("container_scrape_error", "1 if something could not be read", 0)
+    yield _plain("machine_cpu_cores", "CPUs", os.cpu_count() or 1)
+    yield _plain("machine_memory_bytes", "Memory", memory_total())
+    yield _plain("machine_swap_bytes", "Swap", swap()[0])
 
 
-def _quotas(rows: list[_Row]) -> str:
-    """Only of groups with a limit, as cAdvisor has it."""
-    name = "container_spec_cpu_quota"
-    return head(name, "CPU limit in each period, in microseconds", "gauge") + "".join(
-        f"{name}{{{row.labels}}} {row.sample.quota}\n" for row in rows if (row.sample.quota or 0) > 0
-    )
+def _series(
+    name: str, help: str, kind: str, opening: str, labels: list[bytes], values: Numbers, point: int = 0
+) -> Series:
+    return Series(head(name, help, kind).encode(), opening.encode(), labels, values, point)
 
 
-def _failures(rows: list[_Row]) -> str:
+def _family(
+    name: str, help: str, kind: str, labels: list[bytes], values: Sequence[int] | Numbers, point: int = 0
+) -> Series:
+    return _series(name, help, kind, f"{name}{{", labels, np.asarray(values, np.int64), point)
+
+
+def _plain(name: str, help: str, value: int) -> Series:
+    """One number of the whole machine."""
+    return _family(name, help, "gauge", [b""], [value])
+
+
+def _failures(table: GroupTable, rows: NDArray[np.intp], labels: list[bytes]) -> Iterator[Series]:
     name = "container_memory_failures_total"
-    lines = []
-    for row in rows:
-        for kind, value in (("pgfault", row.sample.faults), ("pgmajfault", row.sample.major_faults)):
-            if value is not None:
-                lines.append(f'{name}{{failure_type="{kind}",scope="hierarchy",{row.labels}}} {value}\n')
-    return head(name, "Page faults", "counter") + "".join(lines)
+    heading = head(name, "Page faults", "counter").encode()
+    for kind, column in (("pgfault", "faults"), ("pgmajfault", "major_faults")):
+        opening = f'{name}{{failure_type="{kind}",scope="hierarchy",'.encode()
+        yield Series(heading, opening, labels, table.column(column)[rows])
+        heading = b""
 
 
-def _block_devices(rows: list[_Row]) -> str:
-    name = "container_blkio_device_usage_total"
-    lines = []
-    for row in rows:
-        for device, read, written, _, _ in row.sample.io:
-            major, _, minor = device.partition(":")
-            for operation, count in (("Read", read), ("Write", written)):
-                named = f'device="",major="{major}",minor="{minor}",operation="{operation}"'
-                lines.append(f"{name}{{{named},{row.labels}}} {count}\n")
-    return head(name, "Bytes that went to and from a block device", "counter") + "".join(lines)
+def _devices(table: GroupTable, shown: _Shown) -> Iterator[Series]:
+    """What went to and from block devices, by number and by name."""
+    place = dict(zip(shown.rows, shown.labels, strict=True))
+    moved = [row for row in table.io if row.row in place]
+    by_operation: list[bytes] = []
+    bytes_moved: list[int] = []
+    for row in moved:
+        for operation, count in (("Read", row.read_bytes), ("Write", row.written_bytes)):
+            numbers = f'device="",major="{row.major}",minor="{row.minor}",operation="{operation}",'
+            by_operation.append(numbers.encode() + place[row.row])
+            bytes_moved.append(count)
+    yield _family(
+        "container_blkio_device_usage_total",
+        "Bytes that went to and from a block device",
+        "counter",
+        by_operation,
+        bytes_moved,
+    )
+    labels = [b'device="%d:%d",' % (row.major, row.minor) + place[row.row] for row in moved]
+    for name, help, field in _IO:
+        counts = [getattr(row, field) for row in moved]
+        yield _family(f"container_{name}", help, "counter", labels, counts)
 
 
-def _rows(usage: NodeUsage) -> tuple[list[_Row], list[tuple[str, list[Interface]]]]:
+def _interface(one: Interface) -> bytes:
+    return labelled(("interface",), (one.name,)).encode() + b","
+
+
+def _shown(usage: NodeUsage) -> tuple[_Shown, list[tuple[bytes, list[Interface]]]]:
     """Each group with its labels, and each network namespace with those of the sandbox that owns it."""
-    rows = [_row(usage.root)]
-    rows += [_row(group) for group in usage.system.values() if group.cgroup.strip("/")]
-    networks = [(rows[0].labels, usage.network)]
+    shown = _Shown([], [], [])
+
+    def put(group: UsedGroup, started: float, *rest: str) -> bytes:
+        labels = _labels(group.cgroup, *rest)
+        shown.rows.append(group.sample.row)
+        shown.labels.append(labels)
+        shown.started.append(int(started * 10**MICRO))
+        return labels
+
+    networks = [(put(usage.root, 0.0), usage.network)]
+    for group in usage.system.values():
+        if group.cgroup.strip("/"):
+            put(group, 0.0)
     for pod in usage.pods:
         record = pod.record
         sandbox = record.sandbox
         started = sandbox.created_at if sandbox is not None else 0.0
-        of_pod = {"namespace": record.namespace, "pod": record.name}
-        rows.append(_row(pod.group, started, **of_pod))
-        owner = rows[-1]
+        owner = put(pod.group, started, record.namespace, record.name)
         if pod.sandbox is not None and sandbox is not None:
-            owner = _row(pod.sandbox, started, name=sandbox.id, **of_pod)
-            rows.append(owner)
+            owner = put(pod.sandbox, started, record.namespace, record.name, sandbox.id)
         for group in pod.containers:
-            container = group.container
-            if container is not None:
-                rows.append(
-                    _row(
-                        group,
-                        container.started_at,
-                        container=container.name,
-                        image=container.image,
-                        name=container.id,
-                        **of_pod,
-                    )
-                )
+            of = group.container
+            if of is not None:
+                put(group, of.started_at, record.namespace, record.name, of.id, of.name, of.image)
         if pod.network:
-            networks.append((owner.labels, pod.network))
-    return rows, networks
+            networks.append((owner, pod.network))
+    return shown, networks
 
 
-def _row(
-    group: UsedGroup,
-    started: float = 0.0,
-    *,
-    container: str = "",
-    image: str = "",
-    name: str = "",
-    namespace: str = "",
-    pod: str = "",
-) -> _Row:
-    labels = labelled(
+@lru_cache(MOST_LABELS)
+def _labels(
+    cgroup: str, namespace: str = "", pod: str = "", name: str = "", container: str = "", image: str = ""
+) -> bytes:
+    """Kept from one scrape to the next: most groups are the same, and the text takes longest."""
+    return labelled(
         ("container", "id", "image", "name", "namespace", "pod"),
-        (container, group.cgroup, image, name, namespace, pod),
-    )
-    return _Row(labels, group.sample, started)
-
-
-def _machine() -> Iterator[str]:
-    for name, help, value in (
-        ("machine_cpu_cores", "CPUs", os.cpu_count() or 1),
-        ("machine_memory_bytes", "Memory", memory_total()),
-        ("machine_swap_bytes", "Swap", swap()[0]),
-    ):
-        yield f"{head(name, help, 'gauge')}{name} {value}\n"
+        (container, cgroup, image, name, namespace, pod),
+    ).encode()

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from engine._fast.reading.groups import COLUMNS
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.usage import shown
-from engine.node.usage.group import GroupSample, read_group
+from engine.node.usage.group import GroupSample, GroupTable
 from engine.node.usage.network import interfaces_of, read_devices
 from engine.node.usage.sampler import UsageSampler
 
@@ -62,9 +63,16 @@ def tree(top: Path, files: dict[str, str]) -> Path:
     return top
 
 
+def read(cgroup: str, mount: Path) -> GroupSample:
+    table = GroupTable()
+    sample = table.add(cgroup)
+    table.read(mount)
+    return sample
+
+
 @pytest.mark.parametrize("files", [V1, V2], ids=["v1", "v2"])
 def test_a_group_is_read_the_same_from_both_versions(tmp_path: Path, files: dict[str, str]) -> None:
-    found = read_group("/g", tree(tmp_path, files))
+    found = read("/g", tree(tmp_path, files))
     assert (found.cpu, found.cpu_user, found.cpu_system) == (2_500_000_000, 1_000_000_000, 500_000_000)
     assert (found.periods, found.throttled_periods, found.throttled) == (10, 3, 7000)
     assert (found.shares, found.quota, found.period) == (512 if files is V1 else 500, -1, 100_000)
@@ -72,12 +80,12 @@ def test_a_group_is_read_the_same_from_both_versions(tmp_path: Path, files: dict
     assert (found.rss, found.cache, found.swap, found.swap_limit) == (600, 400, 5, 2_000_000)
     assert (found.faults, found.major_faults, found.memory_failures, found.oom_kills) == (9, 2, 4, 1)
     assert (found.threads, found.threads_limit, found.processes) == (5, None, 2)
-    assert found.io == [("8:0", 10, 20, 1, 2)]
+    assert found.first_process == 1
+    assert found.table.io == [(0, 8, 0, 10, 20, 1, 2)]
 
 
 def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
-    found = read_group("/g", tree(tmp_path, V2))
-    assert set(found.pressure) == {"cpu"}
+    found = read("/g", tree(tmp_path, V2))
     cpu = shown.psi(found, "cpu")
     assert cpu == {
         "some": {"total": 77, "avg10": 1.5, "avg60": 0.2, "avg300": 0.0},
@@ -88,8 +96,11 @@ def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
 
 def test_a_group_that_is_gone_has_no_numbers(tmp_path: Path) -> None:
     (tmp_path / "memory").mkdir()
-    assert read_group("/none", tmp_path) == GroupSample()
-    assert read_group("/none", tmp_path / "elsewhere").memory is None
+    for mount in (tmp_path, tmp_path / "elsewhere"):
+        found = read("/none", mount)
+        assert {getattr(found, name) for name in (*COLUMNS, "working_set")} == {None}
+        assert found.pressure("cpu", "some") is None
+        assert found.table.io == []
 
 
 def test_devices_but_for_the_loopback() -> None:
@@ -133,3 +144,33 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
     assert later.pods[0].group.rate == 500_000_000
     assert readings == [100.0, 102.0]
     assert "runtime" not in later.system
+
+
+async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> None:
+    """Where a container's group was is remembered only as long as it is there."""
+    inner = {name.replace("/g/", "/g/cri-id.scope/"): text for name, text in V1.items()}
+    mount, now = tree(tmp_path, {**V1, **inner}), [100.0]
+    containers = [ContainerRecord("id", "c", "s", RUNNING, 0, 1.0)]
+    record = PodRecord("u", "p", "n", [SandboxRecord("s", True, 0, 1.0, host_network=True)], containers)
+    sampler = UsageSampler(
+        pods=lambda: [record],
+        pod_cgroup=lambda uid: "/g",
+        pods_root=lambda: None,
+        runtime=tmp_path / "none.sock",
+        clock=lambda: now[0],
+        mount=mount,
+    )
+    found = []
+    for move in (None, None, "id-again", None, None):
+        if move is not None:
+            for controller in ("cpuacct", "cpu", "memory", "pids", "blkio"):
+                (tmp_path / controller / "g/cri-id.scope").rename(tmp_path / controller / "g" / move)
+        now[0] += 10
+        (pod,) = (await sampler.sample()).pods
+        found.append([(group.cgroup, group.sample.memory) for group in pod.containers])
+    first, gone, later = (
+        [("/g/cri-id.scope", 1_000_000)],
+        [("/g/cri-id.scope", None)],
+        [("/g/id-again", 1_000_000)],
+    )
+    assert found == [first, first, gone, later, later]

@@ -42,7 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"api", "metrics", "host", "wire", "cri"},
     "node": BASE | DECISION_ROOMS | {"host", "wire", "cri", "cluster"},
     "bench": {"api", "host", "wire"},
-    "server": {"api", "metrics", "host", "node"},
+    "server": {"api", "metrics", "host", "node", "_fast"},
     "plan": BASE | DECISION_ROOMS | {"host"},
 }
 

@@ -19,7 +19,7 @@ from engine.api.pod import Container, Pod, PodSpec
 from engine.api.struct import decode_hook
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.container_access import ContainerAccess
-from engine.node.usage.group import GroupSample
+from engine.node.usage.group import GroupTable
 from engine.node.usage.sampler import NodeUsage, UsedGroup
 from engine.server.port.door import SecurePort
 from engine.testing.apiserver import Authority, CertificatePair
@@ -73,7 +73,10 @@ class SecuredView(View):
     logs: Path = Path("/nowhere")
 
     async def usage(self) -> NodeUsage:
-        return NodeUsage(0.0, UsedGroup("/", GroupSample(cpu=1)), {}, [], [])
+        table = GroupTable()
+        root = UsedGroup("/", table.add("/"))
+        table.read()
+        return NodeUsage(0.0, table, root, {}, [], [])
 
     def __post_init__(self) -> None:
         self.known = [running_pod()]

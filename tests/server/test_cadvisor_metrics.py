@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage.group import GroupSample, Pressure
+from engine.node.usage.group import GroupTable
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import NodeUsage, UsedGroup, UsedPod
 from engine.server.cadvisor_metrics import cadvisor_metrics
 
+EVERYWHERE = {
+    "cpu.stat": "usage_usec 2500000\n",
+    "memory.current": "100\n",
+    "memory.stat": "inactive_file 30\nanon 60\n",
+}
+LIMITED = {
+    "cpu.max": "50000 100000\n",
+    "memory.max": "4096\n",
+    "memory.stat": "inactive_file 30\nanon 60\npgfault 3\npgmajfault 0\n",
+    "io.stat": "8:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n",
+    "cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=1500000\n",
+}
 
-def used(cgroup: str, container: ContainerRecord | None = None, **fields: object) -> UsedGroup:
-    sample = GroupSample(cpu=2_500_000_000, memory=100, inactive_file=30, rss=60, **fields)  # type: ignore[arg-type]
-    return UsedGroup(cgroup, sample, container=container)
 
+def test_series_and_labels(tmp_path: Path) -> None:
+    table = GroupTable()
 
-def test_series_and_labels() -> None:
+    def used(cgroup: str, container: ContainerRecord | None = None) -> UsedGroup:
+        directory = tmp_path / cgroup.strip("/")
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in (EVERYWHERE | (LIMITED if container else {})).items():
+            (directory / name).write_text(text)
+        return UsedGroup(cgroup, table.add(cgroup), container=container)
+
     container = ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, started_at=7.5, image='i"mage')
     record = PodRecord("u", "p", "n", [SandboxRecord("s", True, 0, 5.0)], [container])
     pod = UsedPod(
         record,
         used("/kubepods/podu"),
-        [
-            used(
-                "/kubepods/podu/id",
-                container,
-                quota=50_000,
-                memory_limit=4096,
-                faults=3,
-                io=[("8:0", 1, 2, 3, 4)],
-                pressure={"cpu": {"some": Pressure(1_500_000, 0, 0, 0)}},
-            )
-        ],
+        [used("/kubepods/podu/id", container)],
         used("/kubepods/podu/s"),
         [Interface("eth0", 1, 2, 3, 4, 5, 6, 7, 8)],
     )
-    usage = NodeUsage(1000.9, used("/"), {"pods": used("/kubepods")}, [pod], [])
+    root, pods = used("/"), used("/kubepods")
+    gone = UsedGroup("/gone", table.add("/gone"))
+    table.read(tmp_path)
+    usage = NodeUsage(1000.9, table, root, {"pods": pods, "runtime": gone}, [pod], [])
     found: dict[tuple[str, str, str], float] = {}
     for family in text_string_to_metric_families(cadvisor_metrics(usage).decode()):
         for sample in family.samples:
@@ -57,4 +69,5 @@ def test_series_and_labels() -> None:
     assert found["container_last_seen", own, ""] == 1000
     assert found["container_network_transmit_bytes_total", "/kubepods/podu/s", "eth0"] == 5
     assert ("container_spec_cpu_quota", "/", "") not in found
+    assert ("container_memory_working_set_bytes", "/gone", "") not in found
     assert found["machine_cpu_cores", "", ""] >= 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine._fast.reading.groups import ABSENT
 from engine.cri.records import ContainerRecord, PodRecord
-from engine.node.usage.group import MOUNT, GroupSample, children, first_process, is_v1, read_group
+from engine.node.usage.group import MOUNT, GroupSample, GroupTable, children, is_v1
 from engine.node.usage.network import Interface, interfaces_of
 
 SHARED_SECONDS = 1.0
@@ -20,11 +21,13 @@ NANO = 10**9
 
 @dataclass(slots=True)
 class UsedGroup:
-    """A group and whose it is; `rate` is nanoseconds of CPU per second since it was read before."""
+    """A group and whose it is: `owner` is the id of a container or sandbox, "" for others. `rate` is
+    nanoseconds of CPU per second since it was read before."""
 
     cgroup: str
     sample: GroupSample
     rate: int | None = None
+    owner: str = ""
     container: ContainerRecord | None = None
 
 
@@ -41,9 +44,11 @@ class UsedPod:
 
 @dataclass(slots=True)
 class NodeUsage:
-    """`time` is Unix seconds; `system` are the groups of the agent (`kubelet`), the runtime and all pods."""
+    """`time` is Unix seconds; `table` has all groups; `system` are the groups of the agent (`kubelet`), the
+    runtime and all pods."""
 
     time: float
+    table: GroupTable
     root: UsedGroup
     system: dict[str, UsedGroup]
     pods: list[UsedPod]
@@ -69,6 +74,7 @@ class UsageSampler:
         self._clock = clock
         self._mount = mount
         self._before: dict[str, tuple[float, int]] = {}
+        self._where: dict[str, str] = {}
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
 
@@ -91,47 +97,72 @@ class UsageSampler:
 
     def _read_all(self, places: Sequence[tuple[PodRecord, str]], pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        known, self._before = self._before, {}
-
-        def used(cgroup: str, container: ContainerRecord | None = None) -> UsedGroup:
-            sample = read_group(cgroup, self._mount)
-            group = UsedGroup(cgroup, sample, container=container)
-            if sample.cpu is not None:
-                self._before[cgroup] = (now, sample.cpu)
-                if cgroup in known:
-                    group.rate = _rate(known[cgroup], (now, sample.cpu))
-            return group
-
+        table = GroupTable()
         system = {
             "kubelet": own_cgroup("self"),
             "runtime": _cgroup_of_server(self._runtime),
             "pods": pods_root,
         }
-        return NodeUsage(
-            now,
-            used("/"),
-            {name: used(cgroup) for name, cgroup in system.items() if cgroup},
-            [self._pod(record, cgroup, used) for record, cgroup in places],
-            interfaces_of("self"),
-        )
-
-    def _pod(self, record: PodRecord, cgroup: str, used: Callable[..., UsedGroup]) -> UsedPod:
-        pod = UsedPod(record, used(cgroup))
-        names = list(children(cgroup, self._mount))
-        for container in record.may_run:
-            name = next((name for name in names if container.id in name), None)
-            if name is not None:
-                pod.containers.append(used(f"{cgroup}/{name}", container))
-        sandbox = record.sandbox
-        if sandbox is not None:
-            name = next((name for name in names if sandbox.id in name), None)
-            if name is not None:
-                pod.sandbox = used(f"{cgroup}/{name}")
-            if not sandbox.host_network:
+        root = UsedGroup("/", table.add("/"))
+        system_groups = {
+            name: UsedGroup(cgroup, table.add(cgroup)) for name, cgroup in system.items() if cgroup
+        }
+        pods = [self._pod(record, cgroup, table) for record, cgroup in places]
+        table.read(self._mount)
+        self._count_rates(table, now, [root, *system_groups.values(), *_groups_of(pods)])
+        there = (table.column("memory") != ABSENT).tolist()
+        self._where = {
+            group.owner: group.cgroup for group in _groups_of(pods) if group.owner and there[group.sample.row]
+        }
+        first_process = table.column("first_process").tolist()
+        for pod in pods:
+            if pod.record.sandbox is not None and not pod.record.sandbox.host_network:
                 inside = [*filter(None, [pod.sandbox]), *pod.containers]
-                pids = (first_process(group.cgroup, self._mount) for group in inside)
-                pod.network = next((interfaces_of(pid) for pid in pids if pid is not None), [])
+                pids = (first_process[group.sample.row] for group in inside)
+                pod.network = next((interfaces_of(pid) for pid in pids if pid != ABSENT), [])
+        return NodeUsage(now, table, root, system_groups, pods, interfaces_of("self"))
+
+    def _pod(self, record: PodRecord, cgroup: str, table: GroupTable) -> UsedPod:
+        """Its groups, of which those are looked for that nobody has seen before."""
+        pod = UsedPod(record, UsedGroup(cgroup, table.add(cgroup)))
+        names: list[str] | None = None
+
+        def used(owner: str, container: ContainerRecord | None = None) -> UsedGroup | None:
+            nonlocal names
+            place = self._where.get(owner)
+            if place is None:
+                if names is None:
+                    names = list(children(cgroup, self._mount))
+                name = next((name for name in names if owner in name), None)
+                if name is None:
+                    return None
+                place = f"{cgroup}/{name}"
+            return UsedGroup(place, table.add(place), owner=owner, container=container)
+
+        pod.containers = [group for each in record.may_run if (group := used(each.id, each)) is not None]
+        if record.sandbox is not None:
+            pod.sandbox = used(record.sandbox.id)
         return pod
+
+    def _count_rates(self, table: GroupTable, now: float, groups: Iterable[UsedGroup]) -> None:
+        known, self._before = self._before, {}
+        used = table.column("cpu").tolist()
+        for group in groups:
+            cpu = used[group.sample.row]
+            if cpu == ABSENT:
+                continue
+            before = known.get(group.cgroup)
+            self._before[group.cgroup] = (now, cpu)
+            if before is not None:
+                group.rate = _rate(before, (now, cpu))
+
+
+def _groups_of(pods: Iterable[UsedPod]) -> Iterator[UsedGroup]:
+    for pod in pods:
+        yield pod.group
+        yield from pod.containers
+        if pod.sandbox is not None:
+            yield pod.sandbox
 
 
 def _rate(before: tuple[float, int], now: tuple[float, int]) -> int | None:

@@ -11,6 +11,7 @@ from engine.node.usage.network import Interface
 from engine.node.usage.sampler import UsedGroup
 
 ETH0 = "eth0"
+_NO_PRESSURE = Pressure(0, 0.0, 0.0, 0.0)
 
 
 def group(used: UsedGroup, now: float) -> dict[str, Any]:
@@ -71,11 +72,10 @@ def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
 
 def psi(sample: GroupSample, name: str) -> dict[str, Any] | None:
     """PSI of `cpu`, `memory` or `io`, None where the kernel has none."""
-    found = sample.pressure.get(name)
-    if not found:
+    found = {kind: sample.pressure(name, kind) for kind in ("full", "some")}
+    if not any(found.values()):
         return None
-    none = Pressure(0, 0.0, 0.0, 0.0)
-    return {kind: _pressure(found.get(kind, none)) for kind in ("full", "some")}
+    return {kind: _pressure(pressure or _NO_PRESSURE) for kind, pressure in found.items()}
 
 
 def _pressure(pressure: Pressure) -> dict[str, float]:

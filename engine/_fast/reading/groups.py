@@ -1,0 +1,11 @@
+"""Numbers of many cgroups at once: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+
+from engine._fast._select import PURE
+from engine._fast.reading._groups_py import ABSENT, COLUMNS, PRESSURE, IoRow
+
+if PURE:
+    from engine._fast.reading._groups_py import read_groups
+else:
+    from engine._fast.reading._groups_c import read_groups
+
+__all__ = ["ABSENT", "COLUMNS", "PRESSURE", "IoRow", "read_groups"]
