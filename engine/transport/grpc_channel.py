@@ -40,6 +40,7 @@ ANSWER_WITHIN = 1.0
 """Seconds that what a server asks beside its answer to a call may wait for the next call to go with it."""
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
+_NOT_ONE = "the answer is not one message"
 _OF_RESET = {7: UNAVAILABLE, 8: CANCELLED, 11: RESOURCE_EXHAUSTED, 12: PERMISSION_DENIED}
 _OF_HTTP = {
     400: INTERNAL,
@@ -233,9 +234,9 @@ class _Connection:
         if self._later is not None:
             self._later.cancel()
         self._on_lost(self, why)
-        for call in list(self._calls.values()):
+        begun, self._calls = list(self._calls.values()), {}
+        for call in begun:
             call.fail(CallFailed(UNAVAILABLE, why))
-        self._calls.clear()
         self._begin_elsewhere(self._all_waiting())
 
     def _send(self, data: bytes | bytearray) -> int:
@@ -384,7 +385,8 @@ class _Call:
     def data(self, data: bytes) -> None:
         self._give_back(len(data))
         self._answer += data
-        self.checked_size()
+        if 0 < self.checked_size() < len(self._answer):
+            self.fail(CallFailed(INTERNAL, _NOT_ONE))
 
     def checked_size(self) -> int:
         """How many bytes the message in hand has with its prefix, or 0 where that is not known yet."""
@@ -405,7 +407,7 @@ class _Call:
         if (failure := self._failure()) is not None:
             self.fail(failure)
         elif not self._answer or len(self._answer) != self.checked_size():
-            self.fail(CallFailed(INTERNAL, "the answer is not one message"))
+            self.fail(CallFailed(INTERNAL, _NOT_ONE))
         elif not self.done.done():
             self.done.set_result(bytes(memoryview(self._answer)[_PREFIX:]))
 
@@ -419,12 +421,11 @@ class _Call:
         if self._status == b"0":
             return None
         if self._status is not None:
-            code = int(self._status) if self._status.isdigit() and len(self._status) < 4 else UNKNOWN
-            return CallFailed(code, unquote_to_bytes(self._details).decode(errors="replace"))
+            return CallFailed(_number(self._status, UNKNOWN), unquote_to_bytes(self._details).decode(errors="replace"))
         if self._http_status != b"200":
-            http = self._http_status.decode("latin-1")
-            code = _OF_HTTP.get(int(http), UNKNOWN) if http.isdigit() else UNKNOWN
-            return CallFailed(code, f"unexpected HTTP status code {http or 'missing'}")
+            code = _OF_HTTP.get(_number(self._http_status, 0), UNKNOWN)
+            http = self._http_status.decode("latin-1") or "missing"
+            return CallFailed(code, f"unexpected HTTP status code {http}")
         return CallFailed(INTERNAL, "the server ended the call without a status")
 
     def _give_back(self, size: int) -> None:
@@ -483,6 +484,11 @@ class _Streaming(_Call):
         if not self._ended:
             self._ended, self._error = True, error
         self._news.set()
+
+
+def _number(status: bytes, otherwise: int) -> int:
+    """Of three digits at most."""
+    return int(status) if status.isdigit() and len(status) < 4 else otherwise
 
 
 @lru_cache(maxsize=512)

@@ -92,6 +92,8 @@ async def failed(channel: Channel, method: str = "/t/x", timeout: float = 30) ->
         ([(":status", "404")], grpc_channel.UNIMPLEMENTED),
         ([(":status", "503")], grpc_channel.UNAVAILABLE),
         ([(":status", "418")], grpc_channel.UNKNOWN),
+        ([(b":status", "²".encode("latin-1"))], grpc_channel.UNKNOWN),
+        ([(":status", "9" * 5000)], grpc_channel.UNKNOWN),
         ([(":status", "200")], grpc_channel.INTERNAL),
         ([(":status", "200"), ("grpc-status", "0")], grpc_channel.INTERNAL),
         ([(":status", "200"), ("grpc-status", "9")], 9),
@@ -151,6 +153,36 @@ async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path
             server.flush()
         assert await asyncio.gather(first, *calls) == [b"done"] * 5
         assert server.order == [f"/t/{n}" for n in range(5)]
+        channel.close()
+
+
+async def test_a_call_that_waits_for_a_lost_connection_begins_on_another(tmp_path: Path) -> None:
+    def heed(server: Scripted, stream: int, _: Any) -> None:
+        if server.connections == 2:
+            server.answer(stream, b"done")
+
+    async with Scripted(tmp_path / "s", heed, most=1) as server:
+        channel = Channel(str(tmp_path / "s"), limit=LIMIT)
+        first = asyncio.create_task(channel.unary("/t/0", b"", 60))
+        await eventually(lambda: bool(server.order))
+        second = asyncio.create_task(channel.unary("/t/1", b"", 60))
+        await asyncio.sleep(0)
+        server.writer.close()
+        with pytest.raises(CallFailed, match="closed the connection"):
+            await first
+        async with asyncio.timeout(20):
+            assert await second == b"done"
+        channel.close()
+
+
+async def test_an_answer_that_goes_on_beyond_its_size_ends_the_call(tmp_path: Path) -> None:
+    def heed(server: Scripted, stream: int, _: Any) -> None:
+        server.h2.send_headers(stream, [(":status", "200")])
+        server.h2.send_data(stream, b"\0\0\0\0\2ab and more")
+
+    async with Scripted(tmp_path / "s", heed):
+        channel = Channel(str(tmp_path / "s"), limit=LIMIT)
+        assert await failed(channel) == grpc_channel.INTERNAL
         channel.close()
 
 
