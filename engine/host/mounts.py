@@ -6,7 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from engine.host.beneath import HANDLE, open_beneath, opened, same_file
+from engine.host.beneath import HANDLE, mount_id, open_beneath, opened, same_file
 from engine.host.mountinfo import mounts_below
 
 _MS_BIND = 0x1000
@@ -32,6 +32,18 @@ def _mount(source: str, target: Path, kind: str, flags: int, options: str) -> No
     if _libc.mount(*words, flags, os.fsencode(options) if options else None) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(target))
+
+
+def is_mount(directory: Path) -> bool:
+    """Whether something is mounted there, be it a directory of the same file system; not so where nothing is.
+
+    Raises `OSError`.
+    """
+    try:
+        with opened(directory) as at, opened(directory.parent) as parent:
+            return mount_id(at) != mount_id(parent)
+    except FileNotFoundError:
+        return False
 
 
 def unmount(descriptor: int) -> None:

@@ -34,12 +34,14 @@ from engine.api.pod import (
     VolumeProjection,
 )
 from engine.api.quantity import Quantity
+from engine.api.storage import LocalVolume
 from engine.cri.records import EXITED, ContainerRecord, PodRecord
 from engine.host.mounts import mounts_below, unmount_below
 from engine.node.cluster_objects import NoCluster
 from engine.node.termination_message import LastWords, termination_message
 from engine.node.volumes import PodVolumes, VolumeRefused
 from engine.node.volumes.agent_written import is_agent_written, nested_mount_points
+from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.container_files import termination_message_file
 from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.empty_dir import memory_size
@@ -489,3 +491,18 @@ async def test_the_runtime_gets_mounts_that_no_container_can_move(
     (bench.manifests / "web.yaml").unlink()
     await eventually(lambda: not directory.exists())
     assert mounts_below(bench.root) == []
+
+
+@pytest.mark.root
+def test_a_local_volume_is_mounted_once_and_shared_with_one_group(
+    volumes: PodVolumes, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    bound = {"v": BoundVolume("pv", LocalVolume(str(data)))}
+    first, second = pod(Volume("v"), group=77), pod(Volume("v"), group=88)
+    second.metadata.uid = "u2"
+    for one in (first, first, second, second):
+        assert data.samefile(volumes.set_up(one, bound, allocatable=ALLOCATABLE)["v"])
+    assert len(mounts_below(tmp_path)) == 2
+    assert data.stat().st_gid == 77

@@ -19,7 +19,7 @@ from engine.api.resources import MEMORY, pod_limits
 from engine.cgroups.values import limits_declared
 from engine.cri.paths import EMPTY_DIR, volume_path
 from engine.host.beneath import make_directories, opened, same_file
-from engine.host.mounts import mount_filesystem
+from engine.host.mounts import is_mount, mount_filesystem
 
 _MEMORY_MEDIUM = "Memory"
 _HUGE_PAGES_MEDIUM = "HugePages"
@@ -38,7 +38,7 @@ def set_up(
     """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
     path = volume_path(pod_directory, EMPTY_DIR, name)
     ready = pod_directory / "plugins" / EMPTY_DIR / name / "ready"
-    mounted = volume.medium == "" or path.is_mount()
+    mounted = volume.medium == "" or is_mount(path)
     if ready.exists() and path.is_dir() and mounted:
         return path
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

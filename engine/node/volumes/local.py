@@ -12,7 +12,7 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.storage import LocalVolume
 from engine.cri.paths import LOCAL_VOLUME, volume_path
 from engine.host.beneath import HANDLE, open_beneath, same_file
-from engine.host.mounts import bind
+from engine.host.mounts import bind, is_mount
 from engine.host.trees import walk
 
 _GROUP_FILE, _GROUP_DIRECTORY = 0o660, 0o2770
@@ -30,7 +30,7 @@ def set_up(
     if not volume.path.startswith("/") or ".." in volume.path.split("/") or "\0" in volume.path:
         raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
-    if target.is_mount():
+    if is_mount(target):
         return target
     directory = os.open(volume.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -49,7 +49,7 @@ def set_up(
 
 def _is_used(pod_directory: Path, name: str) -> bool:
     """Whether another pod has it now."""
-    return any(path.is_mount() for path in pod_directory.parent.glob(f"*/volumes/{LOCAL_VOLUME}/{name}"))
+    return any(is_mount(path) for path in pod_directory.parent.glob(f"*/volumes/{LOCAL_VOLUME}/{name}"))
 
 
 def _belongs(directory: int, group: int) -> bool:

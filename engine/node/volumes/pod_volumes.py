@@ -11,7 +11,7 @@ from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
-from engine.host.mounts import unmount_below
+from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
 from engine.node.volumes import agent_written, empty_dir, host_path, local, sub_path
 from engine.node.volumes.claims import BoundVolume
@@ -63,7 +63,7 @@ class PodVolumes:
         path = volume_path(self.pod_directory(pod.uid), plugin, volume.name)
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         path.mkdir(mode=0o755, exist_ok=True)
-        if plugin != CONFIG_MAP and not path.is_mount():
+        if plugin != CONFIG_MAP and not is_mount(path):
             empty_dir.mount_memory(path, empty_dir.memory_size(None, pod, allocatable.get(MEMORY)))
         agent_written.write(path, volume.name, pod, contents.files, fs_group(pod), self._clock())
         return path
