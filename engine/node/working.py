@@ -93,17 +93,22 @@ class Working:
         return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
 
     async def _resize(self) -> None:
+        """Meanwhile the source may have asked for another resize, which is next, or for another spec."""
         hand = self._hand
-        if hand.resize is None:
+        before, resize = hand.pod, hand.resize
+        if resize is None:
             return
-        resized = await carry_out(hand.pod, hand.resize, self._services, self._publish)
-        if resized is not None:
-            await self._keep(resized)
-            resized.status = hand.pod.status
+        resized = await carry_out(before, resize, self._services, self._publish)
+        if resized is None:
+            return
+        await self._keep(resized)
+        if hand.pod is before:
+            resized.status = before.status
             hand.pod = resized
-            hand.resize = None
             self._services.volume_keeper.described(resized)
-            self._made_room()
+        if hand.resize is resize:
+            hand.resize = None
+        self._made_room()
 
     async def _keep(self, pod: Pod) -> None:
         """As what it was accepted, before anything of it is made."""

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.api.pod import Pod
+from engine.node.worker import PodWorker
 from engine.runtime.hollow import HollowRuntime
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
@@ -35,6 +37,21 @@ async def half(bench: Bench) -> int:
     return int(node.node_object().allocatable["cpu"].milli) // 2
 
 
+def hold_updates(
+    hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set once the runtime was asked to resize a container, and to be set to let it."""
+    update, updating, go_on = hollow.backend.update_resources, asyncio.Event(), asyncio.Event()
+
+    async def slow_update(*args: Any) -> None:
+        updating.set()
+        await go_on.wait()
+        await update(*args)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", slow_update)
+    return updating, go_on
+
+
 async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(bench: Bench, half: int):
     write(bench, "a", half)
     await eventually(lambda: requested(bench, "a") == half)
@@ -49,14 +66,7 @@ async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(bench: Benc
 async def test_two_resizes_do_not_get_the_same_room(
     bench: Bench, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
 ):
-    update, updating, go_on = hollow.backend.update_resources, asyncio.Event(), asyncio.Event()
-
-    async def slow_update(*args: Any) -> None:
-        updating.set()
-        await go_on.wait()
-        await update(*args)
-
-    monkeypatch.setattr(hollow.backend, "update_resources", slow_update)
+    updating, go_on = hold_updates(hollow, monkeypatch)
     write(bench, "a", half + 100)
     await eventually(updating.is_set)
     write(bench, "b", half + 100)
@@ -76,3 +86,17 @@ async def test_a_resize_that_is_taken_back_holds_nothing(bench: Bench, half: int
     await eventually(lambda: condition(bench, "b") == "")
     write(bench, "c", half - 100)
     await eventually(lambda: bench.phase("c") == "Running")
+
+
+async def test_a_resize_that_another_follows_while_it_is_carried_out(
+    bench: Bench, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+):
+    updating, go_on = hold_updates(hollow, monkeypatch)
+    heard, update = list[Pod](), PodWorker.update
+    monkeypatch.setattr(PodWorker, "update", lambda worker, pod: (heard.append(pod), update(worker, pod)))
+    write(bench, "a", 200)
+    await eventually(updating.is_set)
+    write(bench, "a", 300)
+    await eventually(lambda: len(heard) == 2)
+    go_on.set()
+    await eventually(lambda: requested(bench, "a") == 300)
