@@ -18,7 +18,7 @@ from engine.api.pod import Pod
 from engine.cri.client import NotFound, RuntimeClient
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.container_logs import LogOptions, logged_container, spec_of
-from engine.node.log_reader import LogWatch, open_log, read_log
+from engine.node.log_reader import LogWatch, read_log
 
 
 class Unknown(InvalidInput):
@@ -78,14 +78,15 @@ class ContainerAccess:
         record = self._record(uid, wanted)
         if record is None or not record.log_path:
             raise InvalidInput(f"unable to retrieve container logs for {wanted}")
-        path = Path(record.log_path)
-        descriptor = await open_log(path, self._pod_logs)
 
         def running() -> bool:
             now = self._record(uid, wanted)
             return now is not None and now.running
 
-        return read_log(descriptor, path, self._pod_logs, options, running=running, watch=self._watch)
+        path = Path(record.log_path)
+        pieces = read_log(path, self._pod_logs, options, running=running, watch=self._watch)
+        await anext(pieces)
+        return pieces
 
     async def exec_url(
         self, namespace: str, name: str, container: str, command: list[str], streams: Streams

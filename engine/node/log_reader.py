@@ -12,6 +12,7 @@ import errno
 import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, KubengineError
@@ -70,12 +71,12 @@ class LogWatch:
                 news.set()
 
 
-async def open_log(path: Path, top: Path) -> int:
-    """A descriptor of a log beneath `top`. Raises InvalidInput naming the path."""
+async def _opened(path: Path, top: Path) -> FileIO:
+    """A log beneath `top`. Raises InvalidInput naming the path."""
 
-    def open_it() -> int:
+    def open_it() -> FileIO:
         with opened_parent(path, top) as (directory, name):
-            return open_regular(directory, name)
+            return FileIO(open_regular(directory, name))
 
     try:
         return await asyncio.to_thread(open_it)
@@ -84,17 +85,13 @@ async def open_log(path: Path, top: Path) -> int:
 
 
 async def read_log(
-    descriptor: int,
-    path: Path,
-    top: Path,
-    options: LogOptions,
-    *,
-    running: Callable[[], bool],
-    watch: LogWatch,
+    path: Path, top: Path, options: LogOptions, *, running: Callable[[], bool], watch: LogWatch
 ) -> AsyncGenerator[bytes, None]:
-    """What the reader gets, in pieces; takes the descriptor over. `running` says whether more may come."""
-    log = _Log(descriptor, LogText(options))
+    """What the reader gets of a log beneath `top`, in pieces; the first is empty and says that the log is
+    open. `running` says whether more may come. Raises InvalidInput naming the path."""
+    log = _Log(await _opened(path, top), LogText(options))
     try:
+        yield b""
         await asyncio.to_thread(log.seek, options.tail)
         if not options.follow:
             while piece := await asyncio.to_thread(log.read, last=True):
@@ -110,9 +107,9 @@ async def read_log(
                         yield piece.text
                 if log.done:
                     return
-                if await asyncio.to_thread(_is_another, log.descriptor, path):
+                if await asyncio.to_thread(log.is_another, path):
                     try:
-                        replacement = await open_log(path, top)
+                        replacement = await _opened(path, top)
                     except InvalidInput:
                         pass  # between the two steps of a rotation
                     else:
@@ -142,10 +139,11 @@ class _Piece:
 
 
 class _Log:
-    """One reader's place in a file."""
+    """One reader's place in a file. A thread may still be at it when the reader has gone: it meets a closed
+    file then, not what has come under the number of its descriptor."""
 
-    def __init__(self, descriptor: int, text: LogText) -> None:
-        self.descriptor = descriptor
+    def __init__(self, file: FileIO, text: LogText) -> None:
+        self._file = file
         self._text = text
         self._rest = b""
 
@@ -155,13 +153,13 @@ class _Log:
 
     def seek(self, tail: int | None) -> None:
         if tail is not None:
-            os.lseek(self.descriptor, _tail_offset(self.descriptor, tail), os.SEEK_SET)
+            self._file.seek(_tail_offset(self._file, tail))
 
     def read(self, *, last: bool) -> _Piece | None:
         """None at the end of the file or of what is wanted. `last`: a line without its end is taken too."""
         if self.done:
             return None
-        data = os.read(self.descriptor, PIECE)
+        data = self._file.read(PIECE)
         if not data and not (last and self._rest):
             return None
         lines = _lines(self._rest + data)
@@ -170,12 +168,21 @@ class _Log:
             self._rest = lines.pop()
         return _Piece(self._text.take_all(lines))
 
-    def go_on_in(self, descriptor: int) -> None:
-        os.close(self.descriptor)
-        self.descriptor, self._rest = descriptor, b""
+    def is_another(self, path: Path) -> bool:
+        """Whether the path stands for another file by now, or for none."""
+        held = os.fstat(self._file.fileno())
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino)
+
+    def go_on_in(self, file: FileIO) -> None:
+        self._file.close()
+        self._file, self._rest = file, b""
 
     def close(self) -> None:
-        os.close(self.descriptor)
+        self._file.close()
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -185,13 +192,13 @@ def _lines(data: bytes) -> list[bytes]:
     return [*lines, rest] if rest else lines
 
 
-def _tail_offset(descriptor: int, lines: int) -> int:
+def _tail_offset(file: FileIO, lines: int) -> int:
     """Where the last `lines` whole lines begin; what comes after them belongs to them."""
-    at = os.fstat(descriptor).st_size
+    at = file.seek(0, os.SEEK_END)
     wanted = lines + 1
     while at > 0:
         start = max(0, at - PIECE)
-        data = os.pread(descriptor, at - start, start)
+        data = os.pread(file.fileno(), at - start, start)
         found = data.count(b"\n")
         if found >= wanted:
             end = len(data)
@@ -201,13 +208,3 @@ def _tail_offset(descriptor: int, lines: int) -> int:
         wanted -= found
         at = start
     return 0
-
-
-def _is_another(descriptor: int, path: Path) -> bool:
-    """Whether the path stands for another file by now, or for none."""
-    held = os.fstat(descriptor)
-    try:
-        found = os.lstat(path)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    return (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino)

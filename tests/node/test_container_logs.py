@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from engine.node.container_logs import (
     logged_container,
     nanoseconds,
 )
-from engine.node.log_reader import LogWatch, open_log, read_log
+from engine.node.log_reader import LogWatch, read_log
 from tests.waiting import eventually
 
 LINES = [
@@ -163,8 +165,9 @@ def line(number: int) -> bytes:
 async def opened(
     path: Path, options: LogOptions, running: Callable[[], bool] = lambda: False
 ) -> AsyncGenerator[bytes, None]:
-    descriptor = await open_log(path, path.parent)
-    return read_log(descriptor, path, path.parent, options, running=running, watch=LogWatch())
+    pieces = read_log(path, path.parent, options, running=running, watch=LogWatch())
+    assert await anext(pieces) == b""
+    return pieces
 
 
 @pytest.mark.parametrize("piece", [7, 64, 1 << 18])
@@ -213,10 +216,8 @@ async def test_a_reader_who_leaves_leaves_nothing(tmp_path: Path) -> None:
     path.write_bytes(line(0))
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(50):
-        descriptor = await open_log(path, tmp_path)
-        following = read_log(
-            descriptor, path, tmp_path, LogOptions(follow=True), running=lambda: True, watch=watch
-        )
+        following = read_log(path, tmp_path, LogOptions(follow=True), running=lambda: True, watch=watch)
+        assert await anext(following) == b""
         assert await anext(following) == b"0\n"
         await following.aclose()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -226,4 +227,37 @@ async def test_a_reader_who_leaves_leaves_nothing(tmp_path: Path) -> None:
 async def test_a_link_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "0.log").symlink_to("/etc/passwd")
     with pytest.raises(InvalidInput, match=r"failed to open log file .*0\.log"):
-        await open_log(tmp_path / "0.log", tmp_path)
+        await opened(tmp_path / "0.log", LogOptions())
+
+
+async def test_a_log_of_which_nothing_is_read_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    path.write_bytes(line(0))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        await (await opened(path, LogOptions(follow=True))).aclose()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+async def test_a_search_that_outlives_its_reader_touches_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other, pread = tmp_path / "0.log", tmp_path / "other", os.pread
+    for file in (path, other):
+        file.write_bytes(b"".join(map(line, range(9))))
+    searching, go_on = threading.Event(), threading.Event()
+
+    def slow(descriptor: int, size: int, at: int) -> bytes:
+        searching.set()
+        go_on.wait()
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", slow)
+    reading = asyncio.create_task(anext(await opened(path, LogOptions(tail=1))))
+    await eventually(searching.is_set)
+    reading.cancel()
+    await asyncio.wait({reading})
+    with other.open("rb", buffering=0) as another:
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert another.tell() == 0

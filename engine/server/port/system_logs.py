@@ -7,11 +7,12 @@ import html
 import os
 import stat
 from collections.abc import AsyncGenerator
+from io import FileIO
 from pathlib import Path
 from urllib.parse import quote
 
 from engine.host.beneath import HANDLE, open_beneath, open_regular, opened, same_file
-from engine.server.exchange import Request, Response, plain
+from engine.server.exchange import TEXT, Request, Response, plain
 
 TOP = Path("/var/log")
 PIECE = 256 * 1024
@@ -28,11 +29,13 @@ async def system_logs(request: Request, top: Path = TOP) -> Response:
         return plain(404, "404 page not found\n") if missing else plain(403, "403 Forbidden\n")
     if isinstance(found, bytes):
         return Response(200, "text/html; charset=utf-8", found)
-    return Response(200, "text/plain; charset=utf-8", _pieces(found))
+    pieces = _pieces(found)
+    await anext(pieces)
+    return Response(200, TEXT, pieces)
 
 
-def _open(top: Path, below: str) -> int | bytes:
-    """A file's descriptor, or a directory's page."""
+def _open(top: Path, below: str) -> FileIO | bytes:
+    """A file, or a directory's page."""
     with opened(top) as directory:
         handle = open_beneath(directory, below or ".", HANDLE)
         try:
@@ -40,7 +43,7 @@ def _open(top: Path, below: str) -> int | bytes:
                 return _page(handle)
         finally:
             os.close(handle)
-        return open_regular(directory, below)
+        return FileIO(open_regular(directory, below))
 
 
 def _page(handle: int) -> bytes:
@@ -53,9 +56,9 @@ def _page(handle: int) -> bytes:
     return f"<pre>\n{links}</pre>\n".encode("utf-8", "replace")
 
 
-async def _pieces(descriptor: int) -> AsyncGenerator[bytes, None]:
-    try:
-        while data := await asyncio.to_thread(os.read, descriptor, PIECE):
+async def _pieces(file: FileIO) -> AsyncGenerator[bytes, None]:
+    """The first is empty: from then on the file is closed with the pieces' end."""
+    with file:
+        yield b""
+        while data := await asyncio.to_thread(file.read, PIECE):
             yield data
-    finally:
-        os.close(descriptor)
