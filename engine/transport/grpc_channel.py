@@ -421,7 +421,8 @@ class _Call:
         if self._status == b"0":
             return None
         if self._status is not None:
-            return CallFailed(_number(self._status, UNKNOWN), unquote_to_bytes(self._details).decode(errors="replace"))
+            details = unquote_to_bytes(self._details).decode(errors="replace")
+            return CallFailed(_number(self._status, UNKNOWN), details)
         if self._http_status != b"200":
             code = _OF_HTTP.get(_number(self._http_status, 0), UNKNOWN)
             http = self._http_status.decode("latin-1") or "missing"

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -257,7 +258,8 @@ async def test_a_search_that_outlives_its_reader_touches_no_other_file(
     await eventually(searching.is_set)
     reading.cancel()
     await asyncio.wait({reading})
-    with other.open("rb", buffering=0) as another:
+    with ExitStack() as stack:
+        others = [stack.enter_context(other.open("rb", buffering=0)) for _ in range(9)]
         go_on.set()
         await asyncio.get_running_loop().shutdown_default_executor()
-        assert another.tell() == 0
+        assert [each.tell() for each in others] == [0] * 9
