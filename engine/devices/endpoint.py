@@ -6,25 +6,20 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import grpc
+from google.protobuf.message import Message
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.grpc_codes import rpc_error
+from engine.devices.plugin_channel import Answer, PluginChannel
+from engine.transport.grpc_channel import DEADLINE_EXCEEDED, UNAVAILABLE, CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 
-MAX_MESSAGE = 64 * 1024 * 1024
 MAX_SOCKET_PATH = 107
 _SERVICE = "/v1beta1.DevicePlugin/"
-_OPTIONS = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE),
-    ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-]
 
 log = logging.getLogger("kubengine.devices")
 
@@ -50,12 +45,6 @@ def check_socket_path(path: Path) -> None:
         )
 
 
-def rpc_error(error: grpc.aio.AioRpcError) -> str:
-    """A failed call in the words of the kubelet's own gRPC library."""
-    code = error.code().name.title().replace("_", "")
-    return f"rpc error: code = {code} desc = {error.details() or ''}"
-
-
 class Endpoint:
     """A connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
 
@@ -66,17 +55,14 @@ class Endpoint:
         self.options = wire.DevicePluginOptions()
         self.watching: asyncio.Task[None] | None = None
         self._deadlines = deadlines
-        self._channel = grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS)
+        self._channel = PluginChannel(path)
 
     async def connect(self) -> None:
         """Reach the plugin and read its options."""
         try:
-            async with asyncio.timeout(self._deadlines.dial):
-                await self._channel.channel_ready()
-        except TimeoutError:
-            raise Unavailable(
-                f"no answer at {self.path} within {self._deadlines.dial:g} s", subject=self.resource
-            ) from None
+            await self._channel.reach(self._deadlines.dial)
+        except Unavailable as error:
+            raise Unavailable(error.message, subject=self.resource) from None
         try:
             self.options = await self._call(
                 "GetDevicePluginOptions", wire.Empty(), wire.DevicePluginOptions, self._deadlines.options
@@ -88,18 +74,13 @@ class Endpoint:
 
     async def devices(self) -> AsyncIterator[bytes]:
         """ListAndWatch, as serialized messages; ends when the plugin goes away, whatever the reason."""
-        stream = self._channel.unary_stream(
-            f"{_SERVICE}ListAndWatch",
-            request_serializer=wire.Empty.SerializeToString,
-            response_deserializer=bytes,
-        )(wire.Empty())
         try:
-            async for message in stream:
-                yield message
-        except grpc.aio.AioRpcError as error:
-            log.info("plugin of %s: ListAndWatch ended: %s", self.resource, rpc_error(error))
-        finally:
-            stream.cancel()
+            async with aclosing(self._channel.messages(f"{_SERVICE}ListAndWatch", wire.Empty())) as messages:
+                async for message in messages:
+                    yield message
+        except CallFailed as error:
+            said = rpc_error(error.status, error.details)
+            log.info("plugin of %s: ListAndWatch ended: %s", self.resource, said)
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """The plugin's favourite `size` of `available`; empty if it has none."""
@@ -144,20 +125,11 @@ class Endpoint:
         if self.watching is not None and self.watching is not asyncio.current_task():
             self.watching.cancel()
             await asyncio.gather(self.watching, return_exceptions=True)
-        await self._channel.close(None)
+        self._channel.close()
 
-    async def _call(self, method: str, request: Any, answer: Any, deadline: float) -> Any:
-        call = self._channel.unary_unary(
-            _SERVICE + method,
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=answer.FromString,
-        )
+    async def _call(self, method: str, request: Message, answer: type[Answer], deadline: float) -> Answer:
         try:
-            return await call(request, timeout=deadline)
-        except grpc.aio.AioRpcError as error:
-            kind = (
-                Unavailable
-                if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-                else Refused
-            )
-            raise kind(rpc_error(error), subject=self.resource) from error
+            return await self._channel.call(_SERVICE + method, request, answer, deadline)
+        except CallFailed as error:
+            kind = Unavailable if error.status in (UNAVAILABLE, DEADLINE_EXCEEDED) else Refused
+            raise kind(rpc_error(error.status, error.details), subject=self.resource) from None

@@ -11,18 +11,20 @@ import asyncio
 import logging
 import stat
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
-from engine.devices.endpoint import Deadlines, check_socket_path, rpc_error
+from engine.api.grpc_codes import rpc_error
+from engine.devices.endpoint import Deadlines, check_socket_path
+from engine.devices.plugin_channel import PluginChannel
 from engine.devices.registration import VERSION, Connect, check_resource_name
 from engine.host.tasks import Tasks
+from engine.transport.grpc_channel import CallFailed
 from engine.wire import pluginregistration_v1_pb2 as wire
-from engine.wire.pluginregistration_v1_pb2_grpc import RegistrationStub
 
+SERVICE = "/pluginregistration.Registration/"
 DEVICE_PLUGIN = "DevicePlugin"
 APPEARANCES = 0x100 | 0x080 | 0x200 | 0x040
 """inotify(7): IN_CREATE, IN_MOVED_TO, IN_DELETE, IN_MOVED_FROM."""
@@ -31,6 +33,7 @@ OVERFLOW = 0x4000
 FIRST_RETRY = 0.5
 LAST_RETRY = 122.0
 MAX_SOCKETS = 1000
+MAX_INFO = 4 * 1024 * 1024
 
 log = logging.getLogger("kubengine.devices")
 
@@ -144,20 +147,8 @@ class PluginWatcher:
 
     async def _register(self, path: Path) -> tuple[str, Path]:
         check_socket_path(path)
-        async with grpc.aio.insecure_channel(
-            f"unix:{path}", [("grpc.use_local_subchannel_pool", 1)]
-        ) as channel:
-            stub = RegistrationStub(channel)  # type: ignore[no-untyped-call]
-            try:
-                async with asyncio.timeout(self._deadlines.dial):
-                    await channel.channel_ready()
-                info: wire.PluginInfo = await stub.GetInfo(
-                    wire.InfoRequest(), timeout=self._deadlines.get_info
-                )
-            except TimeoutError:
-                raise Unavailable("no answer", subject=str(path)) from None
-            except grpc.aio.AioRpcError as error:
-                raise Unavailable(f"GetInfo: {rpc_error(error)}", subject=str(path)) from error
+        with closing(PluginChannel(path, limit=MAX_INFO)) as channel:
+            info = await self._info(channel, path)
             endpoint = Path(info.endpoint) if info.endpoint else path
             failure: KubengineError | None = None
             try:
@@ -166,15 +157,26 @@ class PluginWatcher:
             except KubengineError as error:
                 failure = error
             status = wire.RegistrationStatus(plugin_registered=failure is None, error=str(failure or ""))
+            method = f"{SERVICE}NotifyRegistrationStatus"
             try:
-                await stub.NotifyRegistrationStatus(status, timeout=self._deadlines.notify)
-            except grpc.aio.AioRpcError as error:
-                failure = failure or Refused(
-                    f"NotifyRegistrationStatus: {rpc_error(error)}", subject=str(path)
-                )
+                await channel.call(method, status, wire.RegistrationStatusResponse, self._deadlines.notify)
+            except CallFailed as error:
+                said = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
+                failure = failure or Refused(said, subject=str(path))
         if failure is not None:
             raise failure
         return info.name, endpoint
+
+    async def _info(self, channel: PluginChannel, path: Path) -> wire.PluginInfo:
+        request, seconds = wire.InfoRequest(), self._deadlines.get_info
+        try:
+            await channel.reach(self._deadlines.dial)
+            return await channel.call(f"{SERVICE}GetInfo", request, wire.PluginInfo, seconds)
+        except Unavailable as error:
+            raise Unavailable(error.message, subject=str(path)) from None
+        except CallFailed as error:
+            said = f"GetInfo: {rpc_error(error.status, error.details)}"
+            raise Unavailable(said, subject=str(path)) from None
 
 
 def _check(info: wire.PluginInfo) -> None:

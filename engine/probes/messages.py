@@ -10,6 +10,7 @@ import os
 from enum import IntEnum
 from urllib.parse import unquote
 
+from engine.api.grpc_codes import NAMES
 from engine.probes.request import authority
 from engine.probes.spec import ProbeSpec
 
@@ -43,11 +44,6 @@ class Reason(IntEnum):
 
 
 _SERVING = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
-_GRPC_CODES = (
-    "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
-    "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
-    "Internal", "Unavailable", "DataLoss", "Unauthenticated",
-)  # fmt: skip
 _HTTP = {
     Reason.TIMEOUT_RESPONSE: "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
     Reason.TIMEOUT_BODY: "context deadline exceeded (Client.Timeout while reading body)",
@@ -117,7 +113,7 @@ def _grpc(spec: ProbeSpec, reason: Reason, detail: int, excerpt: bytes) -> str:
 
 def _rpc_error(reason: Reason, detail: int, excerpt: bytes) -> str:
     if reason is Reason.GRPC_STATUS:
-        code = _GRPC_CODES[detail] if detail < len(_GRPC_CODES) else str(detail)
+        code = NAMES[detail] if detail < len(NAMES) else str(detail)
         return f"code = {code} desc = {unquote(excerpt.decode(errors='replace'))}"
     why = {
         Reason.GRPC_HTTP: f"unexpected HTTP status code {detail}",

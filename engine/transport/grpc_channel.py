@@ -76,6 +76,16 @@ class Channel:
         self._why = ""
         self._closed = False
 
+    async def connected(self) -> None:
+        """Returns once the server has greeted, tried until it does. Raises CallFailed where it is closed."""
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            with contextlib.suppress(CallFailed):
+                if await asyncio.shield(self._open().greeted):
+                    return
+            await asyncio.sleep(max(0, self._retry_at - loop.time()))
+        raise CallFailed(UNAVAILABLE, "the channel is closed")
+
     async def unary(self, method: str, message: bytes, timeout: float) -> bytes:
         """The answer to one message. Raises CallFailed; cancelled, it takes the call back from the server."""
         loop = asyncio.get_running_loop()
@@ -120,16 +130,14 @@ class Channel:
             raise CallFailed(UNAVAILABLE, "the channel is closed")
         if loop.time() < self._retry_at:
             raise CallFailed(UNAVAILABLE, self._why)
-        connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            connecting.connect(self.path)
+            connected = _connected(self.path)
         except OSError as error:
-            connecting.close()
             self._failed(f"connect: {error.strerror}")
             raise CallFailed(UNAVAILABLE, self._why) from None
         if self._connection is not None:
             self._retiring.add(self._connection)
-        self._connection = _Connection(connecting, loop, self._lost, self._again)
+        self._connection = _Connection(connected, loop, self._lost, self._again)
         return self._connection
 
     def _failed(self, why: str) -> None:
@@ -176,6 +184,8 @@ class _Connection:
         self._buffer = bytearray(65536)
         self._view = memoryview(self._buffer)
         self._lost = False
+        self.greeted: asyncio.Future[bool] = loop.create_future()
+        """Whether the server has sent its settings before the connection ended."""
         self._later: asyncio.TimerHandle | None = None
         loop.add_reader(connected, self._readable)
 
@@ -234,6 +244,7 @@ class _Connection:
         if self._later is not None:
             self._later.cancel()
         self._on_lost(self, why)
+        self._greeted(False)
         begun, self._calls = list(self._calls.values()), {}
         for call in begun:
             call.fail(CallFailed(UNAVAILABLE, why))
@@ -289,6 +300,7 @@ class _Connection:
                 self.lose(f"the server breaks HTTP/2 (error {number})")
                 return
             if kind == SETTINGS:
+                self._greeted(True)
                 self._after_a_call()
             elif kind == GOAWAY:
                 self._go_away(stream)
@@ -296,6 +308,10 @@ class _Connection:
                 self._data(stream, what)
             elif (call := self._calls.get(stream)) is not None:
                 self._tell(call, kind, what, number)
+
+    def _greeted(self, well: bool) -> None:
+        if not self.greeted.done():
+            self.greeted.set_result(well)
 
     def _data(self, stream: int, data: bytes) -> None:
         call = self._calls.get(stream)
@@ -490,6 +506,16 @@ class _Streaming(_Call):
 def _number(status: bytes, otherwise: int) -> int:
     """Of three digits at most."""
     return int(status) if status.isdigit() and len(status) < 4 else otherwise
+
+
+def _connected(path: str) -> socket.socket:
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        connecting.connect(path)
+    except OSError:
+        connecting.close()
+        raise
+    return connecting
 
 
 @lru_cache(maxsize=512)

@@ -7,7 +7,8 @@ import asyncio
 import grpc
 import pytest
 
-from engine.devices.endpoint import Deadlines
+from engine.api.errors import Refused
+from engine.devices.endpoint import Deadlines, Endpoint
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -80,6 +81,22 @@ async def test_registrations_that_are_refused(agent, resource, version, endpoint
     assert words in (refused.value.details() or "")
     assert agent.counts(resource) == (None, None)
     assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
+
+
+async def test_a_plugin_whose_answer_is_no_message_is_refused(tmp_path):
+    async def garbage(request: bytes, context: object) -> bytes:
+        return b"\xff"
+
+    server = grpc.aio.server()
+    handlers = {"GetDevicePluginOptions": grpc.unary_unary_rpc_method_handler(garbage)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers),))
+    server.add_insecure_port(f"unix:{tmp_path / 's'}")
+    await server.start()
+    endpoint = Endpoint(GPU, tmp_path / "s", Deadlines())
+    with pytest.raises(Refused, match="options: rpc error: code = Internal desc = the answer cannot be"):
+        await endpoint.connect()
+    await endpoint.close()
+    await server.stop(None)
 
 
 async def test_endless_names_do_not_grow_the_metrics(agent, monkeypatch):

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "admission": BASE,
     "cgroups": BASE | {"host"},
     "cri": {"api", "metrics", "host", "transport", "wire"},
-    "devices": BASE | {"host", "wire"},
+    "devices": BASE | {"host", "transport", "wire"},
     "images": BASE | {"host", "wire", "cri"},
     "containers": BASE | {"host", "wire", "cri"},
     "eviction": BASE | {"host", "wire", "cri", "images", "containers"},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -195,3 +197,55 @@ async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
         for failing in (call, channel.unary("/t/Echo", b"", 1)):
             with pytest.raises(CallFailed, match="closed"):
                 await failing
+
+
+async def test_a_server_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    service = Service(tmp_path / "s")
+    channel = Channel(str(service.path), limit=LIMIT)
+    waiting = asyncio.create_task(channel.connected())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await service.start()
+    await waiting
+    assert await channel.unary("/t/Echo", b"well", 30) == b"well"
+    await channel.connected()
+    channel.close()
+    with pytest.raises(CallFailed, match="closed"):
+        await channel.connected()
+    await service.server.stop(None)
+
+
+async def test_a_server_that_does_not_greet_is_not_connected(tmp_path: Path) -> None:
+    listening = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        listening.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(serve, str(tmp_path / "s"))
+    channel = Channel(str(tmp_path / "s"), limit=LIMIT)
+    waiting = asyncio.create_task(channel.connected())
+    await listening.wait()
+    assert not waiting.done()
+    channel.close()
+    with pytest.raises(CallFailed, match="closed"):
+        await waiting
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_process_out_of_descriptors_has_a_server_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with served(tmp_path) as (_, channel):
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.transport.grpc_channel.socket.socket", none_left)
+            with pytest.raises(CallFailed, match="Too many open files") as failure:
+                await channel.unary("/t/Echo", b"", 30)
+        assert failure.value.status == grpc_channel.UNAVAILABLE
+        await channel.connected()
+        assert await channel.unary("/t/Echo", b"well", 30) == b"well"

@@ -1,0 +1,15 @@
+"""gRPC status codes by number, in the words of the kubelet's own gRPC library."""
+
+from __future__ import annotations
+
+NAMES = (
+    "OK", "Canceled", "Unknown", "InvalidArgument", "DeadlineExceeded", "NotFound", "AlreadyExists",
+    "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
+    "Internal", "Unavailable", "DataLoss", "Unauthenticated",
+)  # fmt: skip
+
+
+def rpc_error(code: int, details: str) -> str:
+    """A failed call in words."""
+    name = NAMES[code] if 0 <= code < len(NAMES) else f"Code({code})"
+    return f"rpc error: code = {name} desc = {details}"

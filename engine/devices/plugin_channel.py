@@ -1,0 +1,48 @@
+"""Calls to one plugin's socket, with the protocol's own messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from engine.api.errors import Unavailable
+from engine.transport.grpc_channel import INTERNAL, CallFailed, Channel
+
+MAX_MESSAGE = 64 * 1024 * 1024
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class PluginChannel:
+    """Calls to the socket at `path`; each raises `CallFailed`. `limit`: bytes of a message."""
+
+    def __init__(self, path: Path, *, limit: int = MAX_MESSAGE) -> None:
+        self._path = path
+        self._channel = Channel(str(path), limit=limit)
+
+    async def reach(self, seconds: float) -> None:
+        """Connect, again and again until the plugin answers or `Unavailable` says that it did not."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._channel.connected()
+        except TimeoutError:
+            raise Unavailable(f"no answer at {self._path} within {seconds:g} s") from None
+
+    async def call(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
+        data = await self._channel.unary(method, request.SerializeToString(), seconds)
+        try:
+            return answer.FromString(data)
+        except (DecodeError, RecursionError, MemoryError):
+            raise CallFailed(INTERNAL, "the answer cannot be decoded") from None
+
+    def messages(self, method: str, request: Message) -> AsyncGenerator[bytes, None]:
+        """Serialized messages, until the plugin ends the call."""
+        return self._channel.messages(method, request.SerializeToString())
+
+    def close(self) -> None:
+        """Calls that are under way fail."""
+        self._channel.close()
