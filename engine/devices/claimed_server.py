@@ -1,52 +1,149 @@
-"""A gRPC server on a unix socket that is claimed before anything else is touched, and answers later."""
+"""A gRPC server on a unix socket that is claimed before anything else is touched, and answers later.
+
+The socket is ours; what comes on it is handed on to grpcio's server, which the first connection loads.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import grpc
-
-from engine.api.errors import Refused
+from engine.devices.methods import Methods
 from engine.host.sockets import Claim, claim
+from engine.host.tasks import Tasks
+
+if TYPE_CHECKING:
+    from engine.devices.grpc_server import GrpcServer
+
+MOST_CONNECTIONS = 256
+BACKLOG = 256
+LINGER = 5.0
+"""Seconds that a peer has to read the last of what it was sent."""
+_CHUNK = 65536
+
+log = logging.getLogger("kubengine.devices")
 
 
 class ClaimedServer:
-    """`add` gives the server what it serves; it answers at most `most_calls` at once."""
+    """Serves `methods` at `path`: at most `most_calls` at once, on MOST_CONNECTIONS."""
 
-    def __init__(self, path: Path, add: Callable[[grpc.aio.Server], object], *, most_calls: int) -> None:
+    def __init__(self, path: Path, methods: Methods, *, most_calls: int, tasks: Tasks) -> None:
         self._path = path
-        self._add = add
+        self._methods = methods
         self._most_calls = most_calls
-        self._server: grpc.aio.Server | None = None
+        self._connections = tasks.passing("device-connection")
+        self._open = 0
+        self._full = False
+        self._loading = asyncio.Lock()
         self._claim: Claim | None = None
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Server | None = None
+        self._server: GrpcServer | None = None
 
     def claim(self, before: Callable[[], object] = lambda: None) -> None:
         """Make the socket ours, which nobody is answered at yet; only its owner may open it.
 
         `before` is called once nobody else serves there. Raises `Refused` as `host.sockets.claim` does.
         """
-        server = grpc.aio.server(maximum_concurrent_rpcs=self._most_calls)
-        self._add(server)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
         def bind(at: str) -> None:
-            try:
-                server.add_insecure_port(f"unix:{at}")
-            except RuntimeError as error:
-                raise Refused(f"cannot listen: {error}", subject=str(self._path)) from error
+            listener.bind(at)
+            listener.listen(BACKLOG)
 
-        self._claim = claim(self._path, bind, before=before)
-        self._server = server
+        try:
+            self._claim = claim(self._path, bind, before=before)
+        except BaseException:
+            listener.close()
+            raise
+        self._listener = listener
 
     async def start(self) -> None:
         """Answer, at a socket that is claimed by now."""
-        assert self._server is not None
-        await self._server.start()
+        assert self._listener is not None
+        self._accepting = await asyncio.start_unix_server(
+            self._accepted, sock=self._listener, backlog=BACKLOG
+        )
 
     async def stop(self) -> None:
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        await self._connections.stop()
         if self._server is not None:
-            await self._server.stop(None)
+            await self._server.stop()
             self._server = None
         if self._claim is not None:
             self._claim.release()
             self._claim = None
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MOST_CONNECTIONS:
+            if not self._full:
+                log.error("%s: %d connections are the most; others are closed", self._path, self._open)
+            self._full = True
+            writer.transport.abort()
+            return
+        self._open += 1
+        task = self._connections.start(self._hand_on(reader, writer))
+        task.add_done_callback(lambda _: self._closed(writer))
+
+    def _closed(self, writer: asyncio.StreamWriter) -> None:
+        self._open -= 1
+        self._full = False
+        writer.transport.abort()
+
+    async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Carry bytes between a peer and grpcio's server until one of them ends the connection."""
+        server = await self._loaded()
+        inner_reader, inner_writer = await asyncio.open_unix_connection(server.address)
+        try:
+            ways = [
+                asyncio.create_task(_carry(reader, inner_writer)),
+                asyncio.create_task(_carry(inner_reader, writer)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+        finally:
+            inner_writer.transport.abort()
+        writer.close()
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(LINGER):
+                await writer.wait_closed()
+
+    async def _loaded(self) -> GrpcServer:
+        async with self._loading:
+            if self._server is None:
+                make = await asyncio.to_thread(_load)
+                server = make(self._methods, most_calls=self._most_calls)
+                try:
+                    await server.start(self._path.parent)
+                except BaseException:
+                    await server.stop()
+                    raise
+                self._server = server
+            return self._server
+
+
+async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(_CHUNK):
+            sink.write(data)
+            await sink.drain()
+
+
+def _load() -> type[GrpcServer]:
+    from engine.devices.grpc_server import GrpcServer
+
+    return GrpcServer

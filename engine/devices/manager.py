@@ -121,7 +121,7 @@ class DeviceManager:
             one_call_per_pod=section.one_allocate_per_pod,
             keeps_init_surplus=not section.release_init_surplus,
         )
-        self._registration = RegistrationServer(self.plugin_dir, self.connect, registry)
+        self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
         self._watcher = (
             PluginWatcher(
                 registry_dir.resolve(), self.connect, self.disconnect, self._deadlines, make_watch, tasks
@@ -130,7 +130,9 @@ class DeviceManager:
             else None
         )
         self._pod_resources = (
-            PodResourcesServer(pod_resources_dir.resolve(), self.state, active_pods, self.collect, registry)
+            PodResourcesServer(
+                pod_resources_dir.resolve(), self.state, active_pods, self.collect, registry, tasks
+            )
             if pod_resources_dir is not None
             else None
         )

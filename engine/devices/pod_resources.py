@@ -9,25 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import grpc
+from typing import TypeVar
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import NO_NODE, Entry
 from engine.devices.claimed_server import ClaimedServer
 from engine.devices.endpoint import check_socket_path
+from engine.devices.methods import Method
 from engine.devices.state import DeviceState
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.transport.grpc_channel import RESOURCE_EXHAUSTED, UNKNOWN, CallFailed
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
-from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerServicer as ServicerV1
-from engine.wire.podresources_v1_pb2_grpc import add_PodResourcesListerServicer_to_server as add_v1
-from engine.wire.podresources_v1alpha1_pb2_grpc import PodResourcesListerServicer as ServicerV1alpha1
-from engine.wire.podresources_v1alpha1_pb2_grpc import (
-    add_PodResourcesListerServicer_to_server as add_v1alpha1,
-)
 
 SOCKET_NAME = "kubelet.sock"
 QUERIES_PER_SECOND = 100.0
@@ -35,8 +30,7 @@ BURST = 10.0
 MOST_CALLS = 1000
 _PREFIX = "kubelet_pod_resources_endpoint_"
 
-_Answer = TypeVar("_Answer")
-Context = grpc.aio.ServicerContext[Any, Any]
+Answer = TypeVar("Answer")
 
 
 class RateLimit:
@@ -69,6 +63,7 @@ class PodResourcesServer:
         pods: Callable[[], Sequence[Pod]],
         collect: Callable[[], None],
         registry: Registry,
+        tasks: Tasks,
     ) -> None:
         self.path = directory / SOCKET_NAME
         check_socket_path(self.path)
@@ -91,16 +86,20 @@ class PodResourcesServer:
                 ("errors_get_allocatable", "Number of failed requests to GetAllocatableResources."),
             )
         }
-        self._server = ClaimedServer(self.path, self._add_to, most_calls=MOST_CALLS)
+        self._server = ClaimedServer(
+            self.path,
+            {
+                "v1.PodResourcesLister": _V1(self).methods(),
+                "v1alpha1.PodResourcesLister": _V1alpha1(self).methods(),
+            },
+            most_calls=MOST_CALLS,
+            tasks=tasks,
+        )
 
     def claim(self) -> None:
         """Make the socket ours, which nobody is answered at yet. Raises `Refused` if it cannot be bound."""
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._server.claim()
-
-    def _add_to(self, server: grpc.aio.Server) -> None:
-        add_v1(_V1(self), server)  # type: ignore[no-untyped-call]
-        add_v1alpha1(_V1alpha1(self), server)  # type: ignore[no-untyped-call]
 
     async def start(self) -> None:
         """Answer, at a socket that is claimed by now."""
@@ -109,34 +108,38 @@ class PodResourcesServer:
     async def stop(self) -> None:
         await self._server.stop()
 
-    async def answer(self, version: str, kind: str, context: Context, make: Callable[[], _Answer]) -> _Answer:
-        """Count a request, hold it to the rate limit, and answer it."""
+    def answer(self, version: str, kind: str, make: Callable[[], Answer]) -> Answer:
+        """Count a request, hold it to the rate limit, and answer it. Raises CallFailed."""
         if not self._limit.take():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+            raise CallFailed(RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._counters["requests_total"].inc(version)
         self._counters[f"requests_{kind}"].inc(version)
         try:
             return make()
         except KubengineError as error:
             self._counters[f"errors_{kind}"].inc(version)
-            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
-            raise
+            raise CallFailed(UNKNOWN, str(error)) from error
 
 
-class _V1(ServicerV1):
+class _V1:
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    async def List(self, request: v1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
-        return await self._server.answer("v1", "list", context, self._list)
+    def methods(self) -> dict[str, Method]:
+        return {
+            "List": Method(v1.ListPodResourcesRequest, self.list_pods),
+            "GetAllocatableResources": Method(v1.AllocatableResourcesRequest, self.allocatable),
+            "Get": Method(v1.GetPodResourcesRequest, self.get),
+        }
 
-    async def GetAllocatableResources(  # noqa: N802
-        self, request: v1.AllocatableResourcesRequest, context: Context
-    ) -> Any:
-        return await self._server.answer("v1", "get_allocatable", context, self._allocatable)
+    async def list_pods(self, _: v1.ListPodResourcesRequest) -> v1.ListPodResourcesResponse:
+        return self._server.answer("v1", "list", self._list)
 
-    async def Get(self, request: v1.GetPodResourcesRequest, context: Context) -> Any:  # noqa: N802
-        return await self._server.answer("v1", "get", context, lambda: self._get(request))
+    async def allocatable(self, _: v1.AllocatableResourcesRequest) -> v1.AllocatableResourcesResponse:
+        return self._server.answer("v1", "get_allocatable", self._allocatable)
+
+    async def get(self, request: v1.GetPodResourcesRequest) -> v1.GetPodResourcesResponse:
+        return self._server.answer("v1", "get", lambda: self._get(request))
 
     def _list(self) -> v1.ListPodResourcesResponse:
         self._server.collect()
@@ -174,12 +177,15 @@ class _V1(ServicerV1):
         ]
 
 
-class _V1alpha1(ServicerV1alpha1):
+class _V1alpha1:
     def __init__(self, server: PodResourcesServer) -> None:
         self._server = server
 
-    async def List(self, request: v1alpha1.ListPodResourcesRequest, context: Context) -> Any:  # noqa: N802
-        return await self._server.answer("v1alpha1", "list", context, self._list)
+    def methods(self) -> dict[str, Method]:
+        return {"List": Method(v1alpha1.ListPodResourcesRequest, self.list_pods)}
+
+    async def list_pods(self, _: v1alpha1.ListPodResourcesRequest) -> v1alpha1.ListPodResourcesResponse:
+        return self._server.answer("v1alpha1", "list", self._list)
 
     def _list(self) -> v1alpha1.ListPodResourcesResponse:
         self._server.collect()

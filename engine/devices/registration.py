@@ -7,19 +7,16 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc
-
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.devices.claimed_server import ClaimedServer
 from engine.devices.endpoint import check_socket_path
+from engine.devices.methods import Method
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.transport.grpc_channel import UNKNOWN, CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
-from engine.wire.deviceplugin_v1beta1_pb2_grpc import (
-    RegistrationServicer,
-    add_RegistrationServicer_to_server,
-)
 
 VERSION = "v1beta1"
 SOCKET_NAME = "kubelet.sock"
@@ -59,10 +56,10 @@ def check_resource_name(name: str) -> None:
         raise InvalidInput(f'the ResourceName "{name}" is invalid')
 
 
-class RegistrationServer(RegistrationServicer):
+class RegistrationServer:
     """Serves v1beta1.Registration in `directory`."""
 
-    def __init__(self, directory: Path, connect: Connect, registry: Registry) -> None:
+    def __init__(self, directory: Path, connect: Connect, registry: Registry, tasks: Tasks) -> None:
         self.path = directory / SOCKET_NAME
         check_socket_path(self.path)
         self._directory = directory
@@ -74,8 +71,9 @@ class RegistrationServer(RegistrationServicer):
         )
         self._server = ClaimedServer(
             self.path,
-            lambda server: add_RegistrationServicer_to_server(self, server),  # type: ignore[no-untyped-call]
+            {"v1beta1.Registration": {"Register": Method(wire.RegisterRequest, self._register)}},
             most_calls=MOST_CALLS,
+            tasks=tasks,
         )
 
     def claim(self) -> None:
@@ -93,11 +91,7 @@ class RegistrationServer(RegistrationServicer):
     async def stop(self) -> None:
         await self._server.stop()
 
-    async def Register(  # noqa: N802
-        self,
-        request: wire.RegisterRequest,
-        context: grpc.aio.ServicerContext[wire.RegisterRequest, wire.Empty],
-    ) -> wire.Empty:
+    async def _register(self, request: wire.RegisterRequest) -> wire.Empty:
         self._count(request.resource_name)
         try:
             if request.version != VERSION:
@@ -109,7 +103,7 @@ class RegistrationServer(RegistrationServicer):
             await self._connect(request.resource_name, self._socket(request.endpoint))
         except KubengineError as error:
             log.warning("registration of %s refused: %s", request.resource_name, error)
-            await context.abort(grpc.StatusCode.UNKNOWN, str(error))
+            raise CallFailed(UNKNOWN, str(error)) from error
         return wire.Empty()
 
     def _count(self, name: str) -> None:

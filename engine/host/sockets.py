@@ -64,6 +64,18 @@ def claim(
     return Claim(path, *identity)
 
 
+def nameless(directory: Path, bind: Callable[[str], object]) -> int:
+    """A descriptor of the socket that `bind` makes, and listens on, whose name is gone when this returns.
+
+    Only its holder can connect to it, at `/proc/self/fd/<descriptor>`. `bind` gets a path as in `claim`.
+    Raises OSError.
+    """
+    with _private_directory(directory) as private:
+        name = os.urandom(4).hex()
+        bind(f"/proc/self/fd/{private}/{name}")
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=private)
+
+
 def is_served(path: Path) -> bool:
     """Whether somebody listens on the socket. Raises OSError where that can't be told."""
     with socket.socket(socket.AF_UNIX) as probe:

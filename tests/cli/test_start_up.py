@@ -31,7 +31,7 @@ async def plain():
 asyncio.run(plain())
 unneeded = {
     "_ssl", "_hashlib", "yaml", "http.client", "email", "rich", "jeepney", "engine.runtime.embedded",
-    "google.protobuf.text_format",
+    "google.protobuf.text_format", "grpc",
 }
 print(sorted(unneeded & set(sys.modules)))
 """

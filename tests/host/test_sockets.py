@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.sockets import Claim, claim, is_served
+from engine.host.sockets import Claim, claim, is_served, nameless
 
 Claimer = Callable[[Path], tuple[socket.socket, Claim]]
 
@@ -135,6 +135,24 @@ def test_one_of_many_claimers_gets_a_dead_socket(tmp_path: Path, claimer: Claime
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(attempt, range(8))) == 1
     assert is_served(path)
+
+
+def test_a_nameless_socket_is_reached_by_its_holder_alone(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+
+        def bind(at: str) -> None:
+            server.bind(at)
+            server.listen(1)
+
+        held = nameless(tmp_path, bind)
+        assert list(tmp_path.iterdir()) == []
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(f"/proc/self/fd/{held}")
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.send(b"x")
+                assert peer.recv(1) == b"x"
+        os.close(held)
 
 
 async def test_grpc_serves_on_a_claimed_socket(tmp_path: Path) -> None:

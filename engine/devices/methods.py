@@ -1,0 +1,19 @@
+"""The calls that a server of ours answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+
+class Method(NamedTuple):
+    """A unary call: `answer` gets a `request` and raises `transport.grpc_channel.CallFailed`."""
+
+    request: type[Message]
+    answer: Callable[[Any], Awaitable[Message]]
+
+
+Methods = Mapping[str, Mapping[str, Method]]
+"""By service, then by name."""
