@@ -1,7 +1,8 @@
 """A certificate that is renewed before it ends, or when it misses a name (client-go v1.36).
 
 Renewed at a random point between 70 and 90 % of its life. What fails is tried again after 2 s, doubling to
-32 s.
+32 s. So long is also waited after a renewal: what was signed may be due at once, for a name that the signer
+left out or a clock that is wrong.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class CertificateRotation:
                     break
             else:
                 await self._renew_until_it_works()
+                await self._pause(LAST_DELAY)
 
     async def _looked(self, seconds: float) -> bool:
         """Whether a look was asked for within `seconds`."""

@@ -95,12 +95,16 @@ class NodeIdentity:
             key = await new_key()
             return await request_certificate(client, wanted, key), key
 
+        def renewed() -> None:
+            forget_key(self._directory)
+            self.credentials.outdated()
+
         named = self.config.user.client_certificate
         rotation = CertificateRotation(
             self._store,
             wanted=lambda: client_certificate(self._node),
             sign=sign,
-            changed=self.credentials.outdated,
+            changed=renewed,
             clock=self._clock,
             chance=self._chance,
             first=Path(named) if named else None,

@@ -164,7 +164,7 @@ async def _rotating(store: CertificateStore, sign: Sign, **options: Any) -> Asyn
         changed=lambda: changes.append(None),
         clock=time.time,
         chance=random.Random(1),
-        pause=lambda _: asyncio.sleep(0),
+        pause=options.pop("pause", lambda _: asyncio.sleep(0)),
         **options,
     )
     running = asyncio.create_task(rotation.run())
@@ -213,6 +213,26 @@ async def test_what_fails_is_tried_again(server: ApiServer, tmp_path: Path):
     assert not failures
 
 
+async def test_a_signer_that_leaves_out_a_name_is_not_asked_without_end(server: ApiServer, tmp_path: Path):
+    store = CertificateStore(tmp_path / "pki", "kubelet-server")
+    pauses: list[float] = []
+    asked: list[Any] = []
+
+    async def sign(wanted: Any) -> tuple[bytes, bytes]:
+        asked.append(wanted)
+        return await _signed(server, 0, DAY)
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            await asyncio.Event().wait()
+
+    wanted = serving_certificate("n1", ["n1", "10.0.0.1"])
+    async with _rotating(store, sign, wanted=lambda: wanted, pause=pause):
+        await eventually(lambda: len(pauses) == 2 or len(asked) > 2)
+    assert (pauses, len(asked)) == ([32.0, 32.0], 2)
+
+
 # A node's way
 
 
@@ -224,7 +244,7 @@ def _identity(directory: Path, kubeconfig: Path, bootstrap: Path | None, **optio
         "n1",
         user_agent="test",
         rotate=options.get("rotate", True),
-        clock=time.time,
+        clock=options.get("clock", time.time),
         chance=random.Random(1),
     )
 
@@ -299,6 +319,26 @@ async def test_a_certificate_that_has_ended_is_asked_for_with_the_bootstrap_agai
         assert server.requests[-1].user == "system:bootstrap:abc"
         server.sign_request(request["metadata"]["name"])
         await identity.ready.wait()
+
+
+async def test_a_certificate_that_ends_while_the_agent_runs_leaves_no_key_behind(
+    server: ApiServer, tmp_path: Path
+):
+    bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
+    store, later = CertificateStore(tmp_path / "pki", "kubelet-client"), [0.0]
+    store.update(*await _signed(server, -100 * DAY, DAY / 2), time.time() - DAY)
+    identity = _identity(
+        tmp_path, server.kubeconfig("system:node:n1"), bootstrap, clock=lambda: time.time() + later[0]
+    )
+    async with _running(identity):
+        await identity.ready.wait()
+        later[0] = 0.6 * DAY
+        (request,) = await _asked(server)
+        assert server.requests[-1].user == "system:bootstrap:abc"
+        assert (tmp_path / "pki" / "kubelet-client.key.tmp").exists()
+        server.sign_request(request["metadata"]["name"])
+        await eventually(lambda: not (tmp_path / "pki" / "kubelet-client.key.tmp").exists())
+    assert (await certificate_facts(store.path.read_bytes())).not_after > time.time() + DAY / 2
 
 
 async def test_without_rotation_and_bootstrap_nothing_is_asked(
