@@ -52,7 +52,7 @@ class CertificateRotation:
         *,
         wanted: Callable[[], Wanted | None],
         sign: Sign,
-        changed: Callable[[], None],
+        changed: Callable[[], None] | None = None,
         clock: Callable[[], float],
         chance: random.Random,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -64,32 +64,22 @@ class CertificateRotation:
         self._changed = changed
         self._clock, self._chance, self._pause = clock, chance, pause
         self._first = first
-        self._again = asyncio.Event()
-
-    def look(self) -> None:
-        """What is wanted may be something else now."""
-        self._again.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            self._again.clear()
             wanted = self._wanted()
-            due = await self._due(wanted) if wanted is not None else float("inf")
-            while (left := due - self._clock()) > 0:
-                if await self._looked(min(left, LOOK_AGAIN)):
-                    break
-            else:
-                await self._renew_until_it_works()
-                await self._pause(LAST_DELAY)
+            due = await self._due(wanted) if wanted is not None else self._clock() + LOOK_AGAIN
+            await self._reach(due)
+            await self._renew_until_it_works()
+            await self._pause(LAST_DELAY)
 
-    async def _looked(self, seconds: float) -> bool:
-        """Whether a look was asked for within `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._again.wait()
-        except TimeoutError:
-            return False
+    async def _reach(self, due: float) -> None:
+        while True:
+            left = due - self._clock()
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, LOOK_AGAIN))
 
     async def _due(self, wanted: Wanted) -> float:
         """When the current certificate is to be renewed; at once where there is none that is good."""
@@ -118,7 +108,8 @@ class CertificateRotation:
     async def _renew(self, wanted: Wanted) -> None:
         certificate, key = await self._sign(wanted)
         await keep_signed(self._store, certificate, key, self._clock())
-        self._changed()
+        if self._changed is not None:
+            self._changed()
 
 
 async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> None:

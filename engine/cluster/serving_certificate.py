@@ -1,18 +1,17 @@
 """The certificate that the node's own server shows (kubelet v1.36: `InitializeTLS`, kubelet-serving).
 
     serving = ServingCertificate(config, directory, host_name, clock=time.time)
-    serving.on_change(reload)
     await serving.start()
     serving.pair              # files to load, None while there is no certificate
 
 Whose it is: `tlsCertFile` and `tlsPrivateKeyFile` where the configuration names them; with
 `serverTLSBootstrap` what the cluster signs, kept as `kubelet-server-current.pem`; else `kubelet.crt` and
-`kubelet.key`, made here when they are not there. Loads nothing of TLS: whoever serves does.
+`kubelet.key`, made here when they are not there. Loads nothing of TLS: whoever serves does, and sees when
+the files change.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,14 +23,9 @@ from engine.api.errors import KubengineError, Refused
 from engine.cluster.certificate_store import CertificateStore
 from engine.cluster.openssl import new_key, self_signed
 from engine.host.files import replace_file
-from engine.host.inotify import Watch
 
 PREFIX: Final = "kubelet-server"
 SELF_SIGNED_DAYS: Final = 365
-MOUNTED_FILES: Final = "..data"
-"""The name by which the files of a mounted volume change all at once."""
-AFTER_A_CHANGE: Final = 0.2
-"""Seconds to wait after a file has changed: a certificate and its key come one after the other."""
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -61,9 +55,6 @@ class ServingCertificate:
         self._own = ServingPair(directory / "kubelet.crt", directory / "kubelet.key")
         self._host_name = host_name
         self._clock = clock
-        self._listeners: list[Callable[[], None]] = []
-        self._watch: Watch | None = None
-        self._soon: asyncio.TimerHandle | None = None
 
     @property
     def pair(self) -> ServingPair | None:
@@ -73,40 +64,14 @@ class ServingCertificate:
         pair = self._named or (None if self._signed else self._own)
         return pair if pair is not None and pair.certificate.exists() and pair.key.exists() else None
 
-    def on_change(self, changed: Callable[[], None]) -> None:
-        """`changed` is called, on the loop, when the files are others or have another content."""
-        self._listeners.append(changed)
-
     async def start(self) -> None:
-        """Make what is not there, then follow the files. What fails is logged: there is no `pair` then."""
-        if self._signed:
+        """Make what is to be made here and is not there. What fails is logged: there is no `pair` then."""
+        if self._signed or self._named is not None or self.pair is not None:
             return
-        if self._named is None and self.pair is None:
-            try:
-                await self._make()
-            except KubengineError as error:
-                log.error("no certificate to serve with: %s", error)
-        pair = self._named or self._own
         try:
-            self._watch = Watch(lambda _mask, _directory, name: self._file_changed(name))
-            for directory in {pair.certificate.parent, pair.key.parent}:
-                self._watch.add(directory)
-        except Refused as error:
-            log.warning("a new serving certificate is not noticed: %s", error)
-
-    async def stop(self) -> None:
-        """May be called before `start`, and twice."""
-        if self._soon is not None:
-            self._soon.cancel()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
-
-    def changed(self) -> None:
-        """Tell everybody."""
-        self._soon = None
-        for listener in self._listeners:
-            listener()
+            await self._make()
+        except KubengineError as error:
+            log.error("no certificate to serve with: %s", error)
 
     async def _make(self) -> None:
         key = await new_key()
@@ -118,10 +83,3 @@ class ServingCertificate:
             raise Refused(error.strerror or str(error), subject=str(error.filename)) from error
         replace_file(self._own.key, key)
         replace_file(self._own.certificate, certificate, mode=0o644)
-
-    def _file_changed(self, name: str) -> None:
-        pair = self._named or self._own
-        if name in ("", pair.certificate.name, pair.key.name, MOUNTED_FILES):
-            if self._soon is not None:
-                self._soon.cancel()
-            self._soon = asyncio.get_running_loop().call_later(AFTER_A_CHANGE, self.changed)

@@ -120,7 +120,6 @@ class Membership:
             setting.serving.store,
             wanted=wanted,
             sign=sign,
-            changed=setting.serving.changed,
             clock=setting.clock,
             chance=random.Random(),
         )

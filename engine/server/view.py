@@ -79,8 +79,6 @@ class ServingCertificate(Protocol):
 
     async def start(self) -> None: ...
 
-    async def stop(self) -> None: ...
-
 
 class PortNode(ServedNode, Protocol):
     """A node as its own port sees it."""

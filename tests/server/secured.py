@@ -34,13 +34,9 @@ class Shown:
     """A serving certificate that is there."""
 
     pair: CertificatePair | None
-    started: int = 0
 
     async def start(self) -> None:
-        self.started += 1
-
-    async def stop(self) -> None:
-        self.started = 0
+        """Nothing is to be made."""
 
 
 class Runtime:

@@ -299,4 +299,3 @@ async def test_a_port_that_is_taken_is_named(open_port: Open) -> None:
     await other.stop()
     await port.port.stop()
     await port.port.stop()
-    assert port.view.serving_certificate.started == 0

@@ -98,7 +98,6 @@ class SecurePort:
         for part in (self._authentication, self._authorization):
             if part is not None:
                 part.stop()
-        await self._view.serving_certificate.stop()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
