@@ -109,17 +109,19 @@ def test_cadvisor_text(benchmark: Benchmark, sampler: UsageSampler) -> None:
     timed(benchmark, lambda: cadvisor_metrics(usage))
 
 
-def test_agent(benchmark: Benchmark, sampler: UsageSampler) -> None:
-    """The whole scrape of /metrics/cadvisor, but for sending it."""
-    timed(benchmark, lambda: cadvisor_metrics(asyncio.run(sampler.sample())))
-
-
 def summary(usage: NodeUsage) -> bytes:
     return msgspec.json.encode(
         [[shown.group(group, usage.time) for group in (pod.group, *pod.containers)] for pod in usage.pods]
     )
 
 
+@pytest.mark.parametrize("page", [cadvisor_metrics, summary], ids=["cadvisor/agent", "summary/agent"])
+def test_scrape(benchmark: Benchmark, sampler: UsageSampler, page: Callable[[NodeUsage], bytes]) -> None:
+    """All from reading on, but for sending it."""
+    timed(benchmark, lambda: page(asyncio.run(sampler.sample())))
+
+
 def test_summary_json(benchmark: Benchmark, sampler: UsageSampler) -> None:
+    """Groups in the kubelet's shape, of what has been read."""
     usage = asyncio.run(sampler.sample())
     timed(benchmark, lambda: summary(usage))

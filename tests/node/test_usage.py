@@ -12,7 +12,7 @@ from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecor
 from engine.node.usage import shown
 from engine.node.usage.group import GroupSample, GroupTable
 from engine.node.usage.network import interfaces_of, read_devices
-from engine.node.usage.sampler import UsageSampler
+from engine.node.usage.sampler import UsageSampler, UsedGroup
 
 V1 = {
     "cpuacct/g/cpuacct.usage": "2500000000\n",
@@ -92,6 +92,25 @@ def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
         "full": {"total": 5, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0},
     }
     assert shown.psi(found, "io") is None
+
+
+def test_a_group_in_the_shape_of_the_summary(tmp_path: Path) -> None:
+    files = {**V2, "g/memory.max": "4000000\n"}
+    used = UsedGroup("/g", read("/g", tree(tmp_path, files)), rate=250)
+    time = "1970-01-01T00:01:40Z"
+    psi = {"full": {"total": 5, "avg10": 0, "avg60": 0, "avg300": 0},
+           "some": {"total": 77, "avg10": 1.5, "avg60": 0.2, "avg300": 0}}  # fmt: skip
+    memory = {"availableBytes": 3_000_300, "usageBytes": 1_000_000, "workingSetBytes": 999_700,
+              "rssBytes": 600, "pageFaults": 9, "majorPageFaults": 2}  # fmt: skip
+    assert shown.group(used, 100.9) == {
+        "cpu": {"time": time, "usageNanoCores": 250, "usageCoreNanoSeconds": 2_500_000_000, "psi": psi},
+        "memory": {"time": time, **memory},
+        "swap": {"time": time, "swapUsageBytes": 5, "swapAvailableBytes": 1_999_995},
+    }
+    table = GroupTable()
+    gone = UsedGroup("/none", table.add("/none"))
+    table.read(tmp_path)
+    assert shown.group(gone, 100.9) == {}
 
 
 def test_a_group_that_is_gone_has_no_numbers(tmp_path: Path) -> None:

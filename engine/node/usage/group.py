@@ -69,7 +69,7 @@ class _Column:
         self._at = _COLUMN[name]
 
     def __get__(self, sample: GroupSample, owner: type[GroupSample]) -> int | None:
-        value = sample.table.rows[sample.row][self._at]
+        value = sample.numbers[self._at]
         return None if value == ABSENT else value
 
 
@@ -109,17 +109,27 @@ class GroupSample:
     first_process = _Column("first_process")
 
     @property
+    def numbers(self) -> list[int]:
+        """By `COLUMNS`, `ABSENT` where there is none; pressure follows."""
+        return self.table.rows[self.row]
+
+    @property
     def working_set(self) -> int | None:
         """Bytes in use less the page cache that nobody touched lately."""
-        return None if self.memory is None else max(self.memory - (self.inactive_file or 0), 0)
+        memory = self.memory
+        return None if memory is None else max(memory - (self.inactive_file or 0), 0)
+
+    @property
+    def has_pressure(self) -> bool:
+        numbers = self.numbers
+        return any(numbers[at] != ABSENT for at in _STALLED.values())
 
     def pressure(self, resource: str, kind: str) -> Pressure | None:
         """Of `cpu`, `memory` or `io`; `some` or `full`."""
-        begin = _STALLED[resource, kind]
-        total, *averages = self.table.rows[self.row][begin : begin + 4]
-        if total == ABSENT:
+        begin, row = _STALLED[resource, kind], self.numbers
+        if row[begin] == ABSENT:
             return None
-        return Pressure(total, *(average / 100 for average in averages))
+        return Pressure(row[begin], *(average / 100 for average in row[begin + 1 : begin + 4]))
 
 
 def is_v1(mount: Path = MOUNT) -> bool:

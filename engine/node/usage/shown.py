@@ -3,55 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+from engine._fast.reading.groups import ABSENT, COLUMNS
 from engine.api.moments import rfc3339
 from engine.node.usage.group import GroupSample, Pressure
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import UsedGroup
 
 ETH0 = "eth0"
+_CPU = (("usageCoreNanoSeconds", COLUMNS.index("cpu")),)
+_MEMORY = (
+    ("usageBytes", COLUMNS.index("memory")),
+    ("rssBytes", COLUMNS.index("rss")),
+    ("pageFaults", COLUMNS.index("faults")),
+    ("majorPageFaults", COLUMNS.index("major_faults")),
+)
+_MEMORY_LIMIT, _SWAP, _SWAP_LIMIT = map(COLUMNS.index, ("memory_limit", "swap", "swap_limit"))
+_SWAP_NAMES = (("swapUsageBytes", _SWAP),)
 _NO_PRESSURE = Pressure(0, 0.0, 0.0, 0.0)
 
 
 def group(used: UsedGroup, now: float) -> dict[str, Any]:
     """cpu, memory, io (where the kernel has PSI) and swap of a group."""
-    sample, time = used.sample, rfc3339(now)
-    shown: dict[str, Any] = {
-        "cpu": _known(
-            time=time,
-            usageNanoCores=used.rate,
-            usageCoreNanoSeconds=sample.cpu,
-            psi=psi(sample, "cpu"),
-        ),
-        "memory": memory(sample, time),
-        "swap": _known(time=time, swapUsageBytes=sample.swap, swapAvailableBytes=swap_available(sample)),
-    }
-    io = psi(sample, "io")
-    if io is not None:
-        shown["io"] = {"time": time, "psi": io}
+    sample, time = used.sample, _second(int(now))
+    numbers = sample.numbers
+    cpu: dict[str, Any] = {"time": time} if used.rate is None else {"time": time, "usageNanoCores": used.rate}
+    memory: dict[str, Any] = {"time": time}
+    swap: dict[str, Any] = {"time": time}
+    working_set, limit = sample.working_set, numbers[_MEMORY_LIMIT]
+    if working_set is not None:
+        memory["workingSetBytes"] = working_set
+        if limit != ABSENT:
+            memory["availableBytes"] = max(limit - working_set, 0)
+    if numbers[_SWAP] != ABSENT and numbers[_SWAP_LIMIT] != ABSENT:
+        swap["swapAvailableBytes"] = max(numbers[_SWAP_LIMIT] - numbers[_SWAP], 0)
+    for part, names in ((cpu, _CPU), (memory, _MEMORY), (swap, _SWAP_NAMES)):
+        for name, at in names:
+            if numbers[at] != ABSENT:
+                part[name] = numbers[at]
+    shown = {"cpu": cpu, "memory": memory, "swap": swap}
+    if sample.has_pressure:
+        shown["io"] = {"time": time}
+        for name in ("cpu", "memory", "io"):
+            pressure = psi(sample, name)
+            if pressure is not None:
+                shown[name]["psi"] = pressure
     return {name: part for name, part in shown.items() if len(part) > 1}
-
-
-def memory(sample: GroupSample, time: str) -> dict[str, Any]:
-    limit, working_set = sample.memory_limit, sample.working_set
-    available = None if limit is None or working_set is None else max(limit - working_set, 0)
-    return _known(
-        time=time,
-        availableBytes=available,
-        usageBytes=sample.memory,
-        workingSetBytes=working_set,
-        rssBytes=sample.rss,
-        pageFaults=sample.faults,
-        majorPageFaults=sample.major_faults,
-        psi=psi(sample, "memory"),
-    )
-
-
-def swap_available(sample: GroupSample) -> int | None:
-    if sample.swap_limit is None or sample.swap is None:
-        return None
-    return max(sample.swap_limit - sample.swap, 0)
 
 
 def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
@@ -72,10 +71,10 @@ def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
 
 def psi(sample: GroupSample, name: str) -> dict[str, Any] | None:
     """PSI of `cpu`, `memory` or `io`, None where the kernel has none."""
-    found = {kind: sample.pressure(name, kind) for kind in ("full", "some")}
-    if not any(found.values()):
+    full, some = sample.pressure(name, "full"), sample.pressure(name, "some")
+    if full is None and some is None:
         return None
-    return {kind: _pressure(pressure or _NO_PRESSURE) for kind, pressure in found.items()}
+    return {"full": _pressure(full or _NO_PRESSURE), "some": _pressure(some or _NO_PRESSURE)}
 
 
 def _pressure(pressure: Pressure) -> dict[str, float]:
@@ -83,5 +82,7 @@ def _pressure(pressure: Pressure) -> dict[str, float]:
     return {"total": pressure.total, **averages}
 
 
-def _known(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+@lru_cache(1)
+def _second(second: int) -> str:
+    """All groups of one reading have the same."""
+    return rfc3339(second)
