@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -125,6 +126,7 @@ async def test_a_refusal_of_the_runtime_goes_back(port: Secured, backend: Backen
     ("target", "status", "words"),
     [
         ("/exec/default/p/c?command=a", 400, "you must specify at least 1 of stdin, stdout, stderr"),
+        ("/exec/default/p/c?error=1&tty=1", 400, "you must specify at least 1 of stdin, stdout, stderr"),
         ("/exec/default/q/c?command=a&output=1", 404, "pod does not exist"),
         ("/exec/default/p/d?command=a&output=1", 500, 'container not found ("d")'),
         ("/attach/default/p/d?output=1", 500, "container d not found in pod p_default"),
@@ -136,6 +138,14 @@ async def test_a_refusal_of_the_runtime_goes_back(port: Secured, backend: Backen
 async def test_words_of_refusals(port: Secured, target: str, status: int, words: str) -> None:
     answer = parse(await port.raw(UPGRADE.format(target).encode()))
     assert (answer.status, answer.body.decode()) == (status, words)
+
+
+@pytest.mark.parametrize("number", ["0", "65536", "00000099999999999", "8" * 5000, "-1", "²"])
+async def test_a_websocket_names_ports_that_are_some(port: Secured, number: str) -> None:
+    target = f"/portForward/default/p?port=80,{quote(number)}"
+    asked = UPGRADE.format(target).replace("SPDY/3.1", "websocket")
+    assert parse(await port.raw(asked.encode())).status == 400
+    assert not port.view.runtime.asked
 
 
 async def test_what_the_runtime_does_not_know_is_not_found(port: Secured) -> None:

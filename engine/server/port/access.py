@@ -5,7 +5,6 @@ The rule is a kubelet's, v1.36 (`pkg/kubelet/server/auth.go`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _VERBS = {"POST": "create", "GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -64,10 +63,6 @@ def no_answer(user: User, needed: Needs, subresource: str) -> str:
         f"Authorization error (user={user.name}, verb={needed.verb}, resource=nodes, "
         f"subresource={subresource})"
     )
-
-
-def with_group(groups: Sequence[str], group: str) -> tuple[str, ...]:
-    return (*groups, group) if group not in groups else tuple(groups)
 
 
 def _is_below(path: str, top: str) -> bool:

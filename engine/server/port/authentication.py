@@ -12,13 +12,14 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import msgspec
 
 from engine.api.config import KubeletAuthentication
 from engine.api.errors import InvalidInput
-from engine.server.port.access import User, with_group
+from engine.server.port.access import User
 from engine.server.port.reviews import Reviews
 from engine.server.view import ApiServer
 
@@ -93,25 +94,30 @@ async def _review(api: ApiServer, token: str) -> User | None:
     if not status.authenticated or status.user is None:
         return None
     user = status.user
-    groups = tuple(user.groups or ())
-    if user.username != ANONYMOUS.name and UNAUTHENTICATED not in groups:
-        groups = with_group(groups, AUTHENTICATED)
-    return User(user.username, user.uid, groups, user.extra or {})
+    return _known(User(user.username, user.uid, tuple(user.groups or ()), user.extra or {}))
 
 
 def _of_certificate(session: ssl.SSLObject) -> User | None:
+    """Of several common names the last one counts, as in Go and so for who signed it."""
     certificate = session.getpeercert()
     encoded = session.getpeercert(binary_form=True)
     if not certificate or not encoded:
         return None
     names = cast("tuple[tuple[tuple[str, str], ...], ...]", certificate.get("subject", ()))
     pairs = [pair for name in names for pair in name]
-    common = next((value for kind, value in pairs if kind == "commonName"), "")
+    common = next((value for kind, value in reversed(pairs) if kind == "commonName"), "")
     if not common:
         return None
-    groups = [value for kind, value in pairs if kind == "organizationName"]
+    groups = tuple(value for kind, value in pairs if kind == "organizationName")
     credential = f"X509SHA256={hashlib.sha256(encoded).hexdigest()}"
-    return User(common, groups=with_group(groups, AUTHENTICATED), extra={CREDENTIAL_ID: [credential]})
+    return _known(User(common, groups=groups, extra={CREDENTIAL_ID: [credential]}))
+
+
+def _known(user: User) -> User:
+    """One of the authenticated, unless it says itself whether it is."""
+    if user.name == ANONYMOUS.name or {AUTHENTICATED, UNAUTHENTICATED} & set(user.groups):
+        return user
+    return replace(user, groups=(*user.groups, AUTHENTICATED))
 
 
 def _bearer(authorization: str) -> str:

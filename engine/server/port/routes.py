@@ -159,9 +159,10 @@ def _streams(request: Request) -> Streams:
     stdin, stdout, stderr, tty = (
         request.query.get(name) == "1" for name in ("input", "output", "error", "tty")
     )
+    stderr = stderr and not tty
     if not (stdin or stdout or stderr):
         raise InvalidInput("you must specify at least 1 of stdin, stdout, stderr")
-    return Streams(stdin, stdout, stderr and not tty, tty)
+    return Streams(stdin, stdout, stderr, tty)
 
 
 def _ports(request: Request) -> list[int]:
@@ -174,7 +175,7 @@ def _ports(request: Request) -> list[int]:
     ports = []
     for text in named:
         for port in text.split(","):
-            if not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) < 65536:
+            if not (port.isascii() and port.isdigit() and len(port) < 20 and 0 < int(port) < 65536):
                 raise InvalidInput(f'unable to parse "{text}" as a port')
             ports.append(int(port))
     return ports

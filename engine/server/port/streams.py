@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import h11
 
 from engine.api.errors import Refused, Unavailable
-from engine.server.exchange import Answer, Headers, Request, Response, Takeover, plain
+from engine.server.exchange import Answer, Headers, Request, Response, Takeover
 
 CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
@@ -39,8 +39,6 @@ async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
 
     Raises Unavailable where nobody is there, Refused for an answer that is none.
     """
-    if not wants_upgrade(request):
-        return plain(500, NO_UPGRADE)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise Refused("expected an http URL of the runtime's", subject=url)
