@@ -103,8 +103,11 @@ class Admission:
         self._tell()
 
     async def wait_for_room(self, pod: Pod) -> None:
-        """Returns when nothing that leaves holds what a reserved pod needs; it may start then."""
-        while self.admitted.in_the_way(pod):
+        """Returns when nothing that leaves holds what a reserved pod needs; it may start then.
+
+        One that others have preempted meanwhile waits for its end, or until it stays after all.
+        """
+        while pod.uid not in self.admitted or self.admitted.in_the_way(pod):
             await self._freed.wait()
         self.admitted.started(pod.uid)
 
@@ -187,6 +190,7 @@ class Admission:
             why = "it has not ended in time" if isinstance(error, TimeoutError) else error
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
             self.admitted.stay(pod.uid)
+            self._tell()
             return
         self._preemptions.inc(signal)
         self.remove(pod.uid)

@@ -201,3 +201,26 @@ async def test_a_victim_that_does_not_end_keeps_nobody_waiting_for_ever(
     assert situation.admission.admitted.pods.keys() == {"big", "critical"}
     assert situation.metric("kubelet_preemptions") == {}
     ends.set()
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "stays after all"])
+async def test_who_is_preempted_while_it_waits_does_not_start(ended: bool):
+    waiting = make_pod("waiting", "1500m")
+    situation = Situation([make_pod("old", "1500m")], cannot_kill=() if ended else ("waiting",))
+    admission = situation.admission
+    admission.leave("old")
+    admission.reserve(waiting)
+    start = asyncio.create_task(admission.wait_for_room(waiting))
+    verdict = admission.reserve(make_pod("critical", "1", static=True))
+    assert verdict.victims == ("waiting",)
+    admission.remove("old")
+    await asyncio.sleep(0.01)
+    assert not start.done(), "it leaves, whatever is free"
+    await admission.make_room(verdict)
+    if ended:
+        await asyncio.sleep(0.01)
+        assert not start.done()
+        start.cancel()
+    else:
+        async with asyncio.timeout(10):
+            await start
