@@ -41,6 +41,9 @@ class Belonging(Protocol):
     async def leave_pods(self) -> None:
         """What the cluster wants is heard no more."""
 
+    def wait_no_more(self) -> None:
+        """The node is given up: whose end the cluster does not take in is waited for no more."""
+
     def conditions_changed(self) -> None:
         """The node's conditions are other ones."""
 
@@ -70,6 +73,8 @@ class Standalone:
     def follow_pods(self, pods: WantedPods) -> None: ...
 
     async def leave_pods(self) -> None: ...
+
+    def wait_no_more(self) -> None: ...
 
     def conditions_changed(self) -> None: ...
 

@@ -155,6 +155,8 @@ class Membership:
     async def leave_pods(self) -> None:
         """What the API says of pods is heard no more."""
         await self._follow.stop()
+
+    def wait_no_more(self) -> None:
         self._pods.leave()
 
     async def stop(self) -> None:

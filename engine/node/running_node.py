@@ -219,10 +219,10 @@ class RunningNode:
         """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
         await stop_all(
             [
-                self._belonging.stop,
                 self._stop_sources,
                 self._reconciler.stop,
                 self.pods.stop,
+                self._belonging.stop,
                 self._keeper.stop,
                 self._probing.stop,
                 self.runtime_health.stop,
@@ -239,13 +239,14 @@ class RunningNode:
     async def remove_all_pods(self) -> None:
         """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
         await self._stop_sources()
-        await self._belonging.leave_pods()
+        self._belonging.wait_no_more()
         await self.pods.remove_all()
         self._cgroups.remove_all(kill=True, wait=2.0)
 
     async def _stop_sources(self) -> None:
         for source in self._sources:
             await source.stop()
+        await self._belonging.leave_pods()
 
     async def _reconcile_cgroups(self) -> None:
         while True:
