@@ -17,7 +17,8 @@ log = logging.getLogger("kubengine.events")
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time."""
+    """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path`
+    is where in the pod the container is written."""
 
     type: str
     reason: str
@@ -27,6 +28,7 @@ class Event:
     pod_uid: str = ""
     container: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    field_path: str = ""
 
 
 class EventRecorder:
@@ -52,7 +54,17 @@ class EventRecorder:
     ) -> None:
         """Record an event about a pod or one of its containers."""
         self._record(
-            Event(type, reason, message, self._clock(), pod.full_name, pod.uid, container, annotations or {})
+            Event(
+                type,
+                reason,
+                message,
+                self._clock(),
+                pod.full_name,
+                pod.uid,
+                container,
+                annotations or {},
+                _field_path(pod, container) if container else "",
+            )
         )
 
     def node(self, type: str, reason: str, message: str) -> None:
@@ -69,3 +81,11 @@ class EventRecorder:
 
     def __iter__(self) -> Iterator[Event]:
         return iter(tuple(self._events))
+
+
+def _field_path(pod: Pod, container: str) -> str:
+    if any(each.name == container for each in pod.init_containers):
+        return f"spec.initContainers{{{container}}}"
+    if any(each.name == container for each in pod.ephemeral_containers):
+        return f"spec.ephemeralContainers{{{container}}}"
+    return f"spec.containers{{{container}}}"

@@ -271,6 +271,15 @@ class Container(Struct):
         return self.restart_policy == "Always"
 
 
+class EphemeralContainer(Container):
+    """A container that is added to a pod that runs: begun once, and never counted in what the pod is.
+
+    Of a container's fields it has no ports, resources, probes and hooks.
+    """
+
+    target_container_name: str = ""
+
+
 class HostPathVolume(Struct):
     path: str
     type: str = written("")
@@ -413,7 +422,7 @@ class PodReadinessGate(Struct):
 class PodSpec(Struct):
     containers: list[Container] = msgspec.field(default_factory=list)
     init_containers: list[Container] | None = None
-    ephemeral_containers: list[dict[str, Any]] | None = None
+    ephemeral_containers: list[EphemeralContainer] | None = None
     volumes: list[Volume] | None = None
     restart_policy: str = ""
     termination_grace_period_seconds: int | None = None
@@ -484,3 +493,12 @@ class Pod(Struct):
     def all_containers(self) -> list[Container]:
         """Init containers first, in the order in which they start."""
         return [*self.init_containers, *self.spec.containers]
+
+    @property
+    def ephemeral_containers(self) -> list[EphemeralContainer]:
+        return self.spec.ephemeral_containers or []
+
+    @property
+    def every_container(self) -> list[Container]:
+        """All that may ever run in the pod, ephemeral ones last."""
+        return [*self.all_containers, *self.ephemeral_containers]

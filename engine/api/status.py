@@ -30,6 +30,12 @@ class ContainerStateTerminated(Struct):
     container_id: str = ""
 
 
+def lost_end() -> ContainerStateTerminated:
+    """The end of a container of which nobody knows how it ended, in the kubelet's words."""
+    text = "The container could not be located when the pod was terminated"
+    return ContainerStateTerminated(exit_code=137, reason="ContainerStatusUnknown", message=text)
+
+
 class ContainerState(Struct):
     """One of the three, or none while nothing is known."""
 

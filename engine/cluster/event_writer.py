@@ -36,8 +36,8 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
         if event.pod
         else {"apiVersion": "v1", "kind": "Node", "name": node}
     )
-    if event.container:
-        about["fieldPath"] = f"spec.containers{{{event.container}}}"
+    if event.field_path:
+        about["fieldPath"] = event.field_path
     return {
         "apiVersion": "v1",
         "kind": "Event",

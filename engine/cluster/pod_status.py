@@ -18,21 +18,17 @@ from engine.api.meta import ObjectMeta
 from engine.api.qos import MIRROR_ANNOTATION
 from engine.api.status import (
     ContainerState,
-    ContainerStateTerminated,
     ContainerStatus,
     PodCondition,
     PodStatus,
     is_own_condition,
+    lost_end,
 )
 from engine.api.struct import to_builtins
 from engine.cluster.merge import strategic_patch
 
 TERMINAL = ("Succeeded", "Failed")
 DISRUPTION = "DisruptionTarget"
-UNKNOWN, UNKNOWN_TEXT = (
-    "ContainerStatusUnknown",
-    "The container could not be located when the pod was terminated",
-)
 
 
 def status_to_send(
@@ -114,7 +110,5 @@ def _lost(status: ContainerStatus, before: ContainerStatus | None) -> ContainerS
     if before is not None and before.state.terminated is not None:
         return before
     end = status.last_state.terminated if status.state.waiting is not None else None
-    if end is None:
-        end = ContainerStateTerminated(exit_code=137, reason=UNKNOWN, message=UNKNOWN_TEXT)
-    state = ContainerState(terminated=end)
+    state = ContainerState(terminated=end or lost_end())
     return msgspec.structs.replace(status, state=state, ready=False, started=False)

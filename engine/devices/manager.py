@@ -440,7 +440,7 @@ class DeviceManager:
 
 
 def _container(pod: Pod, name: str) -> Container:
-    for container in pod.all_containers:
+    for container in pod.every_container:
         if container.name == name:
             return container
     raise InvalidInput(f"no container {name!r}", subject=pod.full_name)

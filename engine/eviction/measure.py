@@ -104,7 +104,7 @@ class PodMeter:
         """Logs by container and emptyDirs by name."""
         directory = pod_log_directory(self._pod_logs_dir, pod)
         logs = {
-            container.name: Disk(*disk_usage(directory / container.name)) for container in pod.all_containers
+            container.name: Disk(*disk_usage(directory / container.name)) for container in pod.every_container
         }
         volumes = {
             volume.name: Disk(*disk_usage(self._volume_path(pod, volume.name)))

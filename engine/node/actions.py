@@ -3,7 +3,7 @@
 `next_actions` compares a pod's spec with what the runtime holds and says which sandbox to make, which
 containers to kill and which to start now. The worker does it, reads the runtime again and asks again;
 waiting (for an init container, a back-off, a startup probe) is an answer with nothing to do.
-Rules: kubelet v1.32 with sidecar containers (KEP-753) and, of v1.36, restart rules.
+Rules: kubelet v1.32 with sidecar containers (KEP-753) and, of v1.36, restart rules and ephemeral containers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.api.pod import Container, Pod
 from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
+from engine.node.ephemeral_containers import ephemeral_containers_to_start
 from engine.node.restart_rules import pod_restarts, policy_of, should_restart, to_reset
 
 Hash = Callable[[Container], str]
@@ -65,7 +66,7 @@ def next_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Ha
     changed, attempt = _sandbox_changed(pod, record)
     if changed:
         return _recreate(pod, record, attempt)
-    actions = PodActions()
+    actions = PodActions(start=list(ephemeral_containers_to_start(pod, record)))
     if not _has_initialized(pod, record):
         if not _init_phase(pod, record, actions, health, spec_hash):
             return actions

@@ -87,7 +87,7 @@ class NoCluster:
 def secret_names(pod: Pod) -> set[str]:
     """Every secret that a pod names."""
     of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_secrets(volume))
-    of_containers = (name for container in pod.all_containers for name in secrets_of(container))
+    of_containers = (name for container in pod.every_container for name in secrets_of(container))
     of_pulls = (reference.name for reference in pod.spec.image_pull_secrets or [])
     return {name for names in (of_volumes, of_containers, of_pulls) for name in names if name}
 
@@ -95,7 +95,7 @@ def secret_names(pod: Pod) -> set[str]:
 def config_map_names(pod: Pod) -> set[str]:
     """Every config map that a pod names."""
     of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_config_maps(volume))
-    of_containers = (name for container in pod.all_containers for name in config_maps_of(container))
+    of_containers = (name for container in pod.every_container for name in config_maps_of(container))
     return {name for names in (of_volumes, of_containers) for name in names if name}
 
 

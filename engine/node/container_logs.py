@@ -95,14 +95,7 @@ def nanoseconds(text: str) -> int:
 
 def spec_of(pod: Pod, name: str) -> Container | None:
     """The container of that name, of whatever kind."""
-    for kind in (pod.spec.containers, pod.spec.init_containers or ()):
-        for each in kind:
-            if each.name == name:
-                return each
-    for ephemeral in pod.spec.ephemeral_containers or ():
-        if ephemeral.get("name") == name:
-            return Container(name=name, tty=bool(ephemeral.get("tty")))
-    return None
+    return next((each for each in pod.every_container if each.name == name), None)
 
 
 def logged_container(pod: Pod, name: str, *, previous: bool) -> str:

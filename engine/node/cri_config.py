@@ -42,6 +42,7 @@ class ContainerInputs:
     resources: cri.LinuxContainerResources | None
     seccomp_root: Path
     users: cri.UserNamespace | None = None
+    target_id: str = ""
     devices: Sequence[cri.Device] = ()
     cdi_devices: Sequence[cri.CDIDevice] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -125,6 +126,7 @@ def container_config(
         seccomp_root=inputs.seccomp_root,
         seccomp_default=config.seccomp_default,
         users=inputs.users,
+        target_id=inputs.target_id,
     )
     return cri.ContainerConfig(
         metadata=cri.ContainerMetadata(name=container.name, attempt=inputs.attempt),

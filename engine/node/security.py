@@ -38,16 +38,22 @@ def masked_paths() -> tuple[str, ...]:
     return (*MASKED_PATHS, *map(str, throttling))
 
 
-def namespace_options(pod: Pod, users: cri.UserNamespace | None = None) -> cri.NamespaceOption:
-    """`users` is the pod's user namespace, None for the host's."""
+def namespace_options(
+    pod: Pod, users: cri.UserNamespace | None = None, target_id: str = ""
+) -> cri.NamespaceOption:
+    """`users` is the pod's user namespace, None for the host's; `target_id` the container whose processes are
+    to be seen where each has its own."""
     spec = pod.spec
     pid = cri.POD if spec.share_process_namespace else cri.CONTAINER
-    return cri.NamespaceOption(
+    options = cri.NamespaceOption(
         network=cri.NODE if spec.host_network else cri.POD,
         pid=cri.NODE if spec.host_pid else pid,
         ipc=cri.NODE if spec.host_ipc else cri.POD,
         userns_options=users or cri.UserNamespace(mode=cri.NODE),
     )
+    if target_id and options.pid == cri.CONTAINER:
+        options.pid, options.target_id = cri.TARGET, target_id
+    return options
 
 
 def sandbox_security(pod: Pod, users: cri.UserNamespace | None = None) -> cri.LinuxSandboxSecurityContext:
@@ -55,7 +61,7 @@ def sandbox_security(pod: Pod, users: cri.UserNamespace | None = None) -> cri.Li
     context = pod.spec.security_context or PodSecurityContext()
     message = cri.LinuxSandboxSecurityContext(
         namespace_options=namespace_options(pod, users),
-        privileged=any(c.security_context and c.security_context.privileged for c in pod.all_containers),
+        privileged=any(c.security_context and c.security_context.privileged for c in pod.every_container),
         seccomp=cri.SecurityProfile(profile_type=cri.SecurityProfile.RuntimeDefault),
         supplemental_groups=_groups(context),
         supplemental_groups_policy=_groups_policy(context),
@@ -95,9 +101,10 @@ def container_security(
     seccomp_root: Path,
     seccomp_default: bool,
     users: cri.UserNamespace | None = None,
+    target_id: str = "",
 ) -> cri.LinuxContainerSecurityContext:
     """`seccomp_root` is the directory that Localhost profiles are named beneath. An image that names no
-    user runs as 0.
+    user runs as 0. `users` and `target_id` as in `namespace_options`.
 
     Raises `InvalidInput` for a Localhost profile without a name.
     """
@@ -106,7 +113,7 @@ def container_security(
     unmasked = context.proc_mount == "Unmasked"
     message = cri.LinuxContainerSecurityContext(
         privileged=bool(context.privileged),
-        namespace_options=namespace_options(pod, users),
+        namespace_options=namespace_options(pod, users, target_id),
         readonly_rootfs=bool(context.read_only_root_filesystem),
         no_new_privs=context.allow_privilege_escalation is False,
         supplemental_groups=_groups(of_pod),

@@ -23,6 +23,7 @@ from engine.node import cri_config
 from engine.node.cluster_objects import config_maps_of, secrets_of
 from engine.node.dns import pod_dns
 from engine.node.environment import Surroundings, container_environment
+from engine.node.ephemeral_containers import target_id
 from engine.node.hooks import run_hook
 from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
@@ -32,6 +33,7 @@ from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting, is_recursive_read_only
 from engine.node.stopping import grace_seconds, stop_container
+from engine.node.unsupported_fields import BLOCK_VOLUMES
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import is_read_only
 from engine.node.volumes.container_files import hosts_file, termination_message_file
@@ -187,6 +189,8 @@ async def _config(
     """`images` by the name of the volume that they are, the container's own by ''."""
     image = images[""]
     assert record.sandbox is not None
+    if container.volume_devices:
+        raise InvalidInput(BLOCK_VOLUMES)
     ips = record.sandbox.ips or ((services.node.host_ip,) if pod.spec.host_network else ())
     environment = container_environment(pod, container, await _surroundings(pod, container, services, ips))
     environment = {**environment, **grant.envs}
@@ -203,6 +207,7 @@ async def _config(
         mounts=[*mounts, *grant.mounts],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
         users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
+        target_id=target_id(container, record),
         seccomp_root=services.node.root / "seccomp",
         devices=grant.devices,
         cdi_devices=grant.cdi_devices,

@@ -28,8 +28,10 @@ from engine.api.status import (
     ResourceAmounts,
     VolumeMountStatus,
     is_own_condition,
+    lost_end,
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.ephemeral_containers import known_begun
 from engine.node.restart_rules import could_restart_all, pod_restarts, should_restart
 
 RESTARTING_ALL = "RestartingAllContainers"
@@ -95,8 +97,7 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
         container_statuses=main or None,
-        ephemeral_container_statuses=[_not_started(each) for each in pod.spec.ephemeral_containers or []]
-        or None,
+        ephemeral_container_statuses=_ephemeral_statuses(pod, record, inputs) or None,
         qos_class=qos_class(pod),
         allocated_resources=pod_requests(pod) or None,
     )
@@ -109,18 +110,23 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     return status
 
 
-def _not_started(ephemeral: Mapping[str, Any]) -> ContainerStatus:
-    """This node starts no ephemeral containers, and says so to whoever waits for one."""
-    status = ContainerStatus(
-        name=str(ephemeral.get("name", "")),
-        ready=False,
-        restart_count=0,
-        image=str(ephemeral.get("image", "")),
-        image_id="",
-    )
-    text = "ephemeral containers are not supported by this node"
-    status.state.waiting = ContainerStateWaiting(reason="EphemeralContainersNotSupported", message=text)
-    return status
+def _ephemeral_statuses(pod: Pod, record: PodRecord, inputs: StatusInputs) -> list[ContainerStatus]:
+    """They are never ready; one that the runtime has lost is as it was known to be, and runs no more."""
+    statuses = []
+    for container in pod.ephemeral_containers:
+        known = known_begun(pod, container)
+        if known is not None and record.container(container.name) is None:
+            statuses.append(_lost(known))
+            continue
+        status = _container_status(pod, container, record, inputs, is_init=False)
+        status.ready, status.started = False, None
+        statuses.append(status)
+    return statuses
+
+
+def _lost(status: ContainerStatus) -> ContainerStatus:
+    ended = status.state.terminated or status.last_state.terminated or lost_end()
+    return msgspec.structs.replace(status, state=ContainerState(terminated=ended))
 
 
 def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:

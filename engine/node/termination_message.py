@@ -32,7 +32,7 @@ class LastWords:
 
     async def read(self, pod: Pod, record: PodRecord) -> None:
         """Reads what is new, off the loop; forgets containers that are gone."""
-        policies = {c.name: c.termination_message_policy for c in pod.all_containers}
+        policies = {c.name: c.termination_message_policy for c in pod.every_container}
         ended = [c for c in record.containers if c.state == EXITED and c.name in policies]
         self._messages = {c.id: self._messages[c.id] for c in ended if c.id in self._messages}
         for container in ended:

@@ -19,6 +19,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_static
 from engine.api.status import PodCondition
 from engine.node.ending import Ending
+from engine.node.ephemeral_containers import with_ephemeral_containers_of
 from engine.node.pod.in_hand import PodInHand
 from engine.node.pod.life import Action, Event, PodLife, State
 from engine.node.pod.resize import Resize
@@ -87,14 +88,19 @@ class PodWorker:
         self._wake.ring()
 
     def update(self, pod: Pod) -> None:
-        """A new spec under the same uid: a resize where only amounts differ; judged anew if not yet taken."""
+        """A new spec under the same uid: a resize where only amounts differ; judged anew if not yet taken.
+        Ephemeral containers are taken as they come, whatever a resize waits for."""
         hand = self._hand
         pod.status = hand.pod.status
         if self.life.state in (State.ENTERING, State.REJECTED):
             hand.pod = pod
             self.retry()
             return
-        hand.resize = Resize(pod) if can_resize(hand.pod, pod) else None
+        added = with_ephemeral_containers_of(pod, hand.pod)
+        hand.resize = Resize(pod) if can_resize(added, pod) else None
+        if hand.resize is not None and added is not hand.pod:
+            hand.pod = added
+            self._services.volume_keeper.described(added)
         if hand.resize is None:
             hand.pod = pod
             self._services.accounts.resized(pod)

@@ -27,6 +27,7 @@ from engine.node.slots import StartSlot
 from engine.node.starting import sandbox_config, start_container, start_sandbox
 from engine.node.status import Waiting
 from engine.node.stopping import grace_seconds, remove_dead, stop_container, stop_pod
+from engine.node.volumes.pod_volumes import mounted_volumes
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -125,11 +126,13 @@ class Working:
         services.cgroups.remove_pod(pod.uid)
 
     async def _prepare(self) -> None:
-        """Cgroup and volumes, once (and again by a new agent, which finds them made)."""
-        if self._volumes is not None:
-            return
+        """Cgroup and volumes, once (and again by a new agent, which finds them made); volumes also when a
+        container is added that mounts another one."""
         pod, services = self._hand.pod, self._services
-        self._cgroup_parent = services.cgroups.create_pod(pod)
+        if self._volumes is None:
+            self._cgroup_parent = services.cgroups.create_pod(pod)
+        elif all(volume.name in self._volumes for volume in mounted_volumes(pod)):
+            return
         self._volumes = await services.volume_keeper.set_up(pod)
 
     async def _act(self, actions: PodActions) -> float | None:

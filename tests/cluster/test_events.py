@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from engine.api.events import Event
+import pytest
+
+from engine.api.documents import convert
+from engine.api.events import Event, EventRecorder
+from engine.api.pod import Pod
 from engine.cluster.event_series import BURST, SIMILAR, EventSeries
 from engine.cluster.event_writer import event_object
 
@@ -48,10 +52,15 @@ def test_what_the_server_forgot_is_made_anew():
     assert series.next(said(at=1002.0), "d").name == "c"
 
 
-def test_an_event_names_its_object():
+@pytest.mark.parametrize("kind", ["containers", "initContainers", "ephemeralContainers"])
+def test_an_event_names_its_object(kind: str):
     series = EventSeries()
-    value = event_object(series.next(said(container="main"), "p.1"), "n")
-    assert value["involvedObject"]["fieldPath"] == "spec.containers{main}"
+    recorder = EventRecorder(clock=lambda: 1000.0)
+    spec = {"containers": [{"name": "c"}], kind: [{"name": "main"}]}
+    pod = convert({"metadata": {"namespace": "ns", "name": "p", "uid": "u"}, "spec": spec}, Pod, "p")
+    recorder.pod(pod, "Normal", "Started", "m", container="main")
+    value = event_object(series.next(next(iter(recorder)), "p.1"), "n")
+    assert value["involvedObject"]["fieldPath"] == f"spec.{kind}{{main}}"
     assert value["metadata"] == {"name": "p.1", "namespace": "ns"}
     assert value["source"] == {"component": "kubelet", "host": "n"}
     node = event_object(series.next(Event("Normal", "NodeReady", "m", 0.0), "n.1"), "n")

@@ -279,23 +279,6 @@ async def test_what_the_node_does_not_carry_out_turns_the_pod_away(
     assert f"Pod was rejected: {field}: " in pod["status"]["message"]
 
 
-async def test_an_ephemeral_container_is_said_not_to_start(joined: Joined, cluster: Cluster):
-    await joined.start()
-    await cluster.run("web")
-    await cluster.ready("web")
-    debugger = {"name": "debugger", "image": "busybox:1"}
-    patch = {"spec": {"ephemeralContainers": [debugger]}}
-    await cluster.client.patch(f"{PODS}/web/ephemeralcontainers", patch, Object)
-
-    def said(pod: Object | None) -> bool:
-        found = ((pod or {}).get("status", {}).get("ephemeralContainerStatuses") or [{}])[0]
-        return found.get("state", {}).get("waiting", {}).get("reason") == "EphemeralContainersNotSupported"
-
-    pod = await cluster.when("web", said)
-    assert pod is not None
-    assert pod["status"]["phase"] == "Running"
-
-
 async def test_what_a_restored_server_does_not_know_ends_and_what_it_knows_is_let_alone(
     joined: Joined, cluster: Cluster, hollow: HollowRuntime
 ):

@@ -1,7 +1,7 @@
 """No field of a pod is silently ignored: `docs/pod-fields.md` says what becomes of each, and that is so.
 
 `data/pod_spec_fields.txt` are the paths of all fields of a v1.36 PodSpec; `initContainers[]` have those of
-`containers[]`.
+`containers[]`, and of `ephemeralContainers[]` only those are listed that are theirs alone or refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DECIDED_ELSEWHERE = (
     "engine/api/validation/",
     "engine/api/defaults.py",
 )
-LATER = ("volumes[]", "containers[].env[]", "schedulingGates[]")
+LATER = ("volumes[]", "containers[].env[]", "ephemeralContainers[]", "schedulingGates[]")
 """Refused when they are to be used; an API server lets no gated pod come to a node."""
 
 
@@ -98,7 +98,8 @@ def with_field(field: str) -> Pod:
             here.setdefault(name, name == "optional" or "x")
         else:
             here = here.setdefault(name, {})
-    for devices in spec["containers"][0].get("volumeDevices", ()):
+    containers = (*spec["containers"], *spec.get("ephemeralContainers", ()))
+    for devices in (each for c in containers if isinstance(c, dict) for each in c.get("volumeDevices", ())):
         devices |= {"name": "v", "devicePath": "/d"}
     for volume in spec.get("volumes", ()):
         for source in volume.get("projected", {}).get("sources", ()):

@@ -121,7 +121,7 @@ class Summaries:
         logs_disk, volumes_disk = _file_system(logs_top), _file_system(self._root)
         logs = {
             container.name: _used(logs_top / container.name, {"time": time, **logs_disk})
-            for container in pod.all_containers
+            for container in pod.every_container
         }
         directory = pod_directory(self._root, pod.metadata.uid)
         volumes = {

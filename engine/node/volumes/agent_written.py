@@ -44,7 +44,7 @@ def write(
 
 def nested_mount_points(pod: Pod, name: str) -> Iterator[str]:
     """Where containers mount other volumes below a mount of this one, relative to it; the outermost only."""
-    for container in pod.all_containers:
+    for container in pod.every_container:
         paths = sorted(os.path.normpath(mount.mount_path) for mount in container.volume_mounts or [])
         own = [os.path.normpath(m.mount_path) for m in container.volume_mounts or [] if m.name == name]
         for top in own:

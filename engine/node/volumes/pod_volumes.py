@@ -125,7 +125,7 @@ def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
 def mounted_volumes(pod: Pod) -> list[Volume]:
     """Those that a container mounts, but images, which are the runtime's; others are left alone, as the
     kubelet does."""
-    mounted = {m.name for container in pod.all_containers for m in container.volume_mounts or []}
+    mounted = {m.name for container in pod.every_container for m in container.volume_mounts or []}
     return [v for v in pod.spec.volumes or [] if v.name in mounted and v.image is None]
 
 
