@@ -191,6 +191,7 @@ async def test_kubectl_reaches_into_pods(cluster: Cluster, tmp_path: Path) -> No
     await files(cluster, tmp_path)
     await ports(cluster)
     await statistics(cluster)
+    await debugging(cluster)
 
 
 async def logs(cluster: Cluster) -> None:
@@ -284,6 +285,41 @@ async def ports(cluster: Cluster) -> None:
         writer.close()
     forwarded.kill()
     await forwarded.communicate()
+
+
+async def debugging(cluster: Cluster) -> None:
+    """Containers that are added to a pod of the API; one sees the processes of that which it aims at."""
+    document = manifest("plain", "exec sleep 1234")
+    document["spec"] |= {"nodeName": "n1", "automountServiceAccountToken": False}
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    for each in (account, document):
+        await cluster.kubectl("apply", "-f", "-", stdin=json.dumps(each).encode())
+    path = "/api/v1/namespaces/default/pods/plain"
+    await cluster.until(path, lambda pod: pod.get("status", {}).get("phase") == "Running")
+    image = "--image=docker.io/library/busybox:latest"
+    debug = ("debug", "plain", image, "--image-pull-policy=Never", "--profile=general")
+    await cluster.kubectl(*debug, "--target=c", "-c", "looks", "--", "sh", "-c", "ps; exec sleep 4321")
+    await cluster.until(path, lambda pod: "running" in _state(pod, "looks"))
+    assert b"sleep 1234" in await cluster.kubectl("logs", "plain", "-c", "looks")
+    assert b"sleep 4321" in await cluster.kubectl("exec", "plain", "-c", "looks", "--", "ps")
+    talk = ("sh", "-c", "read line; echo heard $line; exit 5")
+    attached = await cluster.start(*debug, "-i", "-c", "talks", "--", *talk)
+    assert attached.stdin is not None
+    assert attached.stdout is not None
+    attached.stdin.write(b"words\n")
+    async with asyncio.timeout(PATIENCE):
+        assert await attached.stdout.readline() == b"heard words\n"
+        await attached.communicate()
+    await cluster.until(path, lambda pod: _state(pod, "talks").get("terminated", {}).get("exitCode") == 5)
+    shown = json.loads(await cluster.kubectl("get", "pod", "plain", "-o", "json"))["status"]
+    assert [c["restartCount"] for c in shown["containerStatuses"]] == [0]
+    assert shown["phase"] == "Running"
+    await cluster.kubectl("delete", "pod", "plain", "--timeout=60s")
+
+
+def _state(pod: dict[str, Any], container: str) -> dict[str, Any]:
+    found = pod["status"].get("ephemeralContainerStatuses", ())
+    return next((each["state"] for each in found if each["name"] == container), {})
 
 
 async def statistics(cluster: Cluster) -> None:
