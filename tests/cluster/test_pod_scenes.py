@@ -163,7 +163,7 @@ async def test_the_victim_of_a_critical_pod_shows_that_it_was_disrupted(scene: S
 
 
 async def test_a_pod_that_uses_too_much_shows_that_it_was_evicted(scene: Scene):
-    volume = {"name": "e", "emptyDir": {"sizeLimit": "1Ki"}}
+    volume = {"name": "e", "emptyDir": {"sizeLimit": "32Ki"}}
     mounted = container(volumeMounts=[{"name": "e", "mountPath": "/e"}])
     pod = await scene.run("greedy", containers=[mounted], volumes=[volume])
     await scene.when("greedy", is_ready)
@@ -171,7 +171,7 @@ async def test_a_pod_that_uses_too_much_shows_that_it_was_evicted(scene: Scene):
     (directory / "file").write_bytes(os.urandom(64 * 1024))
     evicted = await scene.when("greedy", lambda pod: pod["status"]["phase"] == "Failed")
     assert evicted["status"]["reason"] == "Evicted"
-    assert evicted["status"]["message"] == 'Usage of EmptyDir volume "e" exceeds the limit "1Ki". '
+    assert evicted["status"]["message"] == 'Usage of EmptyDir volume "e" exceeds the limit "32Ki". '
     assert conditions(evicted)["Ready"]["reason"] == "PodFailed"
     assert "DisruptionTarget" not in conditions(evicted)
 

@@ -208,7 +208,7 @@ async def walk(lives: Iterable[Coroutine[Any, Any, str]]) -> None:
     wrong = [text for text in await asyncio.gather(*tasks) if text]
     assert not wrong, f"{len(wrong)} of {len(tasks)}:\n" + "\n".join(wrong)
     gc.collect()
-    assert asyncio.all_tasks() <= before
+    await eventually(lambda: asyncio.all_tasks() <= before)
 
 
 async def with_file_fault(fault: FileFault) -> str:
