@@ -86,6 +86,9 @@ class ClaimedServer:
             self._claim = None
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._accepting is None:
+            writer.transport.abort()
+            return
         if self._open >= MOST_CONNECTIONS:
             if not self._full:
                 log.error("%s: %d connections are the most; others are closed", self._path, self._open)
@@ -103,24 +106,27 @@ class ClaimedServer:
 
     async def _hand_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry bytes between a peer and grpcio's server until one of them ends the connection."""
-        server = await self._loaded()
-        inner_reader, inner_writer = await asyncio.open_unix_connection(server.address)
         try:
-            ways = [
-                asyncio.create_task(_carry(reader, inner_writer)),
-                asyncio.create_task(_carry(inner_reader, writer)),
-            ]
+            server = await self._loaded()
+            inner_reader, inner_writer = await asyncio.open_unix_connection(server.address)
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                ways = [
+                    asyncio.create_task(_carry(reader, inner_writer)),
+                    asyncio.create_task(_carry(inner_reader, writer)),
+                ]
+                try:
+                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    for way in ways:
+                        way.cancel()
             finally:
-                for way in ways:
-                    way.cancel()
+                await _cut(inner_writer)
+            writer.close()
+            with contextlib.suppress(TimeoutError, OSError):
+                async with asyncio.timeout(LINGER):
+                    await writer.wait_closed()
         finally:
-            inner_writer.transport.abort()
-        writer.close()
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(LINGER):
-                await writer.wait_closed()
+            await _cut(writer)
 
     async def _loaded(self) -> GrpcServer:
         async with self._loading:
@@ -134,6 +140,12 @@ class ClaimedServer:
                     raise
                 self._server = server
             return self._server
+
+
+async def _cut(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
