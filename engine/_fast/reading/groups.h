@@ -17,14 +17,47 @@ enum { G_MOST = 1 << 16, G_MOST_READS = 64, G_PRESSURE = 26, G_WIDTH = G_PRESSUR
 #define G_NO_LIMIT ((int64_t)1 << 62)
 
 enum {
-    CPU, CPU_USER, CPU_SYSTEM, PERIODS, THROTTLED_PERIODS, THROTTLED, SHARES, QUOTA, PERIOD, MEMORY,
-    MEMORY_LIMIT, MEMORY_PEAK, MEMORY_FAILURES, SWAP_LIMIT, INACTIVE_FILE, RSS, CACHE, MAPPED, SWAP, FAULTS,
-    MAJOR_FAULTS, OOM_KILLS, THREADS, THREADS_LIMIT, PROCESSES, FIRST_PROCESS
+    CPU,
+    CPU_USER,
+    CPU_SYSTEM,
+    PERIODS,
+    THROTTLED_PERIODS,
+    THROTTLED,
+    SHARES,
+    QUOTA,
+    PERIOD,
+    MEMORY,
+    MEMORY_LIMIT,
+    MEMORY_PEAK,
+    MEMORY_FAILURES,
+    SWAP_LIMIT,
+    INACTIVE_FILE,
+    RSS,
+    CACHE,
+    MAPPED,
+    SWAP,
+    FAULTS,
+    MAJOR_FAULTS,
+    OOM_KILLS,
+    THREADS,
+    THREADS_LIMIT,
+    PROCESSES,
+    FIRST_PROCESS
 };
 
-typedef struct { int64_t row, major, minor, moved[4]; } g_io;
-typedef struct { g_io *rows; size_t used, room; int failed; } g_ios;
-typedef struct { const char *name; int column; int64_t factor; } g_wanted;
+typedef struct {
+    int64_t row, major, minor, moved[4];
+} g_io;
+typedef struct {
+    g_io *rows;
+    size_t used, room;
+    int failed;
+} g_ios;
+typedef struct {
+    const char *name;
+    int column;
+    int64_t factor;
+} g_wanted;
 typedef enum { G_NUMBER, G_WEIGHT, G_FLAT, G_MAX, G_PROCESSES, G_STALLED, G_IO_V1, G_IO_V2 } g_kind;
 typedef struct {
     const char *controller; /* NULL: the same as the file before */
@@ -35,7 +68,9 @@ typedef struct {
     const g_wanted *wanted;
 } g_file;
 
-typedef struct { const char *at, *end; } g_text;
+typedef struct {
+    const char *at, *end;
+} g_text;
 
 /* The next piece up to `mark`, which is eaten; 0 at the end. */
 static int g_next(g_text *text, char mark, g_text *piece) {
@@ -60,7 +95,8 @@ static int g_integer(g_text text, int64_t *value) {
     int64_t sum = 0;
     for (; at < text.end; at++) {
         if (*at < '0' || *at > '9') return 0;
-        if (__builtin_mul_overflow(sum, 10, &sum) || __builtin_add_overflow(sum, *at - '0', &sum)) sum = INT64_MAX;
+        if (__builtin_mul_overflow(sum, 10, &sum) || __builtin_add_overflow(sum, *at - '0', &sum))
+            sum = INT64_MAX;
         if (sum == INT64_MAX) {
             for (; at < text.end; at++)
                 if (*at < '0' || *at > '9') return 0;
@@ -88,7 +124,8 @@ static void g_flat(g_text text, const g_wanted *wanted, int64_t *row) {
     while (g_next(&text, '\n', &line)) {
         if (!g_next(&line, ' ', &name)) continue;
         for (const g_wanted *one = wanted; one->name; one++)
-            if (g_is(name, one->name) && g_integer(line, &value)) row[one->column] = g_times(value, one->factor);
+            if (g_is(name, one->name) && g_integer(line, &value))
+                row[one->column] = g_times(value, one->factor);
     }
 }
 
@@ -178,7 +215,8 @@ static void g_io_v2(g_text text, g_ios *ios, size_t first, int64_t row) {
     while (g_next(&text, '\n', &line)) {
         if (!g_next(&line, ' ', &word) || !g_device(word, &major, &minor)) continue;
         int whole = 1;
-        for (int i = 0; i < 4 && whole; i++) whole = g_pair(line, names[i], &value) && g_integer(value, &counts[i]);
+        for (int i = 0; i < 4 && whole; i++)
+            whole = g_pair(line, names[i], &value) && g_integer(value, &counts[i]);
         if (!whole) continue;
         g_io *moved = g_io_row(ios, first, row, major, minor);
         if (!moved) return;
@@ -212,17 +250,33 @@ static void g_processes(int directory, const char *name, char *buffer, int64_t *
 }
 
 static const g_wanted g_v1_ticks[] = {{"user", CPU_USER, 1}, {"system", CPU_SYSTEM, 1}, {0}};
-static const g_wanted g_v1_cpu[] = {{"nr_periods", PERIODS, 1}, {"nr_throttled", THROTTLED_PERIODS, 1},
-    {"throttled_time", THROTTLED, 1}, {0}};
-static const g_wanted g_v1_memory[] = {{"total_inactive_file", INACTIVE_FILE, 1}, {"total_rss", RSS, 1},
-    {"total_cache", CACHE, 1}, {"total_mapped_file", MAPPED, 1}, {"total_swap", SWAP, 1},
-    {"total_pgfault", FAULTS, 1}, {"total_pgmajfault", MAJOR_FAULTS, 1}, {0}};
+static const g_wanted g_v1_cpu[] = {{"nr_periods", PERIODS, 1},
+                                    {"nr_throttled", THROTTLED_PERIODS, 1},
+                                    {"throttled_time", THROTTLED, 1},
+                                    {0}};
+static const g_wanted g_v1_memory[] = {{"total_inactive_file", INACTIVE_FILE, 1},
+                                       {"total_rss", RSS, 1},
+                                       {"total_cache", CACHE, 1},
+                                       {"total_mapped_file", MAPPED, 1},
+                                       {"total_swap", SWAP, 1},
+                                       {"total_pgfault", FAULTS, 1},
+                                       {"total_pgmajfault", MAJOR_FAULTS, 1},
+                                       {0}};
 static const g_wanted g_v1_oom[] = {{"oom_kill", OOM_KILLS, 1}, {0}};
-static const g_wanted g_v2_cpu[] = {{"usage_usec", CPU, 1000}, {"user_usec", CPU_USER, 1000},
-    {"system_usec", CPU_SYSTEM, 1000}, {"nr_periods", PERIODS, 1}, {"nr_throttled", THROTTLED_PERIODS, 1},
-    {"throttled_usec", THROTTLED, 1000}, {0}};
-static const g_wanted g_v2_memory[] = {{"inactive_file", INACTIVE_FILE, 1}, {"anon", RSS, 1}, {"file", CACHE, 1},
-    {"file_mapped", MAPPED, 1}, {"pgfault", FAULTS, 1}, {"pgmajfault", MAJOR_FAULTS, 1}, {0}};
+static const g_wanted g_v2_cpu[] = {{"usage_usec", CPU, 1000},
+                                    {"user_usec", CPU_USER, 1000},
+                                    {"system_usec", CPU_SYSTEM, 1000},
+                                    {"nr_periods", PERIODS, 1},
+                                    {"nr_throttled", THROTTLED_PERIODS, 1},
+                                    {"throttled_usec", THROTTLED, 1000},
+                                    {0}};
+static const g_wanted g_v2_memory[] = {{"inactive_file", INACTIVE_FILE, 1},
+                                       {"anon", RSS, 1},
+                                       {"file", CACHE, 1},
+                                       {"file_mapped", MAPPED, 1},
+                                       {"pgfault", FAULTS, 1},
+                                       {"pgmajfault", MAJOR_FAULTS, 1},
+                                       {0}};
 static const g_wanted g_v2_events[] = {{"max", MEMORY_FAILURES, 1}, {"oom_kill", OOM_KILLS, 1}, {0}};
 
 static const g_file g_v1[] = {
@@ -270,9 +324,7 @@ static const g_file g_v2[] = {
 static void g_take(const g_file *file, g_text text, int64_t *row, g_ios *ios, size_t first, int64_t at) {
     g_text piece;
     switch (file->kind) {
-    case G_NUMBER:
-        g_limit(text, &row[file->column]);
-        break;
+    case G_NUMBER: g_limit(text, &row[file->column]); break;
     case G_WEIGHT:
         g_limit(text, &row[SHARES]);
         if (row[SHARES] != G_ABSENT) {
@@ -281,26 +333,19 @@ static void g_take(const g_file *file, g_text text, int64_t *row, g_ios *ios, si
             row[SHARES] = scaled > INT64_MAX ? INT64_MAX : scaled < -INT64_MAX ? -INT64_MAX : (int64_t)scaled;
         }
         break;
-    case G_FLAT:
-        g_flat(text, file->wanted, row);
-        break;
+    case G_FLAT: g_flat(text, file->wanted, row); break;
     case G_MAX:
         if (!g_next(&text, ' ', &piece)) break;
-        if (g_is(piece, "max")) row[QUOTA] = -1;
-        else g_limit(piece, &row[QUOTA]);
+        if (g_is(piece, "max"))
+            row[QUOTA] = -1;
+        else
+            g_limit(piece, &row[QUOTA]);
         g_limit(text, &row[PERIOD]);
         break;
-    case G_STALLED:
-        g_stalled(text, row + file->column);
-        break;
-    case G_IO_V1:
-        g_io_v1(text, file->column, ios, first, at);
-        break;
-    case G_IO_V2:
-        g_io_v2(text, ios, first, at);
-        break;
-    case G_PROCESSES:
-        break;
+    case G_STALLED: g_stalled(text, row + file->column); break;
+    case G_IO_V1: g_io_v1(text, file->column, ios, first, at); break;
+    case G_IO_V2: g_io_v2(text, ios, first, at); break;
+    case G_PROCESSES: break;
     }
 }
 
