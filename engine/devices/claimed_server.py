@@ -24,6 +24,8 @@ MOST_CONNECTIONS = 256
 BACKLOG = 256
 LINGER = 5.0
 """Seconds that a peer has to read the last of what it was sent."""
+TURNS_TO_END = 4
+"""Of the loop, until asyncio has handed over what it had accepted and closed what was cut."""
 _CHUNK = 65536
 
 log = logging.getLogger("kubengine.devices")
@@ -71,13 +73,17 @@ class ClaimedServer:
         )
 
     async def stop(self) -> None:
-        if self._accepting is not None:
-            self._accepting.close()
-            self._accepting = None
+        accepting, self._accepting = self._accepting, None
+        if accepting is not None and self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+        await self._connections.stop()
+        for _ in range(TURNS_TO_END):
+            await asyncio.sleep(0)
+        if accepting is not None:
+            accepting.close()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        await self._connections.stop()
         if self._server is not None:
             await self._server.stop()
             self._server = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -43,14 +44,21 @@ class GrpcServer:
                 raise OSError(f"cannot listen: {error}") from error
 
         self._socket = nameless(directory, bind)
-        await self._server.start()
+        starting = asyncio.ensure_future(self._server.start())
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await starting  # one that has half begun can't be stopped
+            raise
 
     async def stop(self) -> None:
         """Calls that are under way end."""
-        await self._server.stop(None)
-        if self._socket >= 0:
-            os.close(self._socket)
-            self._socket = -1
+        try:
+            await self._server.stop(None)
+        finally:
+            if self._socket >= 0:
+                os.close(self._socket)
+                self._socket = -1
 
 
 def _handler(method: Method) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -162,3 +163,30 @@ async def test_a_server_that_cannot_be_made_is_tried_again(
         patch.setattr(grpc_server, "nameless", refused)
         assert (await status(tmp_path))[0] == grpc.StatusCode.UNAVAILABLE
     assert await ask(tmp_path) == 1
+
+
+@pytest.mark.parametrize("turns", range(0, 40, 2))
+async def test_stopping_while_it_begins_leaves_nothing(tmp_path: Path, asked: Asked, turns: int) -> None:
+    server = ClaimedServer(
+        tmp_path / "s",
+        {"t": {"Ask": Method(wire.RegisterRequest, asked.answer)}},
+        most_calls=3,
+        tasks=Tasks(),
+    )
+    server.claim()
+    await server.start()
+    _, writer = await asyncio.open_unix_connection(tmp_path / "s")
+    for _ in range(turns):
+        await asyncio.sleep(0.0002)
+    await server.stop()
+    writer.close()
+    await eventually(lambda: not _open_beneath(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _open_beneath(directory: Path) -> list[Path]:
+    links = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            links.append(descriptor.readlink())
+    return [link for link in links if link.is_relative_to(directory)]
