@@ -94,17 +94,17 @@ async def read_log(
         yield b""
         await asyncio.to_thread(log.seek, options.tail)
         if not options.follow:
-            while piece := await asyncio.to_thread(log.read, last=True):
-                if piece.text:
-                    yield piece.text
+            while (piece := await asyncio.to_thread(log.read, last=True)) is not None:
+                if piece:
+                    yield piece
             return
         with watch.changes(path.parent) as news:
             while True:
                 alive = running()
                 news.clear()
-                while piece := await asyncio.to_thread(log.read, last=not alive):
-                    if piece.text:
-                        yield piece.text
+                while (piece := await asyncio.to_thread(log.read, last=not alive)) is not None:
+                    if piece:
+                        yield piece
                 if log.done:
                     return
                 if await asyncio.to_thread(log.is_another, path):
@@ -113,9 +113,9 @@ async def read_log(
                     except InvalidInput:
                         pass  # between the two steps of a rotation
                     else:
-                        while piece := await asyncio.to_thread(log.read, last=True):
-                            if piece.text:
-                                yield piece.text
+                        while (piece := await asyncio.to_thread(log.read, last=True)) is not None:
+                            if piece:
+                                yield piece
                         log.go_on_in(replacement)
                         continue
                 if not alive:
@@ -127,15 +127,6 @@ async def read_log(
                     continue
     finally:
         log.close()
-
-
-class _Piece:
-    """One stretch of the file: what of it the reader gets, which may be nothing."""
-
-    __slots__ = ("text",)
-
-    def __init__(self, text: bytes) -> None:
-        self.text = text
 
 
 class _Log:
@@ -155,8 +146,9 @@ class _Log:
         if tail is not None:
             self._file.seek(_tail_offset(self._file, tail))
 
-    def read(self, *, last: bool) -> _Piece | None:
-        """None at the end of the file or of what is wanted. `last`: a line without its end is taken too."""
+    def read(self, *, last: bool) -> bytes | None:
+        """What the reader gets of one stretch, which may be nothing; None at the end of the file or of what
+        is wanted. `last`: a line without its end is taken too."""
         if self.done:
             return None
         data = self._file.read(PIECE)
@@ -166,7 +158,7 @@ class _Log:
         self._rest = b""
         if data and lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
             self._rest = lines.pop()
-        return _Piece(self._text.take_all(lines))
+        return self._text.take_all(lines)
 
     def is_another(self, path: Path) -> bool:
         """Whether the path stands for another file by now, or for none."""
