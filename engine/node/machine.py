@@ -100,7 +100,7 @@ def kubelet_version() -> str:
 def node_info(runtime: str) -> dict[str, Any]:
     """`runtime` is its name and version: `containerd://1.6.20`."""
     machine_id = Path("/etc/machine-id")
-    swap = _meminfo("SwapTotal:")
+    swap_total, _ = swap()
     return {
         "kubeletVersion": kubelet_version(),
         "systemUUID": _system_uuid(),
@@ -111,7 +111,7 @@ def node_info(runtime: str) -> dict[str, Any]:
         "containerRuntimeVersion": runtime,
         "operatingSystem": "linux",
         "architecture": node_labels("")["kubernetes.io/arch"],
-        **({"swap": {"capacity": swap}} if swap else {}),
+        **({"swap": {"capacity": swap_total}} if swap_total else {}),
     }
 
 
