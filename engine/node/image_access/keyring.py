@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engine.api.digest import sha256
 from engine.api.errors import InvalidInput
-from engine.node.image_access.digests import sha256
 
 DEFAULT_REGISTRY: Final = "index.docker.io"
 _GO_ESCAPES: Final = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})

@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from engine.api.digest import sha256
+from engine.api.moments import rfc3339
 from engine.api.struct import Struct, to_json
 from engine.host.files import replace_file
-from engine.node.image_access.digests import sha256
 from engine.node.image_access.keyring import Credential, SecretSource
 
 API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
@@ -116,11 +116,10 @@ class PullRecords:
             return
         if after is not None:
             mapping[name] = after
-        moment = datetime.fromtimestamp(self._clock(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         document = {
             "kind": "ImagePulledRecord",
             "apiVersion": API_VERSION,
-            "lastUpdatedTime": moment,
+            "lastUpdatedTime": rfc3339(self._clock()),
             "imageRef": reference,
             "credentialMapping": mapping,
         }
