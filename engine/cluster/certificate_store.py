@@ -6,13 +6,12 @@ then its key. A kubelet takes over what is written here, and we what it wrote.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.files import replace_file
+from engine.host.files import replace_file, sync_directory
 
 _MOST = 1 << 20
 
@@ -42,7 +41,7 @@ class CertificateStore:
             self._updated.unlink(missing_ok=True)
             self._updated.symlink_to(dated)
             self._updated.rename(self.path)
-            _sync(self._directory)
+            sync_directory(self._directory)
         except OSError as error:
             text = f"cannot keep a certificate: {error.strerror or error}"
             raise Refused(text, subject=error.filename or str(self.path), errno=error.errno) from error
@@ -59,11 +58,3 @@ def read_certificates(path: Path) -> bytes:
             return file.read(_MOST)
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

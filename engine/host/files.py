@@ -47,6 +47,15 @@ def replacing_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
         raise Refused(text, subject=str(path), errno=error.errno) from error
 
 
+def sync_directory(path: Path) -> None:
+    """Returns when the names in it are on disk. Raises OSError."""
+    directory = os.open(path, _DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
 @contextmanager
 def _new_file(name: str, directory: int, mode: int) -> Iterator[BinaryIO]:
     unfinished = f".{os.fsdecode(os.fsencode(name)[:200])}.{os.getpid()}-{os.urandom(4).hex()}.new"
