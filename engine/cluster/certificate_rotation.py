@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,14 @@ def renew_at(facts: CertificateFacts, chance: float) -> float:
 def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
     """Whether a name is wanted that the certificate has not."""
     return not {shortest(name) for name in wanted.names} <= facts.names
+
+
+def pauses(chance: random.Random) -> Iterator[float]:
+    """Seconds to wait after each failure in a row."""
+    delay = FIRST_DELAY
+    while True:
+        yield delay * chance.uniform(1.0, 1.1)
+        delay = min(2 * delay, LAST_DELAY)
 
 
 class CertificateRotation:
@@ -94,7 +102,7 @@ class CertificateRotation:
         return float("-inf") if misses(facts, wanted) else renew_at(facts, self._chance.random())
 
     async def _renew_until_it_works(self) -> None:
-        delay = FIRST_DELAY
+        after_failure = pauses(self._chance)
         while (wanted := self._wanted()) is not None:
             try:
                 await self._renew(wanted)
@@ -102,8 +110,7 @@ class CertificateRotation:
                 log.warning("%s: no new certificate: %s", self._store.path, error)
             else:
                 return
-            await self._pause(delay * self._chance.uniform(1.0, 1.1))
-            delay = min(2 * delay, LAST_DELAY)
+            await self._pause(next(after_failure))
 
     async def _renew(self, wanted: Wanted) -> None:
         certificate, key = await self._sign(wanted)

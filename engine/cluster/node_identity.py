@@ -17,7 +17,7 @@ from typing import Final
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.cluster.bootstrap import first_certificate, forget_key, write_kubeconfig
 from engine.cluster.certificate_request import Wanted, client_certificate, request_certificate
-from engine.cluster.certificate_rotation import CertificateRotation, keep_signed
+from engine.cluster.certificate_rotation import CertificateRotation, keep_signed, pauses
 from engine.cluster.certificate_store import CertificateStore, read_certificates
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
@@ -25,8 +25,6 @@ from engine.cluster.kubeconfig import Kubeconfig, load_kubeconfig, pem
 from engine.cluster.openssl import certificate_facts, new_key
 
 PREFIX: Final = "kubelet-client"
-FIRST_DELAY: Final = 2.0
-LAST_DELAY: Final = 32.0
 
 log = logging.getLogger("kubengine.cluster")
 
@@ -125,8 +123,7 @@ class NodeIdentity:
             return False
 
     async def _bootstrap_until_it_works(self) -> None:
-        delay = FIRST_DELAY
-        while True:
+        for pause in pauses(self._chance):
             try:
                 certificate, key = await self._first()
                 await keep_signed(self._store, certificate, key, self._clock())
@@ -135,8 +132,7 @@ class NodeIdentity:
                 log.warning("no client certificate yet: %s", error)
             else:
                 return
-            await asyncio.sleep(delay * self._chance.uniform(1.0, 1.1))
-            delay = min(2 * delay, LAST_DELAY)
+            await asyncio.sleep(pause)
 
     async def _first(self) -> tuple[bytes, bytes]:
         """With the bootstrap's credentials."""
