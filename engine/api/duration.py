@@ -56,3 +56,8 @@ class Duration(float):
 
 def _trim(number: float) -> str:
     return f"{number:.9f}".rstrip("0").rstrip(".")
+
+
+def doubled(first: float, times: int, most: float) -> float:
+    """The pause after so many failures in a row: `first`, twice as long after each more, `most` at last."""
+    return min(first * 2.0 ** min(times - 1, 10), most)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from engine.api.duration import doubled
 from engine.api.errors import KubengineError
 from engine.api.meta import OwnerReference
 from engine.api.pod import Pod
@@ -127,7 +128,7 @@ class MirrorPods:
             times = self._failures[name] = self._failures.get(name, 0) + 1
             if times == 1:
                 log.warning("mirror of %s: %s", name, error)
-            await asyncio.sleep(min(FIRST_RETRY * 2.0 ** min(times - 1, 10), LAST_RETRY))
+            await asyncio.sleep(doubled(FIRST_RETRY, times, LAST_RETRY))
         finally:
             del self._tasks[name]
             self._overtaken.pop(name, None)

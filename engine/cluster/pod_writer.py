@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from engine.api.duration import doubled
 from engine.api.errors import KubengineError, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
@@ -227,7 +228,7 @@ class PodWriter:
         known.failures += 1
         if known.failures == 1 and not isinstance(error, Unavailable):
             log.warning("%s", error)
-        delay = min(FIRST_RETRY * 2.0 ** min(known.failures - 1, 10), LAST_RETRY)
+        delay = doubled(FIRST_RETRY, known.failures, LAST_RETRY)
         self._timers[uid] = asyncio.get_running_loop().call_later(delay, self._try_again, uid)
 
     def _try_again(self, uid: str) -> None:

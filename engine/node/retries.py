@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from engine.api.duration import doubled
 from engine.api.errors import KubengineError
 from engine.api.events import WARNING
 from engine.api.pod import Pod
@@ -19,7 +20,7 @@ LAST_RETRY_SECONDS = 10.0
 
 def retry_seconds(failures: int) -> float:
     """How long to wait after so many failures in a row."""
-    return min(FIRST_RETRY_SECONDS * 2.0 ** min(failures - 1, 10), LAST_RETRY_SECONDS)
+    return doubled(FIRST_RETRY_SECONDS, failures, LAST_RETRY_SECONDS)
 
 
 class Failures:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from engine.api.duration import doubled
 from engine.api.errors import Missing, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.node import Node
@@ -198,7 +199,7 @@ class VolumeKeeper:
             self._recorder.pod(kept.pod, WARNING, "FailedMount", str(error))
         if not isinstance(error.__cause__, Missing):
             kept.failures += 1
-            delay = min(FIRST_RETRY_SECONDS * 2.0 ** min(kept.failures - 1, 10), LAST_RETRY_SECONDS)
+            delay = doubled(FIRST_RETRY_SECONDS, kept.failures, LAST_RETRY_SECONDS)
             self._look_again_in(kept, delay)
 
     def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
