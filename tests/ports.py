@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import random
 import socket
+
+# Apart from what the system gives to whoever connects: a port of those is gone before its server comes.
+_LOWEST, _HIGHEST = 11_000, 32_000
+_order = random.Random(os.getpid())
+_given: set[int] = set()
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody has, given once in this process."""
+    while True:
+        port = _order.randrange(_LOWEST, _HIGHEST)
+        if port in _given:
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _given.add(port)
+        return port

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import Authority
+from tests.ports import free_port
 
 ADMIN_TOKEN = "admintoken"
 BOOTSTRAP_TOKEN = "bootstraptoken"
@@ -41,7 +41,7 @@ class ControlPlane:
     def __init__(self, directory: Path, binaries: Path) -> None:
         self._directory, self._binaries = directory, binaries
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._port, self._etcd, self._peer = (_free_port() for _ in range(3))
+        self._port, self._etcd, self._peer = (free_port() for _ in range(3))
         self._authority = Authority(directory / "authority")
         pair = self._authority.issue("system:node:n1", organization="system:nodes")
         self.admin = self._kubeconfig("admin", {"token": ADMIN_TOKEN})
@@ -169,12 +169,6 @@ class ControlPlane:
             )
         )
         return path
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import time
 
 import pytest
@@ -23,6 +21,7 @@ from engine.images.filesystem import read_filesystem
 from engine.images.manager import ImageManager
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
+from tests.frozen import frozen
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
 
 from .private_node import MIB, make_pod
@@ -175,13 +174,9 @@ async def test_a_runtime_that_hangs_holds_up_a_memory_eviction_by_seconds_at_mos
     pod = make_pod("eater")
     node.run(pod, mib=60)
     manager = world.manager(eviction_hard={"memory.available": "1000Mi"})
-    process = small._process
-    os.kill(process.pid, signal.SIGSTOP)
-    try:
+    with frozen(small._process.pid):
         async with asyncio.timeout(60):
             assert await manager.synchronize() == [pod]
         assert manager.reader.imagefs is None
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
     await manager.stop()
     await cleared(world)

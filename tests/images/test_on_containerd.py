@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+import contextlib
 import time
 
 import pytest
@@ -19,6 +18,7 @@ from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, padding_layer
+from tests.frozen import frozen
 
 from .pods_on_containerd import PodOnContainerd, add_image
 
@@ -242,18 +242,16 @@ async def test_a_runtime_that_hangs_on_remove_is_left_after_two_deadlines(world)
     manager = world.manager(ImagesSection(remove_timeout=Duration(0.3)))
     await world.add(manager, "aa", "bb", "cc", size=MIB)
     await manager.detect()
-    remove, process = world.client.remove_image, world.containerd._process
+    with contextlib.ExitStack() as until_then:
+        remove = world.client.remove_image
 
-    async def frozen(*arguments):
-        os.kill(process.pid, signal.SIGSTOP)
-        await remove(*arguments)
+        async def freezing(*arguments):
+            until_then.enter_context(frozen(world.containerd._process.pid))
+            await remove(*arguments)
 
-    world.client.remove_image = frozen
-    try:
+        world.client.remove_image = freezing
+        until_then.callback(setattr, world.client, "remove_image", remove)
         report = await manager.delete_unused()
-    finally:
-        os.kill(process.pid, signal.SIGCONT)
-        world.client.remove_image = remove
     assert report.kind == "delete_failed_space"
     assert report.removed == []
     failures = [v.reason for v in report.images if v.verdict == "failed"]
