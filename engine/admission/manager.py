@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from engine.admission.admitted import AdmittedPods
+from engine.admission.decision import Preemption
 from engine.admission.preemption import POLICIES
 from engine.admission.verdict import Verdict, decide
+from engine.api.decisions import Decisions
 from engine.api.defaults import DEFAULT_GRACE_SECONDS, apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
@@ -19,6 +22,7 @@ from engine.api.kubengine_config import PreemptionSection
 from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.api.qos import qos_class
 from engine.api.query import expect_known
 from engine.metrics import Registry
 
@@ -27,7 +31,7 @@ MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_REASON: Final = "TerminationByKubelet"
 CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
 
-_KEPT_DECISIONS = 20
+_KEPT_VERDICTS = 20
 _LEAST_KILL_SECONDS = 10.0
 
 log = logging.getLogger("kubengine.admission")
@@ -49,6 +53,7 @@ class Admission:
         kill_pod: KillPod,
         recorder: EventRecorder,
         registry: Registry,
+        decisions: Decisions | None = None,
         section: PreemptionSection | None = None,
         pods: Iterable[Pod] = (),
     ) -> None:
@@ -62,6 +67,7 @@ class Admission:
         self.admitted = AdmittedPods(node, pods)
         self._kill_pod = kill_pod
         self._recorder = recorder
+        self._decisions = decisions or Decisions(time.time)
         self._rejections = registry.counter(
             "kubelet_admission_rejections_total",
             "Cumulative number pod admission rejections by the Kubelet.",
@@ -74,7 +80,7 @@ class Admission:
         )
         self._freed = asyncio.Event()
         self._kills: set[asyncio.Future[None]] = set()
-        self._decisions: deque[dict[str, Any]] = deque(maxlen=_KEPT_DECISIONS)
+        self._verdicts: deque[dict[str, Any]] = deque(maxlen=_KEPT_VERDICTS)
 
     async def start(self) -> None:
         """Nothing runs by itself."""
@@ -142,7 +148,7 @@ class Admission:
             self._rejections.inc("UnexpectedAdmissionError")
             raise AdmissionRejected("UnexpectedAdmissionError", str(error)) from error
         if verdict.failures:
-            self._decisions.append(verdict.describe(self._names()))
+            self._verdicts.append(verdict.describe(self._names()))
         if not verdict.admit:
             self._rejections.inc(verdict.reason)
             raise AdmissionRejected(verdict.reason, verdict.message)
@@ -168,10 +174,18 @@ class Admission:
         victims = [pod for uid in preemption.victims if (pod := self.admitted.find(uid)) is not None]
         names = ", ".join(pod.full_name for pod in victims)
         log.info("preempting %s for %s (policy %s)", names, preemption.preemptor, preemption.policy)
-        signal = preemption.requirements[0][0] if preemption.requirements else ""
-        await asyncio.gather(*(self._end(pod, signal) for pod in victims))
+        await asyncio.gather(*(self._end(pod, preemption) for pod in victims))
 
-    async def _end(self, pod: Pod, signal: str) -> None:
+    async def _end(self, pod: Pod, preemption: Preemption) -> None:
+        inputs = {
+            "preemptor": preemption.preemptor,
+            "preemptorPriority": preemption.priority,
+            "priority": pod.spec.priority,
+            "qos": qos_class(pod),
+            "policy": preemption.policy,
+            "short": dict(preemption.requirements),
+        }
+        self._decisions.pod(pod, "preemption", "preempted", MESSAGE, inputs)
         self._recorder.pod(pod, WARNING, PREEMPTING, MESSAGE)
         end = PodEnd(
             PREEMPTING,
@@ -189,10 +203,11 @@ class Admission:
         except (KubengineError, TimeoutError) as error:
             why = "it has not ended in time" if isinstance(error, TimeoutError) else error
             log.error("pod %s could not be preempted: %s", pod.full_name, why)
+            self._decisions.pod(pod, "preemption", "failed", str(why), inputs)
             self.admitted.stay(pod.uid)
             self._tell()
             return
-        self._preemptions.inc(signal)
+        self._preemptions.inc(preemption.requirements[0][0] if preemption.requirements else "")
         self.remove(pod.uid)
 
     def _killed(self, kill: asyncio.Future[None]) -> None:
@@ -209,7 +224,7 @@ class Admission:
             "podLimit": admitted.node.pod_limit,
             "allocatable": dict(admitted.node.allocatable),
             "used": {name: amount for name, amount in admitted.used.items() if amount},
-            "decisions": list(self._decisions),
+            "decisions": list(self._verdicts),
         }
 
     async def act(self, action: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from engine.api.duration import Duration
+from engine.api.quantity import Quantity
 from engine.api.struct import Struct
 
 GROUP_VERSION = "kubengine.dev/v1alpha1"
@@ -125,6 +126,16 @@ class ServerSection(Struct, forbid_unknown_fields=True):
     port_address: str = ""
 
 
+class DecisionsSection(Struct, forbid_unknown_fields=True):
+    """`file`: where decisions are appended as JSON lines, none if empty. One that would grow beyond
+    `max_size` is renamed to `file.1` and so on; `max_files` bounds how many there are, the current one
+    included."""
+
+    file: str = ""
+    max_size: Quantity = Quantity.parse("10Mi")
+    max_files: int = 3
+
+
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     api_version: str = GROUP_VERSION
     kind: str = "KubengineConfiguration"
@@ -137,3 +148,4 @@ class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     probes: ProbesSection = msgspec.field(default_factory=ProbesSection)
     cgroups: CgroupsSection = msgspec.field(default_factory=CgroupsSection)
     server: ServerSection = msgspec.field(default_factory=ServerSection)
+    decisions: DecisionsSection = msgspec.field(default_factory=DecisionsSection)

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "bench": "Measure a node agent under load, beside a kubelet or at growing density.",
     "cgroups": "Show the cgroup tree, find its faults, plan its values.",
     "device-plugin": "Serve a sample device plugin, to try an agent with.",
+    "decisions": "Show what the agent decided, by what and why; `--follow` goes on.",
     "devices": "Show device plugin resources, their devices and who holds them.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
     "kubelet": "Run the node agent with the kubelet's flags and configuration files.",

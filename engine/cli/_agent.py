@@ -14,7 +14,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -29,7 +30,20 @@ from engine.cli._places import READ_ONLY_URL, default_socket
 DEADLINE = 10.0
 _FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
 
+_BROKEN = (OSError, http.client.HTTPException)
+
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _whole(response: http.client.HTTPResponse, taken: socket.socket) -> bytes:
+    return response.read()
+
+
+def _live(response: http.client.HTTPResponse, taken: socket.socket) -> http.client.HTTPResponse:
+    """To be read line by line; it holds its connection open, being the last answer there."""
+    taken.settimeout(None)
+    return response
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -66,11 +80,20 @@ class Agent:
 
         Raises `Unavailable` if no agent answers, `InvalidInput` or `Refused` with the agent's words.
         """
-        return self._ask("GET", path, query)
+        return self._ask("GET", path, query, _whole)
 
     def get_json(self, path: str, **query: str) -> Any:
         """Like `get`, decoded."""
         return msgspec.json.decode(self.get(path, **query))
+
+    def lines(self, path: str, **query: str) -> Iterator[bytes]:
+        """The lines of a GET as they come, however long that takes; `timeout` bounds only their beginning.
+
+        Raises as `get` does, and `Unavailable` when the agent goes.
+        """
+        with closing(self._ask("GET", path, query, _live)) as response, suppress(*_BROKEN):
+            yield from response
+        raise Unavailable("the agent has ended the connection")
 
     def describe(self, room: str, **query: str) -> Any:
         """What a room of the agent says about itself."""
@@ -78,26 +101,36 @@ class Agent:
 
     def act(self, room: str, action: str, **query: str) -> Any:
         """Tell a room to do something, over the unix socket."""
-        return msgspec.json.decode(self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query))
+        return msgspec.json.decode(
+            self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query, _whole)
+        )
 
-    def _ask(self, method: str, path: str, query: dict[str, str]) -> bytes:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        read: Callable[[http.client.HTTPResponse, socket.socket], _T],
+    ) -> _T:
         target = f"{path}?{urlencode(query)}" if query else path
         failures: list[str] = []
         for address in self._addresses:
             connection = self._connection(address)
             try:
+                connection.connect()
+                taken = connection.sock
                 connection.request(method, target)
                 response = connection.getresponse()
+                if response.status == 200:
+                    return read(response, taken)
                 body = response.read()
-            except (OSError, http.client.HTTPException) as error:
+            except _BROKEN as error:
                 failures.append(
                     f"{address} ({getattr(error, 'strerror', None) or error or type(error).__name__})"
                 )
                 continue
             finally:
                 connection.close()
-            if response.status == 200:
-                return body
             raise _failure(response.status, body, address)
         hint = "" if self._given else "; `--agent PATH` names another socket or root directory"
         raise Unavailable(f"no agent answers: tried {', '.join(failures)}{hint}")

@@ -7,11 +7,12 @@ import contextlib
 import glob
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ContainerGCSection
@@ -76,6 +77,7 @@ class ContainerGC:
         *,
         runtime: RuntimeClient,
         recorder: EventRecorder,
+        decisions: Decisions | None = None,
         content_removed: IsRemoved,
         runtime_removed: IsRemoved,
         sources_ready: Callable[[], bool],
@@ -89,6 +91,7 @@ class ContainerGC:
         self.policy = ContainerGCPolicy.from_section(section or ContainerGCSection())
         self.last_report: ContainerGCReport | None = None
         self._runtime, self._recorder, self._clock, self._period = runtime, recorder, clock, period
+        self._decisions = decisions or Decisions(clock)
         self._content_removed, self._runtime_removed = content_removed, runtime_removed
         self._sources_ready = sources_ready
         self._pod_logs_dir, self._container_logs_dir = pod_logs_dir, container_logs_dir
@@ -162,6 +165,7 @@ class ContainerGC:
         listed = await self._runtime.list_containers()
         dead = [container for container in listed if container.state != cri.CONTAINER_RUNNING]
         graces = {c.id: c.annotations.get(labels.POD_GRACE, "") for c in dead}
+        pods = {c.id: _pod_name(c.labels) for c in dead}
         plan = containers_to_remove(
             map(_dead_container, dead),
             self.policy,
@@ -172,12 +176,29 @@ class ContainerGC:
             runtime_removed=self._runtime_removed,
         )
         for removal in plan:
+            container, outcome, reason = removal.container, "collected", removal.reason
             try:
-                await self._remove(removal, graces[removal.container.id])
-                report.removed[removal.container.id] = removal.reason
+                await self._remove(removal, graces[container.id])
+                report.removed[container.id] = removal.reason
             except KubengineError as error:
-                log.warning("container %s was not removed: %s", removal.container.id, error)
-                report.failed[removal.container.id] = str(error)
+                log.warning("container %s was not removed: %s", container.id, error)
+                report.failed[container.id] = reason = str(error)
+                outcome = "failed"
+            self._decisions.record(
+                "container-gc",
+                outcome,
+                reason,
+                {
+                    "id": container.id,
+                    "state": container.state,
+                    "created": container.created,
+                    "attempt": container.attempt,
+                    "underPressure": evict_non_deleted,
+                },
+                pod=pods[container.id],
+                uid=container.pod_uid,
+                container=container.name,
+            )
 
     async def _remove(self, removal: Removal, grace: str) -> None:
         id = removal.container.id
@@ -213,14 +234,25 @@ class ContainerGC:
             content_removed=self._content_removed,
             runtime_removed=self._runtime_removed,
         )
+        pods = {s.id: _pod_name(s.labels) for s in sandboxes}
         for sandbox in plan:
+            outcome, reason = "collected", ""
             try:
                 await self._runtime.stop_pod_sandbox(sandbox.id)
                 await self._runtime.remove_pod_sandbox(sandbox.id)
                 report.sandboxes.append(sandbox.id)
             except KubengineError as error:
                 log.warning("sandbox %s was not removed: %s", sandbox.id, error)
-                report.failed[sandbox.id] = str(error)
+                report.failed[sandbox.id] = reason = str(error)
+                outcome = "failed"
+            self._decisions.record(
+                "container-gc",
+                outcome,
+                reason,
+                {"sandbox": sandbox.id, "created": sandbox.created, "underPressure": evict_non_deleted},
+                pod=pods[sandbox.id],
+                uid=sandbox.pod_uid,
+            )
 
     async def _evict_logs(self, report: ContainerGCReport, sources_ready: bool) -> None:
         if sources_ready and self._pod_logs_dir.is_dir():
@@ -257,6 +289,10 @@ def _dead_container(container: cri.Container) -> DeadContainer:
         container.pod_sandbox_id,
         container.metadata.attempt,
     )
+
+
+def _pod_name(of: Mapping[str, str]) -> str:
+    return f"{of.get(labels.POD_NAMESPACE, '')}/{of.get(labels.POD_NAME, '')}".strip("/")
 
 
 def _is_ready(sandbox: cri.PodSandbox) -> bool:

@@ -11,9 +11,10 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 
+from engine.api.decisions import Decisions
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import Entry
@@ -63,6 +64,7 @@ class Attempt:
     pod: Pod
     chosen: list[Chosen] = field(default_factory=list)
     assigned: list[Entry] = field(default_factory=list)
+    given: list[Chosen] = field(default_factory=list)
     reusable: dict[str, set[str]] = field(default_factory=dict)
     affinity: tuple[int, ...] | None = None
     locked: frozenset[str] = frozenset()
@@ -85,6 +87,7 @@ class Allocator:
         sources_ready: Callable[[], bool],
         is_running: Callable[[str, str], bool],
         registry: Registry,
+        decisions: Decisions,
         fault: FaultPoint,
         one_call_per_pod: bool,
         keeps_init_surplus: bool,
@@ -96,6 +99,7 @@ class Allocator:
         self._changed = changed
         self._sources_ready = sources_ready
         self._is_running = is_running
+        self._decisions = decisions
         self._fault = fault
         self._one_call_per_pod = one_call_per_pod
         self._keeps_init_surplus = keeps_init_surplus
@@ -150,6 +154,8 @@ class Allocator:
             if attempt.assigned:
                 await self._durable()
                 self._fault("durable")
+                for given in attempt.given:
+                    self._record(attempt, given)
         except BaseException:
             for chosen in attempt.chosen:
                 self._state.release(chosen.resource, chosen.selection.devices)
@@ -160,6 +166,18 @@ class Allocator:
             if attempt.assigned:
                 self._changed()
             raise
+
+    def _record(self, attempt: Attempt, given: Chosen) -> None:
+        by_why = {why: devices for why, devices in asdict(given.selection).items() if devices}
+        inputs = {
+            "resource": given.resource,
+            "devices": given.selection.devices,
+            "chosen": by_why,
+            "numa": attempt.affinity,
+            "policy": self._policy.name,
+        }
+        why = ", ".join(by_why)
+        self._decisions.pod(attempt.pod, "devices", "given", why, inputs, container=given.container)
 
     @asynccontextmanager
     async def _choosing(self, attempt: Attempt, resources: Collection[str]) -> AsyncIterator[None]:
@@ -284,6 +302,7 @@ class Allocator:
                     attempt.pod.uid, chosen.container, chosen.resource, chosen.selection.devices, response
                 )
                 attempt.chosen.remove(chosen)
+                attempt.given.append(chosen)
                 self._state.assign(entry)
                 attempt.assigned.append(entry)
         self._fault("recorded")

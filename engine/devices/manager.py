@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
@@ -64,6 +65,7 @@ class DeviceManager:
         section: DevicesSection,
         active_pods: Callable[[], Sequence[Pod]],
         registry: Registry,
+        decisions: Decisions | None = None,
         tasks: Tasks | None = None,
         sources_ready: Callable[[], bool] = lambda: True,
         may_run: Callable[[str], bool] = lambda pod_uid: False,
@@ -117,6 +119,7 @@ class DeviceManager:
             sources_ready=sources_ready,
             is_running=is_running,
             registry=registry,
+            decisions=decisions or Decisions(clock),
             fault=fault,
             one_call_per_pod=section.one_allocate_per_pod,
             keeps_init_surplus=not section.release_init_surplus,

@@ -11,19 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.errors import KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import KillPod, PodEnd
 from engine.api.node import NodeCondition
 from engine.api.pod import Pod
-from engine.api.qos import is_critical
+from engine.api.qos import is_critical, qos_class
 from engine.api.query import is_set
+from engine.api.resources import ranking_request
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
@@ -59,6 +61,7 @@ MIN_WAKE_INTERVAL: Final = 0.01
 FOLLOW_UP: Final = 0.1
 """After a wake-up the next looks come after 0.1 s, 0.2 s, … up to the interval: the kernel counts page cache
 that the working set doesn't, so that a wake-up can be early, and there is only one for each crossing."""
+UNKILLED: Final = "Container runtime did not kill the pod within specified grace period."
 
 log = logging.getLogger("kubengine.eviction")
 
@@ -78,6 +81,7 @@ class EvictionManager:
         *,
         config: KubeletConfiguration,
         recorder: EventRecorder,
+        decisions: Decisions | None = None,
         active_pods: Callable[[], Sequence[Pod]],
         kill_pod: KillPod,
         pod_cgroup: PodCgroup,
@@ -105,6 +109,7 @@ class EvictionManager:
         self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
         self._runtime, self._images, self._containers = runtime, images, containers
         self._clock, self._monotonic = clock, monotonic
+        self._decisions = decisions or Decisions(clock)
         self._conditions_changed = conditions_changed
         self.reader = SignalReader(view, nodefs=root_dir, memory_signal=self.section.memory_signal)
         self.meter = PodMeter(
@@ -216,7 +221,7 @@ class EvictionManager:
         now = self._monotonic()
         for due in seen.act_on:
             self._stats_age.observe(now - observations[due.signal].at, due.signal)
-        for pod, _amount in ranked:
+        for pod, amount in ranked:
             if is_critical(pod):
                 log.warning("pod %s is critical and is not evicted", pod.full_name)
                 continue
@@ -233,7 +238,20 @@ class EvictionManager:
                 annotations,
                 by_exit_codes=True,
             )
-            await self._evict(pod, end)
+            observed = observations[threshold.signal]
+            inputs = {
+                "signal": threshold.signal,
+                "available": observed.available,
+                "capacity": observed.capacity,
+                "threshold": threshold.limit(observed.capacity),
+                "gracePeriod": threshold.grace_period,
+                "usage": amount,
+                "request": str(ranking_request(pod, RESOURCE_OF[threshold.signal])),
+                "priority": pod.spec.priority,
+                "qos": qos_class(pod),
+                "candidates": len(pods),
+            }
+            await self._evict(pod, end, inputs)
             self._evictions.inc(threshold.signal)
             return [pod]
         log.warning("%s: no pod could be evicted", threshold.signal)
@@ -266,15 +284,17 @@ class EvictionManager:
             )
             if over is not None:
                 end = PodEnd(message.REASON, over.message, HARD_GRACE_SECONDS, by_exit_codes=True)
-                await self._evict(pod, end)
+                used = local_storage.usage_of_pod(pod, usage[pod.uid])
+                await self._evict(pod, end, {"signal": over.signal, "used": used})
                 self._evictions.inc(over.signal)
                 evicted.append(pod)
         return evicted
 
-    async def _evict(self, pod: Pod, end: PodEnd) -> None:
+    async def _evict(self, pod: Pod, end: PodEnd, inputs: Mapping[str, Any]) -> None:
         """End a pod. One that cannot be ended is said and counts as evicted all the same."""
         grace = end.grace_period_seconds or 0
         self._recorder.pod(pod, WARNING, end.reason, end.message, annotations=dict(end.annotations))
+        self._decisions.pod(pod, "eviction", "evicted", end.message, inputs)
         kill = asyncio.ensure_future(self._kill_pod(pod, end))
         self._kills.add(kill)
         kill.add_done_callback(self._kills.discard)
@@ -286,11 +306,13 @@ class EvictionManager:
                 pod,
                 WARNING,
                 "ExceededGracePeriod",
-                "Container runtime did not kill the pod within specified grace period.",
+                UNKILLED,
             )
+            self._decisions.pod(pod, "eviction", "failed", UNKILLED, inputs)
             kill.add_done_callback(_say_if_failed)
         except KubengineError as error:
             log.warning("evicting pod %s failed: %s", pod.full_name, error)
+            self._decisions.pod(pod, "eviction", "failed", str(error), inputs)
 
     async def _reclaim(self, signal: str) -> bool:
         """Clean up the node; whether that was enough."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
@@ -27,7 +28,7 @@ from engine.images.elsewhere import what_else_fills
 from engine.images.lease import ImageLeases, normalized
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
-from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport
+from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport, ImageVerdict
 from engine.images.runtime_store import RuntimeStore
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
@@ -56,6 +57,7 @@ class ImageManager:
         runtime: RuntimeClient,
         config: KubeletConfiguration,
         recorder: EventRecorder,
+        decisions: Decisions | None = None,
         section: ImagesSection | None = None,
         registry: Registry | None = None,
         tasks: Tasks | None = None,
@@ -71,6 +73,7 @@ class ImageManager:
         self.records = ImageRecords(by_handler=self._by_handler)
         self.last_report: ImageGCReport | None = None
         self._runtime, self._recorder, self._active_pods = runtime, recorder, active_pods
+        self._decisions = decisions or Decisions(clock)
         self._now = SteadyClock(clock, monotonic)
         self._began = self._now()
         self._period = period
@@ -217,6 +220,7 @@ class ImageManager:
                 await self._explain(report, store)
             finally:
                 for verdict in report.images:
+                    self._record(verdict, report)
                     if verdict.verdict == REMOVED:
                         self._collected.inc(verdict.cause)
                 if report.removed:
@@ -227,6 +231,24 @@ class ImageManager:
             if not dry_run:
                 self.last_report = report
             return report
+
+    def _record(self, verdict: ImageVerdict, report: ImageGCReport) -> None:
+        """What a run has done or failed to do; what it leaves alone, or would do, is no decision."""
+        if verdict.verdict not in (REMOVED, FAILED):
+            return
+        inputs = {
+            "image": verdict.key,
+            "names": verdict.names,
+            "size": verdict.size,
+            "freed": verdict.freed,
+            "cause": verdict.cause,
+            "trigger": report.trigger,
+            "wanted": report.wanted,
+            "capacity": report.capacity,
+            "available": report.available,
+        }
+        outcome = "collected" if verdict.verdict == REMOVED else "failed"
+        self._decisions.record("image-gc", outcome, verdict.reason, inputs)
 
     async def _explain(self, report: ImageGCReport, store: RuntimeStore) -> None:
         if report.kind == "invalid_capacity" and not report.dry_run:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from engine.admission.manager import Admission
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.api.quantity import BINARY_SI, Quantity
-from engine.api.resources import CPU, MEMORY
+from engine.api.qos import qos_class
+from engine.api.quantity import BINARY_SI, DECIMAL_SI, Quantity
+from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
@@ -89,6 +91,23 @@ class Gatekeeper:
             MEMORY: Quantity.from_value(used.get(MEMORY, 0), BINARY_SI),
         }
 
+    def judged_by(self, pod: Pod) -> dict[str, Any]:
+        """What an admission of the pod looks at: pressure, and what it and all others ask for of what there
+        is."""
+        admitted = self._admission.admitted
+        requested = pod_requests(pod)
+        used, allocatable = admitted.used_beside(pod.uid), admitted.node.allocatable
+        return {
+            "priority": pod.spec.priority,
+            "qos": qos_class(pod),
+            "requested": {name: str(amount) for name, amount in requested.items()},
+            "used": {name: _quantity(name, used.get(name, 0)) for name in requested},
+            "allocatable": {name: _quantity(name, allocatable.get(name, 0)) for name in requested},
+            "pods": len(admitted) - (pod.uid in admitted),
+            "podLimit": admitted.node.pod_limit,
+            "pressure": self._eviction.under_pressure,
+        }
+
     def resized(self, pod: Pod) -> None:
         """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""
         if pod.uid in self._admission.admitted:
@@ -111,6 +130,13 @@ class Gatekeeper:
         """The pod holds nothing any more."""
         self._admission.remove(pod.uid)
         self._devices.pod_removed(pod.uid)
+
+
+def _quantity(resource: str, amount: int) -> str:
+    """An amount of the tables as it is written in a manifest."""
+    if resource == CPU:
+        return str(Quantity.from_milli(amount))
+    return str(Quantity.from_value(amount, BINARY_SI if resource == MEMORY else DECIMAL_SI))
 
 
 def _runs(container: ContainerRecord | None) -> bool:

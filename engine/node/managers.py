@@ -59,11 +59,13 @@ class Managers:
     ) -> None:
         config, section = setting.config, setting.kubengine_config
         recorder, registry, tasks = setting.recorder, setting.registry, setting.tasks
+        decisions = setting.decisions
         root, clock = setting.root, setting.clock
         self.images = ImageManager(
             runtime=runtime,
             config=config,
             recorder=recorder,
+            decisions=decisions,
             section=section.images,
             registry=registry,
             tasks=tasks,
@@ -74,6 +76,7 @@ class Managers:
         self.containers = ContainerGC(
             runtime=runtime,
             recorder=recorder,
+            decisions=decisions,
             section=section.container_gc,
             tasks=tasks,
             content_removed=lambda uid: pods().is_gone(uid),
@@ -86,6 +89,7 @@ class Managers:
             node=Node(),
             kill_pod=lambda pod, end: pods().kill(pod, end),
             recorder=recorder,
+            decisions=decisions,
             registry=registry,
             section=section.preemption,
         )
@@ -93,6 +97,7 @@ class Managers:
         self.eviction = EvictionManager(
             config=config,
             recorder=recorder,
+            decisions=decisions,
             active_pods=lambda: pods().active(),
             kill_pod=lambda pod, end: pods().kill(pod, end),
             pod_cgroup=cgroups.pod_path,
@@ -112,6 +117,7 @@ class Managers:
             config=config,
             section=section.devices,
             active_pods=lambda: pods().active(),
+            decisions=decisions,
             registry=registry,
             tasks=tasks,
             sources_ready=lambda: pods().known,

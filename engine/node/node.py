@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.errors import Bug, Refused, Unavailable
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
@@ -79,6 +80,7 @@ class Node:
         self.registry = Registry()
         self.tasks = Tasks(self.registry)
         self.recorder = EventRecorder(clock)
+        self.decisions = Decisions(clock)
         cert_dir = cert_dir or root / "pki"
         self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
         self._clock = clock
@@ -94,6 +96,7 @@ class Node:
             registry=self.registry,
             tasks=self.tasks,
             recorder=self.recorder,
+            decisions=self.decisions,
             serving=self.serving_certificate,
             cert_dir=cert_dir,
             view=view,

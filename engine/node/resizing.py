@@ -7,11 +7,14 @@ runtime, restarts the containers whose resizePolicy asks for it, and says how fa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Pod
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import pod_requests
 from engine.cgroups.containers import ContainerResources
 from engine.cgroups.resize import decide_resize, in_progress, resize_of, resize_text
 from engine.cri.records import ContainerRecord
@@ -46,23 +49,31 @@ async def carry_out(
         failed = in_progress(text)
         if resize.condition != failed:
             services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+            services.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
         resize.tell(Event.FAIL, failed)
         raise
     resize.tell(Event.COMPLETE)
     services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+    services.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
     return wanted
 
 
 def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
     """Whether there is room; says what came out, once while it stays the same."""
     wanted, before = resize.wanted, resize.state
+    allocatable, others = services.accounts.allocatable(), services.accounts.used_beside(pod.uid)
     decision = decide_resize(
         pod,
         wanted,
-        allocatable=services.accounts.allocatable(),
-        others=services.accounts.used_beside(pod.uid),
+        allocatable=allocatable,
+        others=others,
         config=services.node.config,
     )
+    inputs = {
+        **_inputs(pod, wanted),
+        "others": _amounts(others),
+        "allocatable": _amounts({name: allocatable.get(name, ZERO) for name in others}),
+    }
     pending = decision.condition()
     if pending is not None:
         resize.tell(Event.DEFER if decision.verdict == "Deferred" else Event.REFUSE, pending)
@@ -70,10 +81,20 @@ def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
             why = f"OutOf{decision.short}" if decision.short else pending.reason
             text = resize_text(why, wanted, pending.message)
             services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+            services.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
         return False
     resize.tell(Event.BEGIN, in_progress())
     services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+    services.decisions.pod(pod, "resize", "started", "", inputs)
     return True
+
+
+def _inputs(pod: Pod, wanted: Pod) -> dict[str, Any]:
+    return {"from": _amounts(pod_requests(pod)), "to": _amounts(pod_requests(wanted))}
+
+
+def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items()}
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:

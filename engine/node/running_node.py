@@ -29,6 +29,8 @@ from engine.node import machine
 from engine.node.backoff import Backoff
 from engine.node.belonging import Api, Belonging, Standalone
 from engine.node.container_access import ContainerAccess
+from engine.node.decision_file import DecisionFile
+from engine.node.decisions_room import DecisionsRoom
 from engine.node.description import NodeDescription
 from engine.node.gatekeeper import Gatekeeper
 from engine.node.host_support import HostSupport, app_armor_enabled
@@ -82,6 +84,8 @@ class RunningNode:
         self._cgroups = cgroups
         self._events = NodeEvents(recorder, setting.name, setting.root / "boot_id")
         self._reconciler = tasks.task("cgroup-reconcile")
+        section = setting.kubengine_config.decisions
+        self._decision_file = DecisionFile(section, setting.decisions, tasks) if section.file else None
         self.watch = watch = RuntimeWatch(
             runtime,
             on_change=self._runtime_changed,
@@ -168,6 +172,7 @@ class RunningNode:
             devices=managers.devices,
             belonging=self._belonging,
             recorder=recorder,
+            decisions=setting.decisions,
             tasks=tasks,
             backoff=_restart_backoff(config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
@@ -196,6 +201,8 @@ class RunningNode:
     async def start(self) -> None:
         """Raises what stops a node from working; `stop` then ends what has begun."""
         self.managers.devices.claim()
+        if self._decision_file is not None:
+            await self._decision_file.start()
         self._cgroups.start()
         self._belonging.start()
         await self.managers.start_before_pods()
@@ -230,6 +237,7 @@ class RunningNode:
                 self.managers.stop,
                 self._leave_cgroups,
                 self._runtime.close,
+                *([self._decision_file.stop] if self._decision_file is not None else []),
             ]
         )
 
@@ -307,7 +315,12 @@ class RunningNode:
 
     def rooms(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""
-        return {**self.managers.by_room(), "cgroups": self._cgroups, "node": self.description}
+        return {
+            **self.managers.by_room(),
+            "cgroups": self._cgroups,
+            "decisions": DecisionsRoom(self._setting.decisions),
+            "node": self.description,
+        }
 
     def running_pods(self) -> list[Pod]:
         """What the runtime runs, known or not."""

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
@@ -37,6 +38,9 @@ class Accounts(Protocol):
 
     def used_beside(self, uid: str) -> Mapping[str, Quantity]:
         """Summed requests of cpu and memory of all pods on the node but one."""
+
+    def judged_by(self, pod: Pod) -> Mapping[str, Any]:
+        """What an admission of the pod looks at, JSON-able."""
 
     def resized(self, pod: Pod) -> None:
         """The pod holds other amounts from now on."""
@@ -114,6 +118,7 @@ class Services:
     devices: Devices
     belonging: Belonging
     recorder: EventRecorder
+    decisions: Decisions
     tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.cluster.serving_certificate import ServingCertificate
@@ -32,6 +33,7 @@ class Setting:
     registry: Registry
     tasks: Tasks
     recorder: EventRecorder
+    decisions: Decisions
     serving: ServingCertificate
     cert_dir: Path
     view: NodeView | None = None

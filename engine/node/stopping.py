@@ -154,6 +154,15 @@ async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> N
                 await services.runtime.remove_container(container.id)
                 remove_log_link(record, container)
                 services.watch.forget(record.uid, [container.id])
+                services.decisions.record(
+                    "container-gc",
+                    "collected",
+                    "newer ones of its name have ended",
+                    {"id": container.id, "attempt": container.attempt, "kept": keep},
+                    pod=record.full_name,
+                    uid=record.uid,
+                    container=container.name,
+                )
     for sandbox in record.sandboxes[1:]:
         if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
             with contextlib.suppress(Refused):

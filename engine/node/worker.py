@@ -270,9 +270,15 @@ class PodWorker:
             if rejected.reason != self._said_rejected:
                 self._said_rejected = rejected.reason
                 self._services.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
+                self._decided("refused", f"{rejected.reason}: {rejected.message}")
             await self._publishing.publish()
         else:
+            self._decided("admitted", "")
             self._tell(Event.ADMIT)
+
+    def _decided(self, outcome: str, reason: str) -> None:
+        services = self._services
+        services.decisions.pod(self.pod, "admission", outcome, reason, services.accounts.judged_by(self.pod))
 
     async def _work(self) -> None:
         while self.life.state is State.WORKING:

@@ -13,7 +13,7 @@ from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import PodEnd
 from engine.api.pod import Container, Pod
 from engine.cri.client import NotFound
-from engine.cri.records import EXITED, ContainerRecord
+from engine.cri.records import CREATED, EXITED, ContainerRecord
 from engine.node.actions import PodActions, next_actions
 from engine.node.container_hash import container_hash
 from engine.node.image_pull import StartRefused
@@ -145,6 +145,7 @@ class Working:
             grace = grace_seconds(pod, kill.container, kill.liveness)
             message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
             await stop_container(pod, kill.container, services, grace, message)
+        killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
         async with StartSlot(services.starting) as slot:
             if actions.create_sandbox:
@@ -153,7 +154,10 @@ class Working:
                 await self._publish()
             elif self._sandbox is None:
                 self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
-            delays = [await self._start(c, slot, ended.get(c.name)) for c in actions.start]
+            delays = [
+                await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
+                for container in actions.start
+            ]
         waits = [delay for delay in delays if delay is not None]
         return 0.0 if None in delays or not delays else min(waits)
 
@@ -172,12 +176,12 @@ class Working:
             await self._publish()
 
     async def _start(
-        self, container: Container, slot: StartSlot, ended: ContainerRecord | None
+        self, container: Container, slot: StartSlot, ended: ContainerRecord | None, killed: str
     ) -> float | None:
         """Starts one container; None when it did, else the seconds to wait before another try.
 
         `ended` is the newest of its name that had ended when this was decided: as in the kubelet, one that
-        was killed just now to be started again does not count yet.
+        was killed just now to be started again does not count yet; `killed` says why, if one was.
         """
         pod, services, name = self._hand.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
@@ -194,13 +198,30 @@ class Working:
         assert self._volumes is not None
         assert self._sandbox is not None
         least = self._hand.restarts.get(name, 0)
+        before = services.watch.pod(pod.uid).container(name)
         try:
             await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
         except StartRefused as refused:
             return self._refuse(container, refused)
         self._hand.waiting.pop(name, None)
         self._refused.pop(name, None)
+        if before is not None and before.state != CREATED:
+            self._restarted(container, before, killed)
         return None
+
+    def _restarted(self, container: Container, before: ContainerRecord, killed: str) -> None:
+        pod, services = self._hand.pod, self._services
+        reason = killed or f"{before.reason or 'it ended'} with exit code {before.exit_code}"
+        inputs = {
+            "id": before.id,
+            "exitCode": before.exit_code,
+            "startedAt": before.started_at,
+            "finishedAt": before.finished_at,
+            "attempt": before.attempt,
+            "restartPolicy": pod.spec.restart_policy,
+            "backOff": services.backoff.delay(f"{pod.uid}/{container.name}"),
+        }
+        services.decisions.pod(pod, "restart", "restarted", reason, inputs, container=container.name)
 
     def _refuse(self, container: Container, refused: StartRefused) -> float:
         """Says why, once while it stays the same; the seconds to wait before another try."""

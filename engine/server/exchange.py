@@ -11,6 +11,7 @@ from engine.api.errors import InvalidInput
 from engine.api.struct import to_json
 
 JSON = "application/json"
+JSON_LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
 
 Headers = tuple[tuple[str, str], ...]

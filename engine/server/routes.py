@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
-from engine.server.exchange import JSON, TEXT, Request, Response, failure
+from engine.server.exchange import JSON, JSON_LINES, TEXT, Request, Response, failure
 from engine.server.view import ServedNode
 
 logger = logging.getLogger(__name__)
@@ -195,6 +195,8 @@ async def _describe(name: str, room: object, request: Request) -> Response:
         return failure(404, f"{name} has nothing to show")
     expect_known(request.query, inspect.signature(describe).parameters, name)
     result = describe(**request.query)
+    if isinstance(result, AsyncGenerator):
+        return Response(200, JSON_LINES, result)
     if inspect.isawaitable(result):
         result = await result
     return Response(200, JSON, to_json(result))

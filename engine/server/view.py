@@ -31,7 +31,8 @@ class ServedNode(Protocol):
     @property
     def rooms(self) -> Mapping[str, object]:
         """Managers by name. One that can speak has `describe(**query)`, JSON-able and possibly
-        awaitable; one that can be told something has `async act(action, query)`."""
+        awaitable, or pieces of JSON lines when they come; one that can be told something has
+        `async act(action, query)`."""
         ...
 
     def pods(self) -> Sequence[Pod]:

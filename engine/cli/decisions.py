@@ -1,0 +1,51 @@
+"""`kubengine decisions`: what the agent decided, by what, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from engine.cli._agent import Agent, agent_option
+
+PATH = "/kubengine/decisions"
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is decided from now on.")
+@click.option("--pod", metavar="NS/NAME", help="Only about this pod (its name in `default`, or its uid).")
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="json: one object per line."
+)
+@agent_option
+def command(agent: Agent, follow: bool, pod: str | None, output: str) -> None:
+    """Show admissions, preemptions, evictions, collections, restarts, resizes and given devices."""
+    query = {"pod": pod} if pod else {}
+    for decision in _followed(agent, query) if follow else _held(agent, query):
+        click.echo(msgspec.json.encode(decision).decode() if output == "json" else _line(decision))
+
+
+def _held(agent: Agent, query: dict[str, str]) -> Iterable[dict[str, Any]]:
+    decisions: list[dict[str, Any]] = agent.get_json(PATH, **query)["decisions"]
+    return decisions
+
+
+def _followed(agent: Agent, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+    for line in agent.lines(PATH, **query, follow="true"):
+        yield msgspec.json.decode(line)
+
+
+def _line(decision: dict[str, Any]) -> str:
+    """One line of text: when, what about whom, why, and by what."""
+    about = "/".join(decision[part] for part in ("pod", "container") if part in decision) or "node"
+    when = datetime.fromtimestamp(decision["time"]).strftime("%Y-%m-%d %H:%M:%S")
+    inputs = " ".join(
+        f"{name}={value if isinstance(value, str) else msgspec.json.encode(value).decode()}"
+        for name, value in decision.get("inputs", {}).items()
+    )
+    why = decision.get("reason", "")
+    said = f"{when} {decision['kind']} {decision['outcome']} {about}" + (f": {why}" if why else "")
+    return f"{said} ({inputs})" if inputs else said
