@@ -55,6 +55,7 @@ WRITERS = {
     "host/beneath.py": "how volumes' files are written",
     "host/files.py": "how files are written",
     "host/kept.py": "how files are kept",
+    "node/decision_file.py": "lines that are only appended; the agent reads none of them",
     "node/image_access/pull_records.py": "as a kubelet keeps them; who is not found in one shows that he may",
     "node/log_rotation.py": "logs",
     "node/node.py": "a lock without content",
