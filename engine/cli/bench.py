@@ -1,4 +1,4 @@
-"""`kubengine bench`: the node under load, beside a kubelet or at growing density."""
+"""`kubengine bench`: the node under load, beside a kubelet or at growing density; the suite's verdict."""
 
 from __future__ import annotations
 
@@ -172,3 +172,34 @@ def scale(pods: str, seconds: float, limit: float, as_json: bool) -> None:
         click.echo(scale_table(rows))
     if len(rows) < len(sizes):
         raise click.exceptions.Exit(1)
+
+
+_REPORTS = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@command.command()
+@click.option(
+    "--kubelet", type=_REPORTS, multiple=True, required=True, help="A JUnit report of a run with the kubelet."
+)
+@click.option(
+    "--kubengine", type=_REPORTS, multiple=True, required=True, help="A JUnit report of a run with kubengine."
+)
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Write the tables between the marks of this document.  [default: print them]",
+)
+def suite(kubelet: tuple[Path, ...], kubengine: tuple[Path, ...], into: Path | None) -> None:
+    """Compare two agents by the kubelet's own test suite, spec by spec.
+
+    Reads Ginkgo's JUnit reports; docs/compatibility.md says how to make them. Both options may be given
+    several times: of each spec, the last report in which it ran counts.
+    """
+    from engine.bench.compatibility import tables, write_into
+    from engine.bench.suite import read_reports
+
+    text = tables(read_reports(kubelet), read_reports(kubengine))
+    if into is None:
+        click.echo(text, nl=False)
+    else:
+        write_into(into, text)

@@ -1,0 +1,150 @@
+"""The kubelet's suite run with two agents, spec by spec, as Markdown: the tables of docs/compatibility.md."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.errors import InvalidInput
+from engine.bench.suite import Outcome, Outcomes, Result
+from engine.host.files import replace_file
+
+BEGIN = "<!-- begin: kubengine bench suite -->"
+END = "<!-- end: kubengine bench suite -->"
+TITLE_WORDS = 4
+_LABELS = re.compile(r" \[[^\[\]]*\]$")
+_TAG = re.compile(r"\[[^\[\]]*\] ?")
+_SENTENCE = frozenset(["can", "does", "has", "is", "must", "should", "when", "will", "with", "without"])
+"""Words with which a spec's sentence begins: a group's title is over."""
+_NOT_RUN = Outcome(Result.NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One spec and what came of it with each agent."""
+
+    group: str
+    text: str
+    kubelet: Outcome
+    kubengine: Outcome
+
+    @property
+    def results(self) -> tuple[Result, Result]:
+        return self.kubelet.result, self.kubengine.result
+
+
+def specs(kubelet: Outcomes, kubengine: Outcomes) -> list[Spec]:
+    """Every spec that a report names, by group and name."""
+    found = []
+    for name in {**kubelet, **kubengine}:
+        group, text = split(name)
+        found.append(Spec(group, text, kubelet.get(name, _NOT_RUN), kubengine.get(name, _NOT_RUN)))
+    return sorted(found, key=lambda spec: (spec.group.lower(), spec.text))
+
+
+def split(name: str) -> tuple[str, str]:
+    """A spec's group and the rest of its name, both without tags and labels.
+
+    Ginkgo joins titles with spaces. The first one ends at a tag behind it, at a closing parenthesis, at a
+    word with which a sentence begins, or after four words.
+    """
+    name = _LABELS.sub("", name)
+    while tag := _TAG.match(name):
+        name = name[tag.end() :]
+    title: list[str] = []
+    for word in name.split():
+        if len(title) == TITLE_WORDS or (title and (word.startswith("[") or word.lower() in _SENTENCE)):
+            break
+        title.append(word)
+        if word.endswith((")", ":")):
+            break
+    text = _TAG.sub("", name.removeprefix(" ".join(title))).strip()
+    return " ".join(title).rstrip(":"), text
+
+
+def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
+    """Totals by group, what passes with one agent and fails with the other, and each spec that was run."""
+    groups: Mapping[str, list[Spec]] = defaultdict(list)
+    every = specs(kubelet, kubengine)
+    for spec in every:
+        groups[spec.group].append(spec)
+    lines = [*_totals(every, groups), *_apart(every)]
+    for group, members in groups.items():
+        if ran := [spec for spec in members if spec.results != (Result.NOT_RUN, Result.NOT_RUN)]:
+            lines += ["", f"### {_cell(group)}", "", "| spec | kubelet | kubengine |", "|---|---|---|"]
+            lines += [f"| {_cell(s.text)} | {_said(s.kubelet)} | {_said(s.kubengine)} |" for s in ran]
+    return "\n".join(lines) + "\n"
+
+
+def write_into(path: Path, text: str) -> None:
+    """Put `text` between the two marks of the document.
+
+    Raises InvalidInput with the file when it can't be read or lacks the marks, Refused when it can't be
+    written.
+    """
+    try:
+        before, begin, rest = path.read_text().partition(f"{BEGIN}\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"cannot read: {error}", subject=str(path)) from None
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise InvalidInput(f"expected the lines {BEGIN} and {END}", subject=str(path))
+    replace_file(path, f"{before}{begin}{text}{end}{after}", mode=0o644)
+
+
+def _totals(every: list[Spec], groups: Mapping[str, list[Spec]]) -> Iterator[str]:
+    yield "| group | specs | run with both | kubelet | kubengine | only kubelet | only kubengine |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    unselected = []
+    for group, members in groups.items():
+        if all(spec.results == (Result.NOT_RUN, Result.NOT_RUN) for spec in members):
+            unselected.append(f"{_cell(group)} ({len(members)})")
+        else:
+            yield _row(_cell(group), members)
+    yield _row("**all**", every)
+    if unselected:
+        yield ""
+        yield f"Not run with either, with their number of specs: {', '.join(unselected)}."
+
+
+def _row(title: str, members: list[Spec]) -> str:
+    def count(condition: Callable[[Spec], bool]) -> int:
+        return sum(map(condition, members))
+
+    numbers = (
+        len(members),
+        count(lambda spec: Result.NOT_RUN not in spec.results),
+        count(lambda spec: spec.kubelet.result is Result.PASSED),
+        count(lambda spec: spec.kubengine.result is Result.PASSED),
+        count(lambda spec: spec.results == (Result.PASSED, Result.FAILED)),
+        count(lambda spec: spec.results == (Result.FAILED, Result.PASSED)),
+    )
+    return f"| {title} | {' | '.join(f'{number:,}' for number in numbers)} |"
+
+
+def _apart(every: list[Spec]) -> Iterator[str]:
+    for heading, results in (
+        ("Pass with the kubelet, fail here", (Result.PASSED, Result.FAILED)),
+        ("Fail with the kubelet, pass here", (Result.FAILED, Result.PASSED)),
+    ):
+        yield from ("", f"### {heading}", "")
+        found = [spec for spec in every if spec.results == results]
+        for spec in found:
+            failed = spec.kubengine if spec.kubengine.result is Result.FAILED else spec.kubelet
+            yield f"- {_cell(spec.group)}: {_cell(spec.text)} ({_cell(failed.message) or 'no message'})"
+        if not found:
+            yield "None."
+
+
+def _said(outcome: Outcome) -> str:
+    if outcome.result is Result.PASSED and outcome.failed_before:
+        return f"passed, {outcome.failed_before} failed before"
+    return f"**{outcome.result}**" if outcome.result is Result.FAILED else str(outcome.result)
+
+
+def _cell(text: str) -> str:
+    """Foreign text as Markdown that means only itself."""
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,167 @@
+"""Two agents compared by the JUnit reports of the kubelet's own suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+import pytest
+from click.testing import CliRunner
+
+from engine.api.errors import InvalidInput
+from engine.bench import suite
+from engine.bench.compatibility import BEGIN, END, split
+from engine.bench.suite import Outcome, Result, read_reports
+from engine.cli.bench import command
+
+PROBE = "[sig-node] Probing container should be restarted [NodeConformance] [sig-node, NodeConformance]"
+HOOK = "[sig-node] Container Lifecycle Hook when a pod has hooks should run poststart [sig-node]"
+SERIAL = "[sig-node] Restart [Serial] Kubelet should correct [sig-node, Serial]"
+VOLUME = "[sig-storage] Secrets should be consumable [sig-storage]"
+
+
+def case(name: str, status: str = "passed", verdict: str = "", mark: str = "[It] ") -> str:
+    return f'<testcase name={quoteattr(mark + name)} classname="Suite" status="{status}">{verdict}</testcase>'
+
+
+def passed(name: str) -> str:
+    return case(name, verdict="<system-err>&gt; Enter [It]</system-err>")
+
+
+def failed(name: str, message: str = "Timed out.\nExpected\n    more") -> str:
+    verdict = f"<failure message={quoteattr(message)} type='failed'>trace</failure>"
+    return case(name, "failed", verdict)
+
+
+def skipped(name: str, message: str = "skipped") -> str:
+    return case(name, "skipped", f"<skipped message={quoteattr(message)}></skipped>")
+
+
+def report(path: Path, *cases: str) -> Path:
+    setup = case("", mark="[SynchronizedBeforeSuite]")
+    body = f'<testsuites><testsuite name="E2eNode Suite">{setup}{"".join(cases)}</testsuite></testsuites>'
+    path.write_text(f'<?xml version="1.0" encoding="UTF-8"?>\n{body}')
+    return path
+
+
+def test_a_report_says_what_became_of_each_spec(tmp_path: Path) -> None:
+    path = report(
+        tmp_path / "r.xml",
+        passed(PROBE), failed(HOOK), skipped(SERIAL), skipped(VOLUME, "skipped - needs two nodes"),
+    )  # fmt: skip
+    assert read_reports([path]) == {
+        PROBE: Outcome(Result.PASSED),
+        HOOK: Outcome(Result.FAILED, "Timed out."),
+        SERIAL: Outcome(Result.NOT_RUN),
+        VOLUME: Outcome(Result.SKIPPED, "needs two nodes"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [
+        ("panicked", Result.FAILED),
+        ("timedout", Result.FAILED),
+        ("interrupted", Result.NOT_RUN),
+        ("aborted", Result.NOT_RUN),
+        ("pending", Result.NOT_RUN),
+    ],
+)
+def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: Result) -> None:
+    error = '<error message="it broke"></error>'
+    assert read_reports([report(tmp_path / "r.xml", case(PROBE, status, error))])[PROBE].result is result
+
+
+def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
+    first = report(tmp_path / "1.xml", failed(PROBE), passed(HOOK))
+    second = report(tmp_path / "2.xml", passed(PROBE), skipped(HOOK))
+    outcomes = read_reports([first, second])
+    assert outcomes[PROBE] == Outcome(Result.PASSED, failed_before=1)
+    assert outcomes[HOOK] == Outcome(Result.PASSED)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no XML at line 1"),
+        (b"<testsuites><testcase", "no XML at line 1"),
+        (b"\x00\xff\xfe", "no XML"),
+        (b"<testsuites></testsuites>", "no spec in it"),
+        (b'<t><testcase name="test_x" status="passed"/></t>', "no spec in it"),
+        (b'<t><testcase name="[It] x" status="great"/></t>', "unknown status 'great'"),
+        (b'<!DOCTYPE t [<!ENTITY a "a"><!ENTITY b "&a;&a;">]><t>&b;</t>', "a document type is declared"),
+        (b"<t>" * 100_000, "nested deeper"),
+        (b'<t><testcase name="[It] %s"/></t>' % (b"x" * 5000), "name is longer"),
+    ],
+)
+def test_what_is_no_report_is_refused_by_name(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "bad.xml"
+    path.write_bytes(content)
+    with pytest.raises(InvalidInput, match=said) as raised:
+        read_reports([path])
+    assert raised.value.subject == str(path)
+
+
+def test_a_report_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "FILE_LIMIT", 1 << 16)
+    monkeypatch.setattr(suite, "SPEC_LIMIT", 2)
+    long = report(tmp_path / "long.xml", failed(PROBE, "x" * (1 << 17)))
+    with pytest.raises(InvalidInput, match="longer than"):
+        read_reports([long])
+    many = report(tmp_path / "many.xml", passed(PROBE), passed(HOOK), passed(SERIAL))
+    with pytest.raises(InvalidInput, match="more than 2 specs"):
+        read_reports([many])
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "text"),
+    [
+        (PROBE, "Probing container", "should be restarted"),
+        (HOOK, "Container Lifecycle Hook", "when a pod has hooks should run poststart"),
+        (SERIAL, "Restart", "Kubelet should correct"),
+        ("[sig-node] [A] [B] Device Failures: [C] will end [sig-node]", "Device Failures", "will end"),
+        ("[sig-node] MirrorPod (Pod Generation) mirror pod [x]", "MirrorPod (Pod Generation)", "mirror pod"),
+        ("[sig-node] One Two Three Four five six [x]", "One Two Three Four", "five six"),
+        ("should", "should", ""),
+        ("", "", ""),
+    ],
+)
+def test_a_spec_belongs_to_the_group_of_its_title(name: str, group: str, text: str) -> None:
+    assert split(name) == (group, text)
+
+
+def test_the_command_writes_totals_differences_and_specs_into_a_document(tmp_path: Path) -> None:
+    kubelet = report(tmp_path / "kubelet.xml", passed(PROBE), passed(HOOK), failed(SERIAL), skipped(VOLUME))
+    ours = report(
+        tmp_path / "ours.xml", passed(PROBE), failed(HOOK, "a|b `c`"), passed(SERIAL), skipped(VOLUME)
+    )
+    document = tmp_path / "page.md"
+    document.write_text(f"# Page\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
+    arguments = ["suite", "--kubelet", str(kubelet), "--kubengine", str(ours)]
+    done = CliRunner().invoke(command, [*arguments, "--into", str(document)], catch_exceptions=False)
+    assert (done.exit_code, done.output) == (0, "")
+    page = document.read_text()
+    assert page.startswith(f"# Page\n\n{BEGIN}\n| group |")
+    assert page.endswith(f"\n{END}\n\nMore.\n")
+    assert "old" not in page
+    assert "| **all** | 4 | 3 | 2 | 2 | 1 | 1 |" in page
+    assert "Not run with either, with their number of specs: Secrets (1)." in page
+    first, _, rest = page.partition("### Fail with the kubelet, pass here")
+    assert r"when a pod has hooks should run poststart (a\|b \`c\`)" in first
+    assert "Restart: Kubelet should correct (Timed out.)" in rest
+    assert "| should be restarted | passed | passed |" in rest
+    assert "| when a pod has hooks should run poststart | passed | **failed** |" in rest
+    assert CliRunner().invoke(command, arguments).output in page
+
+
+def test_a_document_without_the_marks_stays_as_it_is(tmp_path: Path) -> None:
+    junit = report(tmp_path / "r.xml", passed(PROBE))
+    document = tmp_path / "page.md"
+    document.write_text("# Page\n")
+    with pytest.raises(InvalidInput, match=r"page\.md: expected the lines"):
+        CliRunner().invoke(
+            command,
+            ["suite", "--kubelet", str(junit), "--kubengine", str(junit), "--into", str(document)],
+            catch_exceptions=False,
+        )
+    assert document.read_text() == "# Page\n"
