@@ -84,6 +84,9 @@ class Ending:
         pod, services = self._hand.pod, self._services
         record = services.watch.pod(pod.uid)
         record.uid = pod.uid
+        past = self._hand.past
+        for container in record.containers:
+            past[container.name] = max(past.get(container.name, 0), container.attempt + 1)
         await remove_pod(record, services, pod)
         services.backoff.forget(f"{pod.uid}/")
         services.images.forget(pod.uid)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 from engine.admission.verdict import Verdict
@@ -295,8 +296,15 @@ class NodePods:
             log.exception("pod %s: admission failed", pod.full_name)
             raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error
 
-    def _employ(self, pod: Pod, life: PodLife) -> PodWorker:
-        worker = PodWorker(pod, self._services, life=life, enter=self._enter, moved_on=self._moved_on)
+    def _employ(self, pod: Pod, life: PodLife, past: Mapping[str, int] = MappingProxyType({})) -> PodWorker:
+        worker = PodWorker(
+            pod,
+            self._services,
+            life=life,
+            enter=self._enter,
+            moved_on=self._moved_on,
+            past=past,
+        )
         self._workers[pod.uid] = worker
         self._namesakes.setdefault(pod.full_name, []).append(worker)
         return worker
@@ -315,7 +323,7 @@ class NodePods:
             del self._namesakes[name]
         back = self._returning.pop(uid, None)
         if back is not None:
-            self._employ(back, PodLife())
+            self._employ(back, PodLife(), worker.past)
 
     # Strangers
 

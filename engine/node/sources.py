@@ -17,7 +17,7 @@ from engine.api.documents import parse_pods, read_text
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
-from engine.host.inotify import Watch
+from engine.host.inotify import IN_DELETE, IN_MOVED_FROM, Watch
 from engine.host.tasks import Tasks
 from engine.node.static_pods import static_pod
 from engine.node.static_uids import StaticUids
@@ -44,7 +44,8 @@ class ManifestDirectory:
     """The static pods of one directory (or one file).
 
     `uids` says under which uid a pod is here already. `on_change(pods)` gets the whole desired list
-    after every change; `on_fault(error)` what could not be used. What the disk does not give is no change:
+    after every change; a pod whose manifest was taken away and is there again, the same, is missing once.
+    `on_fault(error)` gets what could not be used. What the disk does not give is no change:
     it is tried again, and nothing is said of any pod before everything was read once, but for a manifest
     that stays unreadable. `looked` is set after the first look, whatever came of it.
     """
@@ -75,6 +76,8 @@ class ManifestDirectory:
         self._task = (tasks or Tasks()).task("manifests")
         self._known = self._changed = False
         self._unread: set[Path] = set()
+        self._taken_away: set[Path] = set()
+        self._back: set[str] = set()
         self.looked = asyncio.Event()
 
     async def start(self) -> None:
@@ -96,7 +99,7 @@ class ManifestDirectory:
                 patient = asyncio.get_running_loop().time() < patient_until
                 known = self._known or not (self._unread if patient else self._path in self._unread)
                 if known and (self._changed or not self._known):
-                    self._on_change(self._desired())
+                    self._tell(self._desired())
                     self._changed = False
                 self._known = known
                 self.looked.set()
@@ -113,10 +116,21 @@ class ManifestDirectory:
         if self._watch is not None or not directory.is_dir():
             return
         try:
-            self._watch = Watch(lambda *_: self._dirty.set())
+            self._watch = Watch(self._hear)
             self._watch.add(directory)
         except Refused as error:
             log.warning("%s; manifests are re-read every %g s only", error, self._period)
+
+    def _hear(self, mask: int, directory: Path, name: str) -> None:
+        if mask & (IN_DELETE | IN_MOVED_FROM) and directory / name in self._files:
+            self._taken_away.add(directory / name)
+        self._dirty.set()
+
+    def _tell(self, pods: list[Pod]) -> None:
+        if self._back:
+            self._on_change([pod for pod in pods if pod.uid not in self._back])
+            self._back.clear()
+        self._on_change(pods)
 
     async def _read(self) -> bool:
         """Re-reads what changed; whether the pods did. Pods stay where something can't be read."""
@@ -131,11 +145,12 @@ class ManifestDirectory:
         changed = False
         for path in self._files.keys() - found.keys() - faults.keys():
             del self._files[path]
+            self._taken_away.discard(path)
             changed = True
         held: dict[str, PodRecord] | None = None
         for path, stamp in found.items():
             known = self._files.get(path)
-            if known is None or known.stamp != stamp:
+            if known is None or known.stamp != stamp or path in self._taken_away:
                 held = self._uids.held() if held is None else held
                 changed |= self._read_file(path, stamp, held)
         return changed
@@ -172,6 +187,10 @@ class ManifestDirectory:
             return False
         for warning in warnings:
             log.warning("%s", warning)
+        if path in self._taken_away:
+            self._taken_away.discard(path)
+            before = {pod.uid: pod.spec for pod in file.pods}
+            self._back.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
         file.pods = pods
         return True
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from engine.api.errors import KubengineError, Refused
 from engine.api.events import WARNING
@@ -39,7 +40,8 @@ class PodWorker:
     """`pod.status` is kept current. `life` is where the pod is when the agent comes to know it.
 
     `enter` is asked while the pod is to be judged. `moved_on(worker)` is called when the pod may have made
-    room: after a resize, when it holds nothing any more, and when nothing of it is left (`gone`).
+    room: after a resize, when it holds nothing any more, and when nothing of it is left (`gone`). `past` is
+    that of the same pod, if it was here and is back.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class PodWorker:
         life: PodLife,
         enter: Enter,
         moved_on: Callable[[PodWorker], None],
+        past: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        self._hand = PodInHand(pod, life, _known_start(pod, services) or services.node.clock())
+        started_at = _known_start(pod, services) or services.node.clock()
+        self._hand = PodInHand(pod, life, started_at, past=dict(past))
         self._services = services
         self._enter = enter
         self._moved_on = moved_on
@@ -80,6 +84,11 @@ class PodWorker:
     @property
     def life(self) -> PodLife:
         return self._hand.life
+
+    @property
+    def past(self) -> Mapping[str, int]:
+        """How often containers had run when the pod was gone, by name."""
+        return self._hand.past
 
     # What the node tells a worker
 

@@ -197,7 +197,7 @@ class Working:
             services.backoff.attempt(key, ended.finished_at, now)
         assert self._volumes is not None
         assert self._sandbox is not None
-        least = self._hand.restarts.get(name, 0)
+        least = max(self._hand.restarts.get(name, 0), self._hand.past.get(name, 0))
         before = services.watch.pod(pod.uid).container(name)
         try:
             await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)

@@ -12,6 +12,7 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
+from engine.api.quantity import Quantity
 from engine.node import Node
 from engine.node.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
@@ -96,6 +97,51 @@ async def test_a_pod_that_ends_stays_ended(bench: Bench, hollow: HollowRuntime, 
     await bench.restart()
     await eventually(lambda: bench.phase("job") == phase)
     assert hollow.counts()["StartContainer"]["calls"] == 1
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved away"])
+async def test_a_manifest_taken_away_and_there_again_restarts_its_pod(
+    bench: Bench, hollow: HollowRuntime, moved: bool
+):
+    await bench.start()
+    path = bench.write("web", {"containers": [container()]})
+    await eventually(lambda: bench.phase("web") == "Running")
+    uid = bench.pod("web").uid
+    bench.write("web", {"containers": [container()]})
+    bench.write("other", {"containers": [container()]})
+    await eventually(lambda: bench.phase("other") == "Running")
+    assert bench.pod("web").status.container_statuses[0].restart_count == 0, "replaced by the same"
+    if moved:
+        path.rename(bench.root / "web.yaml")
+        (bench.root / "web.yaml").rename(path)
+    else:
+        text = path.read_text()
+        path.unlink()
+        path.write_text(text)
+
+    def restarted() -> bool:
+        pod = bench.pod("web")
+        statuses = (pod.status.container_statuses or []) if pod is not None else []
+        return bool(statuses) and statuses[0].state.running is not None and statuses[0].restart_count == 1
+
+    await eventually(restarted)
+    assert bench.pod("web").uid == uid
+    assert bench.pod("web").status.container_statuses[0].last_state.terminated is None
+    assert bench.pod("other").status.container_statuses[0].restart_count == 0
+
+
+async def test_other_amounts_in_a_manifest_taken_away_and_there_again_are_a_resize(
+    bench: Bench, hollow: HollowRuntime
+):
+    await bench.start()
+    path = bench.write("web", {"containers": [container(resources={"requests": {"cpu": "100m"}})]})
+    await eventually(lambda: bench.phase("web") == "Running")
+    text = path.read_text().replace("100m", "200m")
+    path.unlink()
+    path.write_text(text)
+    await eventually(lambda: bench.pod("web").spec.containers[0].requests["cpu"] == Quantity.parse("200m"))
+    await eventually(lambda: bench.phase("web") == "Running")
+    assert bench.pod("web").status.container_statuses[0].restart_count == 0
 
 
 async def test_an_agent_that_restarts_finds_its_pods_running(bench: Bench, hollow: HollowRuntime):

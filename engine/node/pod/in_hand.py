@@ -13,7 +13,8 @@ from engine.node.status import Waiting
 @dataclass(slots=True)
 class PodInHand:
     """`started_at` is in Unix seconds. By the name of their container: `waiting`, why it does not run, and
-    `restarts`, how often those had run that were taken away so that the pod begins anew."""
+    `restarts`, how often those had run that were taken away so that the pod begins anew, and `past`, how
+    often those had run that went with the whole pod, which may come back."""
 
     pod: Pod
     life: PodLife
@@ -21,6 +22,7 @@ class PodInHand:
     resize: Resize | None = None
     waiting: dict[str, Waiting] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    past: dict[str, int] = field(default_factory=dict)
 
     @property
     def wanted(self) -> Pod:
