@@ -59,6 +59,7 @@ class NodeStatus(Struct):
     runtime_handlers: list[dict[str, Any]] | None = None
     features: dict[str, bool] | None = None
     declared_features: list[str] | None = None
+    volumes_in_use: list[str] | None = None
 
 
 class Node(Struct):

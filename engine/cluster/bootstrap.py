@@ -68,18 +68,15 @@ def write_kubeconfig(path: Path, bootstrap: Kubeconfig, certificate: Path) -> No
 async def first_certificate(client: ApiClient, node: str, directory: Path) -> tuple[bytes, bytes]:
     """A signed certificate and its key; `client` speaks with the bootstrap's credentials.
 
-    Raises ApiError, Refused and Unavailable as `request_certificate` does. `forget_key` when it is kept.
+    Raises ApiError, Refused and Unavailable as `request_certificate` does.
     """
     key = await _kept_key(directory / KEY)
     wanted = client_certificate(node)
     name = await request_name(wanted, key)
-    return await request_certificate(client, wanted, key, seconds=WAIT_SECONDS, name=name), key
-
-
-def forget_key(directory: Path) -> None:
-    """It stands beside its certificate now, or its certificate is of no use."""
+    certificate = await request_certificate(client, wanted, key, seconds=WAIT_SECONDS, name=name)
     with contextlib.suppress(OSError):
-        (directory / KEY).unlink()
+        (directory / KEY).unlink()  # whatever was signed, this key is not asked for again
+    return certificate, key
 
 
 async def _kept_key(path: Path) -> bytes:

@@ -97,7 +97,11 @@ def issued(request: SigningRequest) -> bytes | None:
             )
     if "Approved" not in conditions or not request.status.certificate:
         return None
-    return base64.b64decode(request.status.certificate)
+    try:
+        return base64.b64decode(request.status.certificate, validate=True)
+    except ValueError:
+        subject = f"certificate signing request {request.metadata.name}"
+        raise Refused("its certificate is not base64", subject=subject) from None
 
 
 async def request_name(wanted: Wanted, key: bytes) -> str:
@@ -157,7 +161,7 @@ async def _signed(client: ApiClient, meta: ObjectMeta) -> bytes:
             if request.metadata.uid != meta.uid:
                 raise Refused("it is another one now", subject=subject)
             certificate = issued(request)
-        except (Refused, ValueError) as error:
+        except Refused as error:
             signed.set_exception(error)
         else:
             if certificate is not None:

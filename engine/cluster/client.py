@@ -76,6 +76,7 @@ class ApiClient:
         self._credentials = credentials
         self._agent = user_agent
         self.timeout = timeout
+        self.was_set_back = False
         self._pool = Http2Pool(config.server, credentials.context)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         credentials.on_change(self._pool.reset)
@@ -116,6 +117,14 @@ class ApiClient:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable(f"an answer that is no {_name(kind)}: {error}", subject=self.peer) from None
         return decoded
+
+    def set_back(self) -> None:
+        """The server's store was replaced by an older one: versions heard so far mean nothing any more.
+
+        Every connection is closed, and nobody goes on from a version of before (`was_set_back`).
+        """
+        self.was_set_back = True
+        self._pool.reset()
 
     @property
     def peer(self) -> str:

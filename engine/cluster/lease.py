@@ -2,6 +2,9 @@
 
 Facts of the kubelet v1.36: 40 s long, renewed every 10 s by PUT of the last seen object, five tries; after a
 conflict it is read again, where it is missing it is made; the Node owns it.
+
+Only the node writes it. So a lease that is older than the node wrote it, or not there any more, says that the
+server may have lost other things too: its store was replaced by an older one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from engine.api.lease import Lease, LeaseSpec
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.moments import rfc3339_micro
 from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.resource_version import is_newer
 
 NAMESPACE = "kube-node-lease"
 RENEWALS = 4
@@ -46,7 +50,8 @@ def renewed(known: Lease | None, node: str, node_uid: str, seconds: int, now: fl
 
 
 class LeaseKeeper:
-    """Renews the lease of `node` until `run` is cancelled. `node_uid()` is "" until it is known."""
+    """Renews the lease of `node` until `run` is cancelled. `node_uid()` is "" until it is known; `lost` is
+    called when the server has not what it was told."""
 
     def __init__(
         self,
@@ -56,11 +61,12 @@ class LeaseKeeper:
         node_uid: Callable[[], str],
         seconds: int,
         clock: Callable[[], float],
+        lost: Callable[[], None],
     ) -> None:
         self._client = client
         self._node, self._node_uid = node, node_uid
         self._seconds = seconds
-        self._clock = clock
+        self._clock, self._lost = clock, lost
         self._lease: Lease | None = None
         self._all = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
@@ -76,10 +82,6 @@ class LeaseKeeper:
             try:
                 self._lease = await self._write()
                 return True
-            except ApiError as error:
-                last = error
-                if error.code in (404, 409):
-                    self._lease = None
             except KubengineError as error:
                 last = error
             await asyncio.sleep(min(BETWEEN_TRIES * 2**attempt, LONGEST_WAIT))
@@ -88,14 +90,27 @@ class LeaseKeeper:
 
     async def _write(self) -> Lease:
         if self._lease is not None:
-            return await self._client.update(f"{self._all}/{self._node}", self._next(self._lease), Lease)
+            try:
+                return await self._client.update(f"{self._all}/{self._node}", self._next(self._lease), Lease)
+            except ApiError as error:
+                if error.code not in (404, 409):
+                    raise
+        known = await self._read()
+        before, self._lease = self._lease, known
+        if before is not None and (known is None or is_newer(before.metadata, known.metadata)):
+            log.warning("the server has lost the node's lease: what it knows is heard anew")
+            self._lost()
+        if known is None:
+            return await self._client.create(self._all, self._next(None), Lease)
+        return await self._client.update(f"{self._all}/{self._node}", self._next(known), Lease)
+
+    async def _read(self) -> Lease | None:
         try:
-            known = await self._client.get(f"{self._all}/{self._node}", Lease)
+            return await self._client.get(f"{self._all}/{self._node}", Lease)
         except ApiError as error:
             if error.code != 404:
                 raise
-            return await self._client.create(self._all, self._next(None), Lease)
-        return await self._client.update(f"{self._all}/{self._node}", self._next(known), Lease)
+            return None
 
     def _next(self, known: Lease | None) -> Lease:
         return renewed(known, self._node, self._node_uid(), self._seconds, self._clock())

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from engine.api.duration import doubled
-from engine.api.errors import KubengineError
+from engine.api.errors import KubengineError, Unavailable
 from engine.api.meta import OwnerReference
 from engine.api.pod import Pod
 from engine.api.qos import HASH_ANNOTATION, MIRROR_ANNOTATION
@@ -135,8 +135,10 @@ class MirrorPods:
         self._settle(name)
 
     async def _create(self, static: Pod) -> None:
-        path = f"/api/v1/namespaces/{static.metadata.namespace}/pods"
-        made = await self._client.create(path, mirror_of(static, self._node, self._node_uid()), Pod)
+        path, node_uid = f"/api/v1/namespaces/{static.metadata.namespace}/pods", self._node_uid()
+        if not node_uid:
+            raise Unavailable("the API server has no Node that could own it", subject=self._node)
+        made = await self._client.create(path, mirror_of(static, self._node, node_uid), Pod)
         assert self._mirrors is not None
         if self._overtaken.get(made.full_name) != made.uid:
             self._mirrors.setdefault(made.full_name, made)

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.api.errors import InvalidInput, KubengineError, Refused
-from engine.cluster.bootstrap import first_certificate, forget_key, write_kubeconfig
+from engine.api.errors import InvalidInput, KubengineError
+from engine.cluster.bootstrap import first_certificate, write_kubeconfig
 from engine.cluster.certificate_request import Wanted, client_certificate, request_certificate
 from engine.cluster.certificate_rotation import CertificateRotation, keep_signed, pauses
 from engine.cluster.certificate_store import CertificateStore, read_certificates
@@ -93,16 +93,12 @@ class NodeIdentity:
             key = await new_key()
             return await request_certificate(client, wanted, key), key
 
-        def renewed() -> None:
-            forget_key(self._directory)
-            self.credentials.outdated()
-
         named = self.config.user.client_certificate
         rotation = CertificateRotation(
             self._store,
             wanted=lambda: client_certificate(self._node),
             sign=sign,
-            changed=renewed,
+            changed=self.credentials.outdated,
             clock=self._clock,
             chance=self._chance,
             first=Path(named) if named else None,
@@ -140,18 +136,13 @@ class NodeIdentity:
         credentials = Credentials(self._bootstrap, clock=self._clock)
         client = ApiClient(self._bootstrap, credentials, user_agent=self._agent)
         try:
-            certificate, key = await first_certificate(client, self._node, self._directory)
+            return await first_certificate(client, self._node, self._directory)
         finally:
             client.close()
-        if (await certificate_facts(certificate)).not_after <= self._clock():
-            forget_key(self._directory)
-            raise Refused("the signed certificate has ended already", subject=str(self._store.path))
-        return certificate, key
 
     def _point_to_it(self) -> None:
         """The kubeconfig names the store's file from now on."""
         assert self._bootstrap is not None
-        forget_key(self._directory)
         write_kubeconfig(self.config.path, self._bootstrap, self._store.path.absolute())
         self.config = load_kubeconfig(self.config.path)
         self.credentials.use(self.config)

@@ -25,6 +25,7 @@ from engine.cluster.node_object import (
     status_patch,
     without_heartbeats,
 )
+from engine.cluster.resource_version import is_newer
 from engine.cluster.watching import Heard, Resource, Watch
 
 FIRST_DELAY = 0.1
@@ -55,7 +56,7 @@ class NodeKeeper:
         name: str,
         *,
         describe: Callable[[], Awaitable[Node]],
-        changed: Callable[[ObjectMeta, NodeSpec], None],
+        changed: Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None],
         register: bool,
         controller_attaches: bool,
         update_seconds: float,
@@ -73,6 +74,7 @@ class NodeKeeper:
         self._update_seconds, self._report_seconds = update_seconds, report_seconds
         self._clock, self._chance = clock, chance
         self._known: ApiNode | None = None
+        self._removed = self._lost = False
         self._told: tuple[ApiNode, NodeStatus] | None = None
         self._ours: set[str] = set()
         self._gone: set[str] = set()
@@ -99,6 +101,8 @@ class NodeKeeper:
         if self._register:
             await self._register_until_it_works()
         while True:
+            if self._lost:
+                await self._begin_anew()
             await self.tell()
             wait = self._update_seconds * (1 + JITTER * self._chance.random())
             try:
@@ -106,6 +110,11 @@ class NodeKeeper:
                     await self._soon.wait()
             except TimeoutError:
                 continue
+
+    def lost(self) -> None:
+        """The server has lost what it was told: the Node is registered again, unless somebody deleted it."""
+        self._lost = True
+        self._soon.set()
 
     def soon(self) -> None:
         """Something that the status shows has changed."""
@@ -150,6 +159,14 @@ class NodeKeeper:
         self._ours |= extended
         return known
 
+    async def _begin_anew(self) -> None:
+        """The Node comes first: what belongs to it can only be made when it is there."""
+        self._lost = False
+        self._known = None
+        if self._register and not self._removed:
+            await self._register_until_it_works()
+        self._client.set_back()
+
     async def _register_until_it_works(self) -> None:
         delay = FIRST_DELAY
         while True:
@@ -179,31 +196,26 @@ class NodeKeeper:
 
     def _learn(self, known: ApiNode) -> None:
         """Answers and the watch overtake each other: what is older than what is known is passed over."""
-        if self._known is not None and _version(known) < _version(self._known):
+        if self._known is not None and not is_newer(known.metadata, self._known.metadata):
             return
         self._known = known
+        self._removed = False
         self.uid = known.metadata.uid
         self.registered.set()
-        self._changed(known.metadata, known.spec)
+        self._changed(known.metadata, known.spec, known.status)
 
     def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
+        self._known = None
         for node in nodes:
-            self.heard(node)
+            self._learn(node)
         if not nodes:
-            self._known = None
+            self.uid = ""
 
     def heard(self, node: ApiNode) -> None:
         """The server's Node as it is now."""
-        known = self._known
-        if known is None or known.metadata.resource_version != node.metadata.resource_version:
-            self._learn(node)
+        self._learn(node)
 
-    def _deleted(self, _: ApiNode) -> None:
+    def _deleted(self, node: ApiNode) -> None:
         """It is not made again: who deleted it wants it gone until the agent starts again."""
-        self._known = None
-
-
-def _version(node: ApiNode) -> int:
-    """Versions of one resource grow (KEP-5504)."""
-    version = node.metadata.resource_version
-    return int(version) if version.isdigit() else 0
+        if node.metadata.uid == self.uid:
+            self._known, self._removed, self.uid = None, True, ""

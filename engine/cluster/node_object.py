@@ -100,6 +100,8 @@ def _with_others(
     ours = {condition["type"] for condition in wanted.get("conditions", ())}
     kept = [condition for condition in known.get("conditions", ()) if condition["type"] not in ours]
     merged = {**known, **wanted, "conditions": [*kept, *wanted.get("conditions", ())]}
+    if merged.get("volumesInUse") == []:
+        del merged["volumesInUse"]
     capacity = {
         name: "0" if name in gone else amount
         for name, amount in (known.get("capacity") or {}).items()

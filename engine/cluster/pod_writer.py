@@ -22,6 +22,7 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.pod_status import TERMINAL, is_ready, status_patch, status_to_send
+from engine.cluster.resource_version import is_newer
 
 AT_ONCE: Final = 16
 FIRST_RETRY: Final = 0.2
@@ -49,7 +50,8 @@ class _Told:
     failures: int = 0
     busy: bool = False
     again: bool = False
-    waiting: asyncio.Future[None] | None = None
+    news: asyncio.Event | None = None
+    """For those who wait for what is said of the pod."""
 
     @property
     def path(self) -> str:
@@ -95,8 +97,9 @@ class PodWriter:
             self._pods[pod.uid] = _Told(pod.metadata, pod.status)
             return
         generation = pod.metadata.generation
-        if listed or _is_newer(pod.metadata, known.meta):
+        if listed or is_newer(pod.metadata, known.meta):
             known.meta, known.server = pod.metadata, pod.status
+            known.taken_away = known.taken_away and not listed
         elif known.meta.generation < generation:
             known.meta.generation = generation
         else:
@@ -134,8 +137,8 @@ class PodWriter:
         while known is not None and self._followed and known is self._pods.get(uid):
             if not self._patch(known):
                 return
-            known.waiting = asyncio.get_running_loop().create_future()
-            await known.waiting
+            known.news = known.news or asyncio.Event()
+            await known.news.wait()
 
     def has_left(self, uid: str) -> bool:
         known = self._pods.get(uid)
@@ -205,7 +208,7 @@ class PodWriter:
         if patch:
             body = {"metadata": {"uid": known.meta.uid}, "status": patch}
             answer = await self._client.patch(f"{known.path}/status", body, _Answer)
-            if answer.metadata.uid == known.meta.uid and _is_newer(answer.metadata, known.meta):
+            if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
                 spoken_of = known.meta.generation
                 known.meta, known.server = answer.metadata, answer.status
                 known.meta.generation = spoken_of  # a newer one has yet to reach the node
@@ -237,15 +240,8 @@ class PodWriter:
             self._mark(uid)
 
 
-def _is_newer(meta: ObjectMeta, known: ObjectMeta) -> bool:
-    """Versions of one object that are numbers can be compared (Kubernetes v1.35); others are as they come."""
-    versions = meta.resource_version, known.resource_version
-    if not all(version.isdecimal() for version in versions):
-        return True
-    return int(versions[0]) > int(versions[1])
-
-
 def _settle(known: _Told) -> None:
     """Whoever waits for what is said of the pod looks again."""
-    if known.waiting is not None and not known.waiting.done():
-        known.waiting.set_result(None)
+    if known.news is not None:
+        known.news.set()
+        known.news = None

@@ -3,6 +3,10 @@
 As client-go v1.36 does: a streaming list first (`sendInitialEvents`, ended by a marked bookmark), where the
 server refuses that a LIST and a WATCH; after a clean end again from the last version seen; after 410 anew;
 trouble is retried with back-off (0.8 s doubling to 30 s, jittered, forgotten after 2 quiet minutes).
+
+A server whose store was set back takes a WATCH from a version that it has yet to reach, and says nothing
+until then. Once that has happened (`ApiClient.set_back`) no WATCH goes on from a version any more: the server
+may still hold in memory what its store has lost.
 """
 
 from __future__ import annotations
@@ -119,7 +123,8 @@ class Watch(Generic[T]):
             await self.pause(delay * random.uniform(1.0, 2.0))
 
     async def _follow(self) -> None:
-        if not self._version:
+        if not self._version or self.client.was_set_back:
+            self._version = ""
             if self._streams and await self._stream_list():
                 return
             await self._list()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from engine.api.meta import ObjectMeta
+from engine.api.node import NodeSpec
 from engine.api.pod import Pod
 from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
 
 T = TypeVar("T")
+
+NodeHeard = Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None]
+"""Is told of the API server's Node; its status as its JSON is."""
 
 
 class Api(Protocol):

@@ -42,13 +42,14 @@ class NodeDescription:
         problems: Callable[[], list[str]],
         images: Callable[[], Awaitable[Sequence[cri.Image]]],
         features: Callable[[], ShownFeatures],
+        volumes_in_use: Callable[[], list[str] | None],
     ) -> None:
         self._config = config
         self._port = config.port if config.enable_server else 0
         self._resources = resources
         self._clock = clock
         self._pressures, self._problems, self._images = pressures, problems, images
-        self._features = features
+        self._features, self._volumes_in_use = features, volumes_in_use
         self._ready_before: NodeCondition | None = None
         self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
         self._spec = NodeSpec(provider_id=config.provider_id, taints=config.register_with_taints)
@@ -81,6 +82,7 @@ class NodeDescription:
                 runtime_handlers=shown.handlers,
                 features=shown.features,
                 declared_features=[*DECLARED_FEATURES],
+                volumes_in_use=self._volumes_in_use(),
             ),
         )
 

@@ -6,13 +6,11 @@ Beside the node, never in its way: pods run on while the server is away.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from engine.api.events import Event
-from engine.api.meta import ObjectMeta
-from engine.api.node import NodeSpec
 from engine.api.pod import Pod
 from engine.api.version import engine_version
 from engine.cluster.certificate_request import (
@@ -30,6 +28,7 @@ from engine.cluster.node_keeper import NodeKeeper
 from engine.cluster.openssl import new_key
 from engine.host.tasks import Work
 from engine.node.api_pods import ApiPods
+from engine.node.belonging import NodeHeard
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.description import NodeDescription
 from engine.node.desired import API, MANIFESTS, WantedPods
@@ -50,7 +49,7 @@ class Membership:
         kubeconfig: Path,
         setting: Setting,
         description: NodeDescription,
-        node_changed: Callable[[ObjectMeta, NodeSpec], None],
+        node_changed: NodeHeard,
     ) -> None:
         """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
         name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
@@ -89,6 +88,7 @@ class Membership:
             node_uid=lambda: self._node.uid,
             seconds=config.node_lease_duration_seconds,
             clock=clock,
+            lost=self._node.lost,
         )
         self._events = EventWriter(self._client, name)
         self._references = PodReferences(self._client, tasks, clock)

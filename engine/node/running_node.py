@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from engine.cri.paths import pods_directory
 from engine.host.stopping import stop_all
 from engine.node import machine
 from engine.node.backoff import Backoff
-from engine.node.belonging import Api, Belonging, Standalone
+from engine.node.belonging import Api, Belonging, NodeHeard, Standalone
 from engine.node.container_access import ContainerAccess
 from engine.node.decision_file import DecisionFile
 from engine.node.decisions_room import DecisionsRoom
@@ -57,6 +57,7 @@ from engine.node.usage.sampler import NodeUsage, UsageSampler
 from engine.node.usage.summary import Summaries
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
+from engine.node.volumes.attachments import Attachments
 from engine.wire import cri_v1_pb2 as cri
 
 STARTS_AT_ONCE = 8
@@ -110,6 +111,7 @@ class RunningNode:
             capacity_changed=self._capacity_changed,
             conditions_changed=self._conditions_changed,
         )
+        self.attachments = Attachments(self._attachments_changed)
         resources = NodeResources(capacity, cgroups, managers.devices)
         facts = NodeFacts(config, setting.root, ips[0], version.runtime_name, clock)
         self.description = NodeDescription(
@@ -124,6 +126,7 @@ class RunningNode:
             problems=lambda: [*runtime_health.problems(), *filter(None, [watch.health()])],
             images=managers.images.images,
             features=lambda: runtime_health.shown,
+            volumes_in_use=lambda: self.attachments.in_use,
         )
         volumes = PodVolumes(setting.root)
         accepted = AcceptedPods(volumes.pod_directory)
@@ -275,9 +278,10 @@ class RunningNode:
         self._belonging.conditions_changed()
         self.pods.something_changed()
 
-    def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec) -> None:
-        """The API server's Node: its labels and taints count from now on."""
+    def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
+        """The API server's Node: its labels and taints count from now on, and what is attached to it."""
         self.description.learn(metadata, spec)
+        self.attachments.heard(status)
         self._events.look_at_schedulable(unschedulable=spec.unschedulable)
         self.managers.admission.set_node(self.description.current())
 
@@ -287,6 +291,9 @@ class RunningNode:
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
             self.pods.notify(uid)
+
+    def _attachments_changed(self) -> None:
+        self._belonging.conditions_changed()
 
     def _manifests_changed(self, pods: list[Pod]) -> None:
         self.pods.set_desired(pods)
@@ -406,7 +413,7 @@ def _restart_backoff(config: KubeletConfiguration) -> Backoff:
 def _belong(
     setting: Setting,
     description: NodeDescription,
-    node_changed: Callable[[ObjectMeta, NodeSpec], None],
+    node_changed: NodeHeard,
 ) -> Belonging:
     """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
     if setting.kubeconfig is None:

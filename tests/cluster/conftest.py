@@ -20,6 +20,7 @@ from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, Plane
+from tests.cluster.scenes import Scene
 
 Connect = Callable[[Path], ApiClient]
 
@@ -65,10 +66,10 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 async def plane(request: pytest.FixtureRequest, tmp_path: Path, connect: Connect) -> AsyncIterator[Plane]:
     if request.param == "kube-apiserver":
         control_plane = request.getfixturevalue("real")
-        yield Plane(control_plane.node, connect(control_plane.admin))
+        yield Plane(control_plane.node, connect(control_plane.admin), control_plane)
         return
     async with ApiServer(tmp_path / "server") as server:
-        yield Plane(server.kubeconfig("system:node:n1"), connect(server.kubeconfig("admin")))
+        yield Plane(server.kubeconfig("system:node:n1"), connect(server.kubeconfig("admin")), server)
 
 
 @pytest.fixture
@@ -100,3 +101,18 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[[Path], Awaitable[Node
             yield started
             for node in nodes:
                 await node.stop()
+
+
+@pytest.fixture
+async def scene(plane: Plane) -> AsyncIterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="ke-") as short:
+        async with HollowRuntime(Path(short) / "cri.sock") as runtime:
+            scene = Scene(Path(short), runtime, plane)
+            await scene.start()
+            yield scene
+            for name in await scene.pods():
+                await scene.delete(name, grace=0)
+            await scene.none_left()
+            for plugin in scene.plugins:
+                await plugin.stop()
+            await scene.stop()

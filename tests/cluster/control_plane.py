@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import shutil
 import ssl
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,22 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from engine.api.errors import Unavailable
 from engine.cluster.client import ApiClient, ApiError
-from engine.testing.apiserver import Authority
+from engine.testing.apiserver import ApiServer, Authority
+from engine.testing.apiserver.store import EMPTY
 from tests.ports import free_port
 
 ADMIN_TOKEN = "admintoken"
 BOOTSTRAP_TOKEN = "bootstraptoken"
 AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 Object = dict[str, Any]
-
-
-@dataclass
-class Plane:
-    """A kubeconfig of the node n1, and a client that may do everything."""
-
-    node: Path
-    admin: ApiClient
 
 
 class ControlPlane:
@@ -129,6 +125,24 @@ class ControlPlane:
     def stop_etcd(self) -> None:
         self._end("etcd")
 
+    def snapshot(self) -> Path:
+        """What etcd has now."""
+        taken = Path(tempfile.mkdtemp(dir=self._directory, prefix="snapshot-")) / "etcd"
+        self.stop_etcd()
+        shutil.copytree(self._directory / "etcd", taken)
+        self.start_etcd()
+        return taken
+
+    def set_back(self, snapshot: Path | None) -> None:
+        """etcd has a snapshot, or nothing; the API server was stopped meanwhile."""
+        self.stop_apiserver()
+        self.stop_etcd()
+        shutil.rmtree(self._directory / "etcd")
+        if snapshot is not None:
+            shutil.copytree(snapshot, self._directory / "etcd")
+        self.start_etcd()
+        self.start_apiserver()
+
     def _end(self, name: str) -> None:
         process = self._running.pop(name)
         process.kill()
@@ -169,6 +183,54 @@ class ControlPlane:
             )
         )
         return path
+
+
+@dataclass
+class Plane:
+    """A kubeconfig of the node n1, a client that may do everything, and whose they are."""
+
+    node: Path
+    admin: ApiClient
+    server: ApiServer | ControlPlane
+
+    async def go(self) -> None:
+        """The server breaks off."""
+        if isinstance(self.server, ApiServer):
+            await self.server.stop()
+        else:
+            self.server.stop_apiserver()
+
+    async def come(self) -> None:
+        """The server is back as it was."""
+        if isinstance(self.server, ApiServer):
+            await self.server.start()
+        else:
+            await asyncio.to_thread(self.server.start_apiserver)
+        await self._until_heard()
+
+    async def snapshot(self) -> Any:
+        """For `set_back`."""
+        if isinstance(self.server, ApiServer):
+            return self.server.objects.snapshot()
+        return await asyncio.to_thread(self.server.snapshot)
+
+    async def set_back(self, snapshot: Any) -> None:
+        """The server comes back with what it had at a snapshot, or with nothing (None)."""
+        if isinstance(self.server, ApiServer):
+            await self.server.stop()
+            self.server.objects.set_back(snapshot or EMPTY)
+            await self.server.start()
+        else:
+            await asyncio.to_thread(self.server.set_back, snapshot)
+        await self._until_heard()
+
+    async def _until_heard(self) -> None:
+        """A connection of before may be taken for a good one once."""
+        async with asyncio.timeout(30):
+            while True:
+                with contextlib.suppress(Unavailable):
+                    await self.admin.get("/api/v1/nodes", Object)
+                    return
 
 
 async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +15,7 @@ import pytest
 
 from engine.api.errors import Refused, Unavailable
 from engine.api.node import NodeAddress
+from engine.cluster import certificate_rotation
 from engine.cluster.certificate_request import (
     REQUESTS,
     client_certificate,
@@ -35,6 +37,7 @@ from engine.cluster.openssl import (
     self_signed,
 )
 from engine.testing.apiserver import ApiServer
+from engine.testing.apiserver.paths import parse_path
 from tests.cluster.conftest import Connect
 from tests.waiting import eventually
 
@@ -137,6 +140,24 @@ async def test_a_denied_request_is_an_error_and_so_is_one_that_nobody_signs(
         await asking
     with pytest.raises(Unavailable, match=r"nobody has signed it within 0\.2 s"):
         await request_certificate(client, client_certificate("n1"), key, seconds=0.2)
+
+
+@pytest.mark.parametrize("text", ["%%%", base64.b64encode(b"no certificate").decode()])
+async def test_a_signer_that_answers_nonsense_is_an_error_and_is_asked_again(
+    server: ApiServer, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(certificate_rotation, "FIRST_DELAY", 0.01)
+    identity = _identity(tmp_path, tmp_path / "kubelet.conf", server.kubeconfig("b", token="abc.def"))
+    async with _running(identity):
+        (request,) = await _asked(server)
+        path = parse_path(f"{REQUESTS}/{request['metadata']['name']}")
+        assert path is not None
+        approved = {"conditions": [{"type": "Approved", "status": "True"}], "certificate": text}
+        server.objects.replace(path, {**request, "status": approved})
+        await eventually(lambda: sum(seen.method == "POST" for seen in server.requests) > 1)
+        for each in server.list(REQUESTS):
+            server.sign_request(each["metadata"]["name"])
+        await identity.ready.wait()
 
 
 async def test_a_request_of_the_same_name_is_taken_up(server: ApiServer, client: ApiClient):
@@ -337,7 +358,9 @@ async def test_a_certificate_that_ends_while_the_agent_runs_leaves_no_key_behind
         assert server.requests[-1].user == "system:bootstrap:abc"
         assert (tmp_path / "pki" / "kubelet-client.key.tmp").exists()
         server.sign_request(request["metadata"]["name"])
-        await eventually(lambda: not (tmp_path / "pki" / "kubelet-client.key.tmp").exists())
+        before = store.path.resolve()
+        await eventually(lambda: store.path.resolve() != before)
+    assert not (tmp_path / "pki" / "kubelet-client.key.tmp").exists()
     assert (await certificate_facts(store.path.read_bytes())).not_after > time.time() + DAY / 2
 
 

@@ -46,7 +46,7 @@ async def test_what_the_watch_told_during_a_patch_is_not_forgotten():
         server,  # type: ignore[arg-type]
         "n1",
         describe=describe,
-        changed=lambda _metadata, _spec: None,
+        changed=lambda _metadata, _spec, _status: None,
         register=False,
         controller_attaches=True,
         update_seconds=10,

@@ -76,6 +76,14 @@ def test_what_others_said_stays():
     assert "volumesAttached" not in patch
 
 
+def test_volumes_in_use_stay_until_they_are_known_and_go_with_the_last():
+    known = {"volumesInUse": ["a"], "volumesAttached": [{"name": "a"}], "conditions": []}
+    assert status_patch(known, {}) == {}
+    assert status_patch(known, {"volumesInUse": ["a", "b"]}) == {"status": {"volumesInUse": ["a", "b"]}}
+    assert status_patch(known, {"volumesInUse": []}) == {"status": {"volumesInUse": None}}
+    assert status_patch({"conditions": []}, {"volumesInUse": []}) == {}
+
+
 def test_a_resource_whose_plugin_went_stays_at_nothing():
     known = {"capacity": {"cpu": "2", "example.com/gpu": "4", "pods": "110"}}
     assert status_patch(known, {"capacity": {"cpu": "2"}}, {"example.com/gpu"})["status"]["capacity"] == {

@@ -148,3 +148,26 @@ async def test_a_pod_that_nobody_deleted_stays(world: World):
     world.writer.left(uid)
     await world.writer.settled(uid)
     assert (world.phase("a"), world.sent("DELETE")) == ("Failed", [])
+
+
+async def test_all_who_wait_for_what_is_said_of_a_pod_are_told(world: World):
+    world.server.fail(500, path="/status", times=1)
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Failed"), may_run=False)
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(world.writer.settled(uid) for _ in range(3)))
+    assert world.phase("a") == "Failed"
+
+
+async def test_a_pod_that_a_set_back_server_has_again_goes_again(world: World):
+    (uid,) = world.hear("a")
+    world.server.delete(f"{PODS}/a", grace=30)
+    world.writer.heard(world.known("a"))
+    snapshot = world.server.objects.snapshot()
+    world.writer.tell(uid, status("Succeeded"), may_run=False)
+    world.writer.left(uid)
+    await eventually(lambda: world.server.list(PODS) == [])
+    await eventually(lambda: not world.writer._tasks)
+    world.server.objects.set_back(snapshot)
+    world.writer.heard(world.known("a"), listed=True)
+    await eventually(lambda: world.server.list(PODS) == [])

@@ -217,3 +217,25 @@ async def test_what_cannot_be_streamed_is_listed(server: ApiServer, client: ApiC
     first, second = [seen.params for seen in server.requests if seen.path == "/api/v1/pods"][:2]
     assert "sendInitialEvents" in first
     assert "watch" not in second
+
+
+async def test_a_server_that_was_set_back_is_heard_anew(
+    server_of_both_kinds: ApiServer, client: ApiClient, follower: Follower
+):
+    server = server_of_both_kinds
+    server.create(PODS, pod("a"))
+    await follower.until("a")
+    snapshot = server.objects.snapshot()
+    for number in range(9):
+        server.create(PODS, pod(f"later-{number}"))
+    await until(lambda: len(follower.pods) == 10)
+    await server.stop()
+    server.objects.set_back(snapshot)
+    await server.start()
+    server.create(PODS, pod("b"))
+    await until(lambda: len(server.open_watches) == 1)
+    client.set_back()
+    await follower.until("a", "b")
+    before = follower.sets
+    server.end_watches()
+    await until(lambda: follower.sets > before)

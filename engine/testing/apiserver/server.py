@@ -392,7 +392,7 @@ class ApiServer:
                 "feature gate is enabled",
             )
         asked = params.get("resourceVersion") or "0"
-        if too_new := watches.too_new(int(asked), self.objects):
+        if "sendInitialEvents" in params and (too_new := watches.too_new(int(asked), self.objects)):
             raise too_new
         if asked != "0" and int(asked) < self.objects.oldest:
             raise StoreError(410, "Expired", f"too old resource version: {asked} ({self.objects.oldest})")

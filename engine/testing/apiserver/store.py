@@ -6,7 +6,7 @@ import asyncio
 import copy
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,17 @@ class Change:
     after: Object | None
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All objects as they were at a version."""
+
+    version: int
+    objects: Mapping[tuple[str, str, str], Object]
+
+
+EMPTY = Snapshot(1, {})
+
+
 class Store:
     """Objects by collection, namespace and name. Whoever gets an object must not change it.
 
@@ -44,12 +55,11 @@ class Store:
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self.version = 1
-        self.oldest = 1
         self._clock = clock
+        self._news = asyncio.Event()
+        self.version = self.oldest = EMPTY.version
         self._objects: dict[tuple[str, str, str], Object] = {}
         self._changes: list[Change] = []
-        self._news = asyncio.Event()
 
     def get(self, path: ResourcePath) -> Object:
         try:
@@ -128,8 +138,20 @@ class Store:
         self._changes.clear()
         self.oldest = self.version
 
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.version, dict(self._objects))
+
+    def set_back(self, snapshot: Snapshot) -> None:
+        """What came after `snapshot` has never been, and versions count on from there."""
+        self.version = self.oldest = snapshot.version
+        self._objects = dict(snapshot.objects)
+        self._changes = []
+
     async def after(self, version: int) -> Change:
-        """The change that follows `version`. Raises StoreError (410) when it is forgotten."""
+        """The change that follows `version`, which may be one that is yet to come.
+
+        Raises StoreError (410) when it is forgotten.
+        """
         while True:
             if version < self.oldest:
                 raise StoreError(410, "Expired", f"too old resource version: {version} ({self.oldest})")

@@ -1,0 +1,121 @@
+"""A node of a cluster on the hollow runtime, and what users do with the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.cluster.client import ApiError
+from engine.node import Node
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+from tests.cluster.control_plane import Object, Plane
+from tests.devices.device_bench import DeviceBench
+from tests.node_bench import container
+from tests.waiting import PATIENCE, eventually
+
+PODS = "/api/v1/namespaces/default/pods"
+NODE = "/api/v1/nodes/n1"
+
+
+class Scene(DeviceBench):
+    """A node of a cluster on the hollow runtime, its plugins, and what users do with the API."""
+
+    def __init__(self, directory: Path, runtime: HollowRuntime, plane: Plane) -> None:
+        super().__init__(directory, runtime)
+        self.plane = plane
+        self.config.node_lease_duration_seconds = 1
+        self.section.eviction.interval = 0.2
+
+    async def start(self) -> Node:
+        self.node = Node(
+            config=self.config,
+            kubengine_config=self.section,
+            runtime_endpoint=str(self.endpoint),
+            root=self.root,
+            name="n1",
+            kubeconfig=self.plane.node,
+        )
+        await self.node.start()
+        return self.node
+
+    async def run(self, name: str, **spec: Any) -> Object:
+        """The server may refuse pods until it knows its own default objects."""
+        wanted = {
+            "nodeName": "n1",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "containers": [container()],
+            **spec,
+        }
+        value = {"metadata": {"name": name}, "spec": wanted}
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    return await self.plane.admin.create(PODS, value, Object)
+                except ApiError as error:
+                    if error.code != 403 or "service account" not in str(error):
+                        raise
+                await self._make_account()
+
+    async def _make_account(self) -> None:
+        path = "/api/v1/namespaces/default/serviceaccounts"
+        try:
+            await self.plane.admin.create(path, {"metadata": {"name": "default"}}, Object)
+        except ApiError as error:
+            if error.code != 409:
+                raise
+        await asyncio.sleep(0.1)
+
+    async def pods(self) -> dict[str, Object]:
+        listed = await self.plane.admin.get(PODS, Object)
+        return {pod["metadata"]["name"]: pod for pod in listed["items"]}
+
+    async def when(self, name: str, holds: Callable[[Object], bool]) -> Object:
+        """The pod, once it is there and something holds of it."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                pod = (await self.pods()).get(name)
+                if pod is not None and holds(pod):
+                    return pod
+                await asyncio.sleep(0.05)
+
+    async def all_ready(self, count: int) -> dict[str, Object]:
+        async def ready() -> bool:
+            return sum(map(is_ready, (await self.pods()).values())) == count
+
+        await eventually(ready, every=0.1)
+        return await self.pods()
+
+    async def delete(self, name: str, grace: int = 1) -> None:
+        await self.plane.admin.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
+
+    async def gone(self, name: str) -> None:
+        async def missing() -> bool:
+            return name not in await self.pods()
+
+        await eventually(missing)
+
+    async def none_left(self) -> None:
+        async def empty() -> bool:
+            return not await self.pods()
+
+        await eventually(empty)
+
+    def running(self) -> set[str]:
+        """The uids of pods that the runtime runs something of."""
+        containers = self.runtime.service.records.containers.values()
+        return {c.sandbox.config.metadata.uid for c in containers if c.state == cri.CONTAINER_RUNNING}
+
+    def starts(self) -> int:
+        return self.runtime.counts()["StartContainer"]["calls"]
+
+
+def is_ready(pod: Object) -> bool:
+    return conditions(pod).get("Ready", {}).get("status") == "True"
+
+
+def conditions(pod: Object) -> dict[str, Object]:
+    return {each["type"]: each for each in pod.get("status", {}).get("conditions", ())}

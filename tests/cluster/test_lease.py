@@ -1,0 +1,67 @@
+"""The node's lease: renewed, taken up again, and what it says of a server that has lost something."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from engine.cluster.client import ApiClient
+from engine.cluster.lease import LeaseKeeper
+from engine.testing.apiserver import ApiServer
+
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
+
+
+class Lessee:
+    def __init__(self, client: ApiClient) -> None:
+        self.losses = 0
+        self.keeper = LeaseKeeper(
+            client, "n1", node_uid=lambda: "u", seconds=40, clock=time.time, lost=self._lost
+        )
+
+    def _lost(self) -> None:
+        self.losses += 1
+
+
+@pytest.fixture
+async def lessee(client: ApiClient) -> Lessee:
+    made = Lessee(client)
+    assert await made.keeper.renew()
+    return made
+
+
+async def test_a_lease_that_somebody_else_wrote_is_taken_up(
+    server: ApiServer, client: ApiClient, lessee: Lessee
+):
+    assert await Lessee(client).keeper.renew()
+    labels = {"metadata": {"labels": {"by": "others"}}}
+    await client.patch(LEASE, labels, dict[str, Any])
+    assert await lessee.keeper.renew()
+    assert server.get(LEASE)["metadata"]["labels"] == {"by": "others"}
+    assert lessee.losses == 0
+
+
+async def test_a_lease_that_went_is_made_again_and_may_not_be_all_that_went(
+    server: ApiServer, lessee: Lessee
+):
+    server.delete(LEASE)
+    assert await lessee.keeper.renew()
+    assert server.get(LEASE)["spec"]["holderIdentity"] == "n1"
+    assert await lessee.keeper.renew()
+    assert lessee.losses == 1
+
+
+@pytest.mark.parametrize("further", [0, 9], ids=["versions-are-less", "versions-have-grown-past"])
+async def test_a_lease_older_than_it_was_written_says_that_the_server_was_set_back(
+    server: ApiServer, lessee: Lessee, further: int
+):
+    snapshot = server.objects.snapshot()
+    assert await lessee.keeper.renew()
+    server.objects.set_back(snapshot)
+    for number in range(further):
+        server.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": f"m{number}"}})
+    assert await lessee.keeper.renew()
+    assert await lessee.keeper.renew()
+    assert lessee.losses == 1
