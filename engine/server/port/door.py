@@ -219,11 +219,7 @@ async def _shake_hands(
             ssl_handshake_timeout=HANDSHAKE_SECONDS,
             ssl_shutdown_timeout=CLOSE_SECONDS,
         )
-    except KubengineError as error:
-        log.error("no handshake: %s", error)
-        peer.close()
-        return None
-    except OSError as error:
+    except (KubengineError, OSError) as error:
         log.debug("no handshake: %s", error)
         peer.close()
         return None

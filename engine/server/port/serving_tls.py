@@ -1,7 +1,7 @@
 """TLS as the port speaks it: the node's certificate, what a client may bring, versions and ciphers.
 
 The files are looked at with each connection, so a certificate or authority that was replaced is used from
-the next one on. What cannot be read leaves what is known in force.
+the next one on. What cannot be read leaves what is known in force, and is logged once.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class ServingTLS:
         self._ciphers = _openssl_ciphers(ciphers or ())
         self._seen: Seen | None = None
         self._context: ssl.SSLContext | None = None
+        self._trouble = ""
 
     def context(self) -> ssl.SSLContext:
         """Raises InvalidInput, naming the files, where there has never been a usable one."""
@@ -90,10 +91,19 @@ class ServingTLS:
                 self._seen = seen
         except (OSError, ValueError) as error:
             failure = InvalidInput(f"no usable TLS: {error}", subject=", ".join(map(str, paths)))
+            self._say(failure)
             if self._context is None:
                 raise failure from error
-            log.warning("%s; the one before is used on", failure)
+        else:
+            self._trouble = ""
         return self._context
+
+    def _say(self, failure: InvalidInput) -> None:
+        """Once while it lasts, however many connect."""
+        if str(failure) != self._trouble:
+            self._trouble = str(failure)
+            use = "there is none" if self._context is None else "the one before is used on"
+            log.warning("%s; %s", failure, use)
 
     def _read(self, pair: ServingPair) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
