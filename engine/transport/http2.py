@@ -1,26 +1,30 @@
 """One HTTP/2 connection from the client's side: many exchanges at once, each at its own pace.
 
-`h2` keeps the protocol's state; this file moves bytes between it, the socket and those who wait. What a
-server sends is acknowledged when its reader has taken it, so no more than `WINDOW` bytes wait for a slow
-reader and a slow reader holds up nobody else. A connection that stays silent is pinged after
-`PING_AFTER` seconds and given up when nothing comes back within `PING_WAIT` (as client-go does).
+The native core (`engine._fast.http2`) keeps the protocol; this file moves bytes between it, the transport
+(asyncio's TLS, over `ssl.MemoryBIO`) and those who wait. What a server sends is given back to it when its
+reader has taken it, so no more than `WINDOW` bytes wait for a slow reader and a slow reader holds up nobody
+else. A connection that stays silent is pinged after `PING_AFTER` seconds and given up when nothing comes back
+within `PING_WAIT` (as client-go does).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import cast
+from typing import Any, cast
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import h2.exceptions
-import h2.settings
-
+from engine._fast.http2._client_c import (
+    BROKEN,
+    DATA,
+    END,
+    GOAWAY,
+    HEAD,
+    RESET,
+    SETTINGS,
+    ClientConnection,
+    encode,
+)
 from engine.api.errors import Refused, Unavailable
 
 WINDOW = 256 * 1024
@@ -29,6 +33,8 @@ CONNECTION_WINDOW = MAX_STREAMS * WINDOW
 MAX_HEADERS = 64 * 1024
 PING_AFTER = 30.0
 PING_WAIT = 15.0
+_CANCEL, _REFUSED_STREAM = 8, 7
+_SECRET = frozenset((b"authorization",))
 
 Headers = Iterable[tuple[str, str]]
 
@@ -46,10 +52,9 @@ class Exchange:
     def __init__(self, connection: Http2Connection, stream: int) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        self.sent = False
         self._connection = connection
         self._stream = stream
-        self._waiting: deque[tuple[bytes, int]] = deque()  # data, and what it takes of the window
+        self._waiting: deque[bytes] = deque()
         self._ended = False
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -62,19 +67,18 @@ class Exchange:
 
     def close(self) -> None:
         """Let go of the rest of the answer."""
-        unread = sum(size for _, size in self._waiting)
+        unread = sum(map(len, self._waiting))
         self._waiting.clear()
-        self._connection.release(self._stream, unread, finished=self._ended and self.sent)
+        self._connection.release(self._stream, unread)
         self._ended = True
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises Unavailable when it breaks off."""
         while True:
             while self._waiting:
-                data, size = self._waiting.popleft()
-                self._connection.taken(self._stream, size)
-                if data:
-                    yield data
+                data = self._waiting.popleft()
+                self._connection.taken(self._stream, len(data))
+                yield data
             if self._error is not None:
                 raise self._error
             if self._ended:
@@ -93,7 +97,9 @@ class Exchange:
     # What the connection tells
 
     def head(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """The answer's status and headers; an interim answer (1xx) is passed over."""
+        """The answer's status and headers; an interim answer (1xx) and trailers are passed over."""
+        if self.status:
+            return
         known = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         status = known.pop(":status", "")
         if not status.isdigit() or len(status) != 3:
@@ -102,8 +108,8 @@ class Exchange:
             self.status, self.headers = int(status), known
             self._news.set()
 
-    def data(self, data: bytes, size: int) -> None:
-        self._waiting.append((data, size))
+    def data(self, data: bytes) -> None:
+        self._waiting.append(data)
         self._news.set()
 
     def end(self) -> None:
@@ -115,10 +121,6 @@ class Exchange:
             self._error, self._ended = error, True
         self._news.set()
 
-    def wake(self) -> None:
-        """The flow-control window has grown."""
-        self._news.set()
-
     # For the connection's own use
 
     async def wait_for_head(self) -> None:
@@ -128,13 +130,6 @@ class Exchange:
             if self._ended:
                 raise Unavailable("the answer ended before it began", subject=self._connection.peer)
             await self._until_news()
-
-    async def wait_for_room(self) -> bool:
-        """Until more may be sent; False once the server wants no more."""
-        if self._ended or self.status:
-            return False
-        await self._until_news()
-        return not (self._ended or self.status)
 
     async def _until_news(self) -> None:
         self._news.clear()
@@ -152,10 +147,12 @@ class Http2Connection(asyncio.Protocol):
         self.peer = peer
         self.usable = True
         self._on_lost = on_lost
-        self._h2 = h2.connection.H2Connection(
-            h2.config.H2Configuration(client_side=True, header_encoding=None, validate_inbound_headers=True)
+        self._core = ClientConnection(
+            stream_window=WINDOW,
+            connection_window=CONNECTION_WINDOW,
+            header_list=MAX_HEADERS,
+            max_streams=MAX_STREAMS,
         )
-        self._h2.state_machine = _LivesOnAfterGoAway()
         self._exchanges: dict[int, Exchange] = {}
         self._ready = asyncio.Event()
         self._lost: Exception | None = None
@@ -168,10 +165,9 @@ class Http2Connection(asyncio.Protocol):
     @property
     def room(self) -> int:
         """How many more exchanges may begin now."""
-        if not self.usable or self._transport is None:
+        if not self.usable or self._transport is None or not self._core.ready:
             return 0
-        most = min(self._h2.remote_settings.max_concurrent_streams, MAX_STREAMS)
-        return int(most) - len(self._exchanges)
+        return MAX_STREAMS - len(self._exchanges)
 
     @property
     def idle(self) -> bool:
@@ -192,52 +188,30 @@ class Http2Connection(asyncio.Protocol):
         """
         if self.room < 1:
             raise Unavailable("the connection takes no more requests", subject=self.peer)
-        stream = self._h2.get_next_available_stream_id()
+        fixed = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
+        fields = [(name.encode(), value.encode()) for name, value in (*fixed, *headers)]
+        stream = self._core.request(encode(fields, _SECRET), body)
         exchange = self._exchanges[stream] = Exchange(self, stream)
         try:
-            fixed = ((":method", method), (":scheme", "https"), (":authority", authority), (":path", path))
-            self._h2.send_headers(stream, [*fixed, *headers], end_stream=not body)
             self._flush()
-            exchange.sent = not body or await self._send(stream, exchange, body)
             await exchange.wait_for_head()
-        except h2.exceptions.ProtocolError as error:
-            exchange.close()
-            raise Unavailable(f"HTTP/2: {error}", subject=self.peer) from error
         except BaseException:
             exchange.close()
             raise
         return exchange
 
-    async def _send(self, stream: int, exchange: Exchange, body: bytes) -> bool:
-        """Whether the server wanted all of the body."""
-        at = 0
-        while at < len(body):
-            room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
-            if room <= 0:
-                if not await exchange.wait_for_room():
-                    return False
-                continue
-            piece = body[at : at + room]
-            at += len(piece)
-            self._h2.send_data(stream, piece, end_stream=at == len(body))
-            self._flush()
-        return True
-
     # What an exchange tells
 
     def taken(self, stream: int, size: int) -> None:
-        """`size` bytes of a stream's window have been read: the server may send as many again."""
-        if self._transport is not None and size:
-            self._h2.acknowledge_received_data(size, stream)
-            self._flush()
+        """`size` bytes of a stream's data have been read: the server may send as many again."""
+        self._core.take(stream, size)
+        self._flush()
 
-    def release(self, stream: int, unread: int, *, finished: bool) -> None:
+    def release(self, stream: int, unread: int) -> None:
+        """Nobody wants more of the exchange; one that has not ended is reset."""
         if self._exchanges.pop(stream, None) is None:
             return
-        if not finished and self._transport is not None and not self._transport.is_closing():
-            with contextlib.suppress(h2.exceptions.ProtocolError):
-                self._h2.reset_stream(stream, h2.errors.ErrorCodes.CANCEL)
-            self._flush()
+        self._core.reset(stream, _CANCEL)
         self.taken(stream, unread)
         if not self.usable and not self._exchanges:
             self.close()
@@ -258,30 +232,14 @@ class Http2Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._h2.local_settings = h2.settings.Settings(
-            client=True,
-            initial_values={
-                h2.settings.SettingCodes.ENABLE_PUSH: 0,
-                h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: WINDOW,
-                h2.settings.SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS,
-            },
-        )
-        self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(CONNECTION_WINDOW)
         self._flush()
         self._look_again_in(PING_AFTER)
 
     def data_received(self, data: bytes) -> None:
         self._heard = self._loop.time()
         self._pinged = False
-        try:
-            events = self._h2.receive_data(data)
-        except h2.exceptions.ProtocolError as error:
-            self._flush()
-            self._fail(Unavailable(f"the server breaks HTTP/2: {error}", subject=self.peer))
-            return
-        for event in events:
-            self._heed(event)
+        for kind, stream, what, number in self._core.receive(data):
+            self._heed(kind, stream, what, number)
         self._flush()
 
     def eof_received(self) -> None:
@@ -294,46 +252,32 @@ class Http2Connection(asyncio.Protocol):
 
     # Inside
 
-    def _heed(self, event: h2.events.Event) -> None:
-        match event:
-            case h2.events.ResponseReceived():
-                self._of(event.stream_id, lambda e: e.head(event.headers))
-            case h2.events.DataReceived():
-                exchange = self._exchanges.get(event.stream_id)
-                if exchange is None:
-                    self.taken(event.stream_id, event.flow_controlled_length)
-                else:
-                    exchange.data(event.data, event.flow_controlled_length)
-            case h2.events.StreamEnded():
-                self._of(event.stream_id, Exchange.end)
-            case h2.events.StreamReset():
-                refused = event.error_code == h2.errors.ErrorCodes.REFUSED_STREAM
-                text = f"the server reset the request ({event.error_code!s})"
-                error = (NotBegun if refused else Unavailable)(text, subject=self.peer)
-                self._of(event.stream_id, lambda e: e.fail(error))
-            case h2.events.WindowUpdated():
-                if event.stream_id:
-                    self._of(event.stream_id, Exchange.wake)
-                else:
-                    self._wake_all()
-            case h2.events.RemoteSettingsChanged():
-                self._ready.set()
-                self._wake_all()
-            case h2.events.ConnectionTerminated():
-                self._going_away(event.last_stream_id)
+    def _heed(self, kind: int, stream: int, what: Any, number: int) -> None:
+        exchange = self._exchanges.get(stream)
+        if kind == DATA:
+            if exchange is None:
+                self._core.take(stream, len(what))
+            else:
+                exchange.data(what)
+        elif kind == SETTINGS:
+            self._ready.set()
+        elif kind == GOAWAY:
+            self._going_away(stream)
+        elif kind == BROKEN:
+            self._flush()
+            self._fail(Unavailable(f"the server breaks HTTP/2 (error {number})", subject=self.peer))
+        elif exchange is not None and kind == HEAD:
+            exchange.head(what)
+        elif exchange is not None and kind == END:
+            exchange.end()
+        elif exchange is not None and kind == RESET:
+            text = f"the server reset the request (HTTP/2 error {number})"
+            exchange.fail((NotBegun if number == _REFUSED_STREAM else Unavailable)(text, subject=self.peer))
 
-    def _of(self, stream: int | None, tell: Callable[[Exchange], None]) -> None:
-        if stream is not None and (exchange := self._exchanges.get(stream)) is not None:
-            tell(exchange)
-
-    def _wake_all(self) -> None:
-        for exchange in self._exchanges.values():
-            exchange.wake()
-
-    def _going_away(self, last: int | None) -> None:
+    def _going_away(self, last: int) -> None:
         """GOAWAY: what the server has not begun will not be answered, the rest may end."""
         for stream, exchange in list(self._exchanges.items()):
-            if stream > (last or 0):
+            if stream > last:
                 exchange.fail(NotBegun("the server goes away", subject=self.peer))
         self.retire()
 
@@ -354,7 +298,7 @@ class Http2Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
-            data = self._h2.data_to_send()
+            data = self._core.output()
             if data:
                 self._transport.write(data)
 
@@ -371,16 +315,6 @@ class Http2Connection(asyncio.Protocol):
             self._fail(Unavailable("no answer to a ping", subject=self.peer))
         else:
             self._pinged = True
-            self._h2.ping(b"kubengin")
+            self._core.ping(b"kubengin")
             self._flush()
             self._look_again_in(PING_WAIT)
-
-
-class _LivesOnAfterGoAway(h2.connection.H2ConnectionStateMachine):
-    """The answers under way may still end after a GOAWAY (RFC 9113, 6.8); h2 would refuse every frame."""
-
-    def process_input(self, input_: h2.connection.ConnectionInputs) -> list[h2.events.Event]:
-        if input_ is h2.connection.ConnectionInputs.RECV_GOAWAY:
-            return []
-        events: list[h2.events.Event] = super().process_input(input_)
-        return events

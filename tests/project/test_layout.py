@@ -194,6 +194,17 @@ def test_no_dependency_is_idle() -> None:
     assert {provides.get(name, name) for name in names} - used == set()
 
 
+def test_http2_is_spoken_by_the_core_and_by_the_library_in_tools_for_tests_alone() -> None:
+    users = [
+        path
+        for path in modules()
+        for name in imports(path)
+        if name.split(".")[0] in ("h2", "hpack", "hyperframe")
+    ]
+    assert [path for path in users if "testing" not in path.parts] == []
+    assert users
+
+
 def test_each_kernel_has_its_twin_selector_and_types() -> None:
     kernels = sorted((ENGINE / "_fast").glob("_*_c.pyx"))
     assert kernels

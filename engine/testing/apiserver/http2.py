@@ -1,4 +1,4 @@
-"""HTTP/2 from the server's side, over the `h2` library: one task for each request."""
+"""HTTP/2 from the server's side, over the `h2` library (extra `testing`): one task for each request."""
 
 from __future__ import annotations
 
