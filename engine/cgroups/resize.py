@@ -117,8 +117,7 @@ def resize_text(what: str, wanted: Pod, error: str = "") -> str:
 def resize_of(old: Pod, new: Pod) -> PodResize | None:
     """What a new manifest resizes; None if it changes anything else, and the pod must be replaced.
 
-    Not a resize: another QoS class, a limit or request taken away, an ordinary init container's
-    resources, any other field, label or annotation.
+    Not a resize: another QoS class, a limit or request taken away, any other field, label or annotation.
     """
     if _without_amounts(old) != _without_amounts(new) or compute_qos_class(old) != compute_qos_class(new):
         return None
@@ -145,7 +144,7 @@ def _without_amounts(pod: Pod) -> tuple[object, ...]:
     spec = msgspec.structs.replace(
         pod.spec,
         containers=[_stripped(c) for c in pod.spec.containers],
-        init_containers=[_stripped(c) if c.is_sidecar else c for c in pod.init_containers],
+        init_containers=[_stripped(c) for c in pod.init_containers],
         resources=_other_resources(pod.spec.resources),
     )
     annotations = {k: v for k, v in pod.annotations.items() if not k.startswith(CONFIG_ANNOTATIONS)}

@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.api.errors import InvalidInput
 from engine.api.node import NodeAddress
+from engine.api.pod import Pod
 
 DNS_SECONDS: Final = 5.0
 LOOPBACK: Final = "127.0.0.1"
@@ -81,6 +82,21 @@ def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
         *(NodeAddress(type="InternalIP", address=ip) for ip in ips),
         NodeAddress(type="Hostname", address=host_name),
     ]
+
+
+def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[str, ...]:
+    """A pod's addresses, one of each family, that of the node's first address before the other.
+
+    `sandbox` is what the runtime gave it; it keeps those when its sandbox has gone. A pod on the host's
+    network keeps its first ones too, and gets the node's second when that comes (kubelet v1.36).
+    """
+    kept = tuple(known.ip for known in pod.status.pod_ips or ())
+    given = kept if pod.spec.host_network or not sandbox else sandbox
+    families: dict[bool, str] = {}
+    for ip in (*given, *(host_ips if pod.spec.host_network else ())):
+        families.setdefault(":" in ip, ip)
+    first = ":" in host_ips[0]
+    return tuple(families[is_v6] for is_v6 in (first, not first) if is_v6 in families)
 
 
 def default_route(family: int) -> str:

@@ -20,7 +20,10 @@ from engine.node.runtime_health import ShownFeatures
 from engine.wire import cri_v1_pb2 as cri
 
 NAMES_PER_IMAGE: Final = 5
-DECLARED_FEATURES: Final = ("RestartAllContainersOnContainerExits",)
+DECLARED_FEATURES: Final = (
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+)
 """What a control plane may ask of this node beyond what every node can (KEP-5328)."""
 
 

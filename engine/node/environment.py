@@ -43,7 +43,7 @@ class Surroundings:
     the cluster's objects that it names, the services it may call (None: not known yet)."""
 
     pod_ips: tuple[str, ...]
-    host_ip: str
+    host_ips: tuple[str, ...]
     allocatable: Mapping[str, Quantity]
     services: Sequence[Service] | None = ()
     config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
@@ -90,7 +90,8 @@ def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: Su
     """None for an optional value that is not there."""
     namespace = pod.metadata.namespace
     if source.field_ref is not None:
-        return field_value(pod, source.field_ref.field_path, pod_ips=given.pod_ips, host_ip=given.host_ip)
+        path = source.field_ref.field_path
+        return field_value(pod, path, pod_ips=given.pod_ips, host_ips=given.host_ips)
     if source.resource_field_ref is not None:
         return resource_value(pod, source.resource_field_ref, container, given.allocatable)
     if source.config_map_key_ref is not None:
@@ -115,7 +116,7 @@ def _text(value: bytes) -> str:
     return value.decode(errors="surrogateescape")
 
 
-def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ip: str = "") -> str:
+def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ips: tuple[str, ...] = ()) -> str:
     """A pod field as the downward API gives it. Raises `InvalidInput` for one that it has not."""
     match = _SUBSCRIPT.fullmatch(path)
     if match is not None:
@@ -130,8 +131,8 @@ def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ip: 
         "metadata.annotations": _lines(meta.annotations),
         "spec.nodeName": pod.spec.node_name,
         "spec.serviceAccountName": pod.spec.service_account_name,
-        "status.hostIP": host_ip,
-        "status.hostIPs": host_ip,
+        "status.hostIP": host_ips[0] if host_ips else "",
+        "status.hostIPs": ",".join(host_ips),
         "status.podIP": pod_ips[0] if pod_ips else "",
         "status.podIPs": ",".join(pod_ips),
     }

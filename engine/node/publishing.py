@@ -48,7 +48,7 @@ class Publishing:
         return StatusInputs(
             now=services.node.clock(),
             runtime_name=services.node.runtime_name,
-            host_ip=services.node.host_ip,
+            host_ips=services.node.host_ips,
             ready=lambda c: services.probes.ready(uid, c),
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,

@@ -113,7 +113,7 @@ class RunningNode:
         )
         self.attachments = Attachments(self._attachments_changed)
         resources = NodeResources(capacity, cgroups, managers.devices)
-        facts = NodeFacts(config, setting.root, ips[0], version.runtime_name, clock)
+        facts = NodeFacts(config, setting.root, tuple(ips), version.runtime_name, clock)
         self.description = NodeDescription(
             name=setting.name,
             config=config,
@@ -150,7 +150,7 @@ class RunningNode:
         self._keeper = VolumeKeeper(
             volumes,
             self._belonging.objects,
-            host_ip=facts.host_ip,
+            host_ips=facts.host_ips,
             node=self.description.current,
             allocatable=gatekeeper.allocatable,
             recorder=recorder,

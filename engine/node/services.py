@@ -89,13 +89,19 @@ class Devices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is fixed while a node runs. `root` is its own directory, `clock` gives Unix seconds."""
+    """What is fixed while a node runs. `root` is its own directory, `host_ips` one address or one of
+    each family, `clock` gives Unix seconds."""
 
     config: KubeletConfiguration
     root: Path
-    host_ip: str
+    host_ips: tuple[str, ...]
     runtime_name: str
     clock: Callable[[], float]
+
+    @property
+    def host_ip(self) -> str:
+        """The first, by whose family pods go."""
+        return self.host_ips[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from engine.cri.paths import logged_attempts, pod_log_directory
 from engine.cri.records import CREATED, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
+from engine.node.addresses import pod_ips
 from engine.node.cluster_objects import config_maps_of, secrets_of
 from engine.node.dns import pod_dns
 from engine.node.environment import Surroundings, container_environment
@@ -191,7 +192,7 @@ async def _config(
     assert record.sandbox is not None
     if container.volume_devices:
         raise InvalidInput(BLOCK_VOLUMES)
-    ips = record.sandbox.ips or ((services.node.host_ip,) if pod.spec.host_network else ())
+    ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
     environment = container_environment(pod, container, await _surroundings(pod, container, services, ips))
     environment = {**environment, **grant.envs}
     mounts = await asyncio.to_thread(
@@ -223,7 +224,7 @@ async def _surroundings(
     objects = services.belonging.objects
     return Surroundings(
         pod_ips=ips,
-        host_ip=services.node.host_ip,
+        host_ips=services.node.host_ips,
         allocatable=services.accounts.allocatable(),
         services=objects.services(),
         config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),

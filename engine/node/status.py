@@ -31,6 +31,7 @@ from engine.api.status import (
     lost_end,
 )
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.addresses import pod_ips
 from engine.node.ephemeral_containers import known_begun
 from engine.node.restart_rules import could_restart_all, pod_restarts, should_restart
 
@@ -59,7 +60,7 @@ class StatusInputs:
 
     now: float
     runtime_name: str
-    host_ip: str
+    host_ips: tuple[str, ...]
     ready: Callable[[ContainerRecord], bool]
     started: Callable[[ContainerRecord], bool]
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
@@ -92,8 +93,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         shown.allocated_resources_status = _devices(inputs.devices(shown.name))
     status = PodStatus(
         phase=_phase(pod, record, init, main, inputs.terminated),
-        host_ip=inputs.host_ip,
-        host_ips=[IP(ip=inputs.host_ip)] if inputs.host_ip else None,
+        host_ip=inputs.host_ips[0],
+        host_ips=[IP(ip=ip) for ip in inputs.host_ips],
         start_time=_time(inputs.start_time or 0),
         init_container_statuses=init or None,
         container_statuses=main or None,
@@ -105,7 +106,9 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
     if end is not None and not (end.by_exit_codes and well):
         status.phase, status.reason, status.message = FAILED, end.reason, end.message
-    _addresses(pod, record, status)
+    ips = pod_ips(pod, record.sandbox.ips if record.sandbox is not None else (), inputs.host_ips)
+    if ips:
+        status.pod_ip, status.pod_ips = ips[0], [IP(ip=ip) for ip in ips]
     status.conditions = _conditions(pod, record, status, init, main, inputs)
     return status
 
@@ -297,21 +300,6 @@ def _terminated(record: ContainerRecord, inputs: StatusInputs) -> ContainerState
         finished_at=_time(record.finished_at),
         container_id=f"{inputs.runtime_name}://{record.id}",
     )
-
-
-def _addresses(pod: Pod, record: PodRecord, status: PodStatus) -> None:
-    """Those of the sandbox; once it has gone, those that it had."""
-    sandbox = record.sandbox
-    ips: tuple[str, ...]
-    if pod.spec.host_network:
-        ips = (status.host_ip,) if status.host_ip else ()
-    else:
-        ips = sandbox.ips if sandbox is not None else ()
-    if not ips and pod.status.pod_ips:
-        ips = tuple(known.ip for known in pod.status.pod_ips)
-    if ips:
-        status.pod_ip = ips[0]
-        status.pod_ips = [IP(ip=ip) for ip in ips]
 
 
 def _conditions(

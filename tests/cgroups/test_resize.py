@@ -115,13 +115,15 @@ def test_the_same_pod_is_no_resize():
     assert resize_of(*both(BASE, copy.deepcopy(BASE))) is None
 
 
-def test_sidecars_resize_and_init_containers_do_not():
-    for restart, resizes in (("Always", True), (None, False)):
-        init = {"name": "i", **limited("1", "1Gi")} | ({"restartPolicy": restart} if restart else {})
-        old = document(limited("1", "1Gi"), initContainers=[init])
-        new = copy.deepcopy(old)
-        new["spec"]["initContainers"][0] |= limited("2", "1Gi")
-        assert (resize_of(*both(old, new)) is not None) is resizes
+@pytest.mark.parametrize("restart", [{}, {"restartPolicy": "Always"}], ids=["init", "sidecar"])
+def test_init_containers_resize_as_others_do(restart):
+    init = {"name": "i", **limited("1", "1Gi"), **restart}
+    old = document(limited("1", "1Gi"), initContainers=[init])
+    new = copy.deepcopy(old)
+    new["spec"]["initContainers"][0] |= limited("2", "1Gi")
+    resize = resize_of(*both(old, new))
+    assert resize is not None
+    assert [(change.name, change.resources) for change in resize.containers] == [("i", ("cpu",))]
 
 
 def test_a_restart_is_asked_for_by_policy():

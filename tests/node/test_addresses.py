@@ -8,11 +8,14 @@ import socket
 import pytest
 
 from engine.api.errors import InvalidInput
+from engine.api.pod import Pod, PodSpec
+from engine.api.status import IP, PodStatus
 from engine.node.addresses import (
     default_route,
     node_addresses,
     node_ips,
     parse_node_ips,
+    pod_ips,
     unusable,
 )
 from engine.node.machine import runtime_of
@@ -77,3 +80,41 @@ async def test_a_name_that_nobody_knows_leaves_the_default_route():
         probe.bind((found, 0))
     (other,) = await node_ips("no-such-node.invalid", ["::"])
     ipaddress.ip_address(other)
+
+
+V4, V6 = "192.0.2.1", "2001:db8::1"
+
+
+@pytest.mark.parametrize(
+    ("known", "sandbox", "host", "shown"),
+    [
+        ((), (), (V4,), ()),
+        ((), ("10.0.0.2",), (V4,), ("10.0.0.2",)),
+        ((), ("10.0.0.2", "fd00::2", "fd00::3"), (V6, V4), ("fd00::2", "10.0.0.2")),
+        ((), ("fd00::2", "10.0.0.2"), (V4,), ("10.0.0.2", "fd00::2")),
+        (("10.0.0.2",), (), (V4,), ("10.0.0.2",)),
+        (("10.0.0.2",), ("10.0.0.3",), (V4,), ("10.0.0.3",)),
+    ],
+)
+def test_a_pod_has_an_address_of_each_family_the_nodes_first(
+    known: tuple[str, ...], sandbox: tuple[str, ...], host: tuple[str, ...], shown: tuple[str, ...]
+):
+    pod = Pod(spec=PodSpec(containers=[]), status=PodStatus(pod_ips=[IP(ip=ip) for ip in known]))
+    assert pod_ips(pod, sandbox, host) == shown
+
+
+@pytest.mark.parametrize(
+    ("known", "host", "shown"),
+    [
+        ((), (V4, V6), (V4, V6)),
+        ((), (V6, V4), (V6, V4)),
+        (("192.0.2.9",), (V4,), ("192.0.2.9",)),
+        (("192.0.2.9",), (V4, V6), ("192.0.2.9", V6)),
+    ],
+)
+def test_a_pod_on_the_hosts_network_has_the_nodes_addresses_and_keeps_them(
+    known: tuple[str, ...], host: tuple[str, ...], shown: tuple[str, ...]
+):
+    spec = PodSpec(containers=[], host_network=True)
+    pod = Pod(spec=spec, status=PodStatus(pod_ips=[IP(ip=ip) for ip in known]))
+    assert pod_ips(pod, (), host) == shown

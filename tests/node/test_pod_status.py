@@ -33,7 +33,7 @@ def copy(name: str, state: int, code: int = 0) -> ContainerRecord:
 
 def shown(pod: Pod, found: PodRecord, **settings: Any) -> dict[str, Any]:
     """The pod's status after it has been seen so, as JSON has it."""
-    inputs = {"now": 9.0, "runtime_name": "r", "host_ip": "192.0.2.1", **settings}
+    inputs = {"now": 9.0, "runtime_name": "r", "host_ips": ("192.0.2.1",), **settings}
     pod.status = pod_status(
         pod, found, StatusInputs(**{"ready": lambda _: True, "started": lambda _: True, **inputs})
     )

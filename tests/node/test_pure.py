@@ -78,7 +78,7 @@ def test_environment_from_values_fields_and_resources():
             ),
         ],
     )
-    given = Surroundings(("10.1.1.1",), "192.0.2.1", {"cpu": Quantity.parse("3")})
+    given = Surroundings(("10.1.1.1",), ("192.0.2.1", "2001:db8::1"), {"cpu": Quantity.parse("3")})
     assert container_environment(pod, container, given) == {
         "A": "x",
         "B": "xy $(LATER)",
@@ -89,6 +89,9 @@ def test_environment_from_values_fields_and_resources():
 
 def test_downward_fields():
     pod = load()
+    hosts = ("192.0.2.1", "2001:db8::1")
+    assert field_value(pod, "status.hostIP", host_ips=hosts) == "192.0.2.1"
+    assert field_value(pod, "status.hostIPs", host_ips=hosts) == "192.0.2.1,2001:db8::1"
     assert field_value(pod, "metadata.labels['app']") == "web"
     assert field_value(pod, "metadata.labels") == 'app="web"'
     assert field_value(pod, "spec.nodeName") == "Node1"
@@ -143,7 +146,7 @@ def status(pod: Pod, found: PodRecord, **changes):
     inputs = {
         "now": 5.0,
         "runtime_name": "containerd",
-        "host_ip": "192.0.2.1",
+        "host_ips": ("192.0.2.1",),
         "ready": lambda c: c.running,
         "started": lambda _: True,
         **changes,

@@ -100,3 +100,35 @@ async def test_a_resize_that_another_follows_while_it_is_carried_out(
     await eventually(lambda: len(heard) == 2)
     go_on.set()
     await eventually(lambda: requested(bench, "a") == 300)
+
+
+def write_init(bench: Bench, milli: int) -> None:
+    amounts = {"resources": {"requests": {"cpu": f"{milli}m"}}}
+    inits = [container("i", **amounts), container("later", **amounts)]
+    bench.write("p", {"initContainers": inits, "containers": [container("app", **amounts)]})
+
+
+async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_its_new_amount(
+    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    update, updated = hollow.backend.update_resources, dict[str, int]()
+
+    async def note_update(held: Any, wanted: Any) -> None:
+        updated[held.config.metadata.name] = wanted.cpu_shares
+        await update(held, wanted)
+
+    def begun(name: str) -> Any:
+        held = hollow.service.records.containers.values()
+        return next((c for c in held if c.config.metadata.name == name), None)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", note_update)
+    await bench.start()
+    write_init(bench, 100)
+    await eventually(lambda: begun("i") is not None and begun("i").started_at)
+    write_init(bench, 1000)
+    await eventually(lambda: updated == {"i": 1024})
+    hollow.end_container(begun("i").id, exit_code=0)
+    await eventually(lambda: begun("later") is not None and begun("later").started_at)
+    assert begun("later").config.linux.resources.cpu_shares == 1024
+    (first, _) = bench.pod("p").status.init_container_statuses
+    assert first.restart_count == 0

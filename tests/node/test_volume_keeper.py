@@ -157,7 +157,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder) -> Callable[[Objects], Vo
         return VolumeKeeper(
             volumes,
             objects,
-            host_ip="192.0.2.1",
+            host_ips=("192.0.2.1",),
             node=Node,
             allocatable=dict,
             recorder=recorder,

@@ -39,7 +39,7 @@ class ContentSource:
 
     pod: Pod
     objects: ClusterObjects
-    host_ip: str
+    host_ips: tuple[str, ...]
     allocatable: Mapping[str, Quantity]
 
     async def of(self, volume: Volume) -> Contents:
@@ -128,7 +128,7 @@ class ContentSource:
         files = {}
         for item in volume.items or []:
             if item.field_ref is not None:
-                text = field_value(self.pod, item.field_ref.field_path, host_ip=self.host_ip)
+                text = field_value(self.pod, item.field_ref.field_path, host_ips=self.host_ips)
             elif item.resource_field_ref is not None:
                 text = resource_value(self.pod, item.resource_field_ref, None, self.allocatable)
             else:

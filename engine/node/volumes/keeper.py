@@ -43,7 +43,7 @@ class VolumeKeeper:
         volumes: PodVolumes,
         objects: ClusterObjects,
         *,
-        host_ip: str,
+        host_ips: tuple[str, ...],
         node: Callable[[], Node],
         allocatable: Callable[[], Mapping[str, Quantity]],
         recorder: EventRecorder,
@@ -52,7 +52,7 @@ class VolumeKeeper:
     ) -> None:
         self._volumes = volumes
         self._objects = objects
-        self._host_ip = host_ip
+        self._host_ips = host_ips
         self._node = node
         self._allocatable = allocatable
         self._recorder = recorder
@@ -166,7 +166,7 @@ class VolumeKeeper:
             kept.refreshing = False
 
     async def _contents(self, kept: _Kept) -> dict[str, Contents]:
-        source = ContentSource(kept.pod, self._objects, self._host_ip, self._allocatable())
+        source = ContentSource(kept.pod, self._objects, self._host_ips, self._allocatable())
         contents = {}
         for volume in mounted_volumes(kept.pod):
             if is_agent_written(volume):
