@@ -2,7 +2,7 @@
 
 Facts of the kubelet v1.36 (`pkg/kubelet/pod/mirror_client.go`): the mirror is the static pod with its hash
 as annotation `kubernetes.io/config.mirror` and the Node as its owner; one that is deleted, or of another
-hash, is made anew; one without a static pod is deleted at once.
+hash, is made anew; one without a static pod is deleted.
 """
 
 from __future__ import annotations

@@ -37,6 +37,11 @@ class ApiPods:
         self._mirrors = MirrorPods(client, node, node_uid=node_uid)
         self._pods: WantedPods | None = None
         self._seen: dict[str, Pod] = {}
+        self._static: dict[str, Pod] = {}
+        self._ending: dict[str, Pod] = {}
+        """Static pods that are wanted no more and have not ended yet, by full name."""
+        self._back: set[str] = set()
+        """The uids of those that ended, are wanted again and have not begun anew."""
         self._watch = Watch(
             client,
             Resource("/api/v1/pods", Pod, f"spec.nodeName={node}"),
@@ -60,18 +65,43 @@ class ApiPods:
     # What the node tells
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
+        if may_run and pod.uid in self._back:
+            self._back.discard(pod.uid)
+            self._show()
         uid = self._in_api(pod)
         if uid:
             self._writer.tell(uid, pod.status, may_run=may_run)
 
     async def end_known(self, pod: Pod) -> None:
-        if not is_static(pod):
+        if is_static(pod):
+            self._static_ended(pod)
+        else:
             self._writer.left(pod.uid)
             await self._writer.settled(pod.uid)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """The static pods that are wanted here."""
-        self._mirrors.want({pod.full_name: pod for pod in pods if is_static(pod)})
+        """The static pods that are wanted here. One that is no more keeps its mirror until it has ended."""
+        before, self._static = self._static, {pod.full_name: pod for pod in pods if is_static(pod)}
+        wanted = {pod.uid for pod in self._static.values()}
+        for name, pod in before.items():
+            if pod.uid not in wanted and self._pods is not None and self._pods.get(pod.uid) is not None:
+                self._ending.setdefault(name, pod)
+        self._back &= wanted
+        self._show()
+
+    def _static_ended(self, pod: Pod) -> None:
+        """Its mirror goes with it, also where the same pod is wanted again."""
+        ending, wanted = self._ending.get(pod.full_name), self._static.get(pod.full_name)
+        if ending is None or ending.uid != pod.uid:
+            return
+        del self._ending[pod.full_name]
+        if wanted is not None and wanted.uid == pod.uid:
+            self._back.add(pod.uid)
+        self._show()
+
+    def _show(self) -> None:
+        shown = {**self._static, **self._ending}
+        self._mirrors.want({name: pod for name, pod in shown.items() if pod.uid not in self._back})
 
     def _in_api(self, pod: Pod) -> str:
         """The uid under which the API has the pod, empty if it has not."""

@@ -196,6 +196,47 @@ async def test_a_static_pod_is_mirrored_with_its_status_for_as_long_as_it_is_the
     await cluster.gone("st-n1")
 
 
+SLOW = {"runtime.kubengine.dev/stop-after": "1s"}
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["deleted", "edited"])
+async def test_the_mirror_of_a_static_pod_that_ends_stays_until_it_has_ended(
+    joined: Joined, cluster: Cluster, edited: bool
+):
+    spec = {"terminationGracePeriodSeconds": 30, "containers": [container()]}
+    path = joined.write("st", spec, annotations=SLOW)
+    node = await joined.start()
+    mirror = await cluster.ready("st-n1")
+    (static,) = node.pods()
+    if edited:
+        joined.write("st", {**spec, "containers": [container(args=["x"])]}, annotations=SLOW)
+    else:
+        path.unlink()
+
+    def gone(pod: Object | None) -> bool:
+        here = pod is not None and pod["metadata"]["uid"] == mirror["metadata"]["uid"]
+        assert here or not node.running.pods.may_run(static.uid)
+        return not here
+
+    await cluster.when("st-n1", gone)
+    if edited:
+        await cluster.ready("st-n1")
+
+
+async def test_the_mirror_of_a_static_pod_that_is_taken_away_and_back_is_another_one(
+    joined: Joined, cluster: Cluster
+):
+    path = joined.write("st", {"containers": [container()]}, annotations=SLOW)
+    await joined.start()
+    mirror = await cluster.ready("st-n1")
+    text = path.read_text()
+    path.unlink()
+    path.write_text(text)
+    again = await cluster.ready("st-n1", other_than=mirror["metadata"]["uid"])
+    (status,) = again["status"]["containerStatuses"]
+    assert (again["status"]["phase"], status["restartCount"]) == ("Running", 1)
+
+
 def cpu(milli: int) -> Object:
     return {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]}
 
