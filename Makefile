@@ -35,7 +35,7 @@ help:
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
-	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; fail every file operation and runtime call'
+	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; fail every file operation and call'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -71,8 +71,10 @@ fuzz: build
 	$(BIN)/python fuzz/run.py --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED)
 
 CHAOS_POINTS ?= 1000
+MANIFEST_OPERATIONS ?= 115000
 chaos: build
-	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 $(PYTEST) tests/node/test_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) \
+	  $(PYTEST) --timeout 0 tests/node/test_manifest_operations.py tests/node/test_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

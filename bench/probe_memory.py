@@ -25,7 +25,9 @@ from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Pod
 from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.node.pod.kept_readiness import KeptReadiness
 from engine.node.probing import Probing
 from engine.probes.manager import ProbeManager
 
@@ -91,16 +93,18 @@ async def measure(pods: int, probes: int, directory: Path) -> dict[str, float]:
         runtime_socket=Path("/nowhere.sock"),
         jitter=lambda: 1.0,
     )
-    probing = Probing(manager, lambda uid: directory / uid)
+    probing = Probing(manager, KeptReadiness(lambda uid: directory / uid, Tasks()))
     for made, record in known[:1]:
         probing.accepted(made)
         probing.observed(made, record)
         probing.remember(made)
+    await probing.stop()
     before = resident()
     for made, record in known[1:]:
         probing.accepted(made)
         probing.observed(made, record)
         probing.remember(made)
+    await probing.stop()
     after = resident()
     registered = (pods - 1) * probes
     assert manager.describe(pod=known[-1][0].uid)["loop"]["registered"] == pods * probes

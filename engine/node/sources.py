@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import stat
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,8 @@ log = logging.getLogger("kubengine.sources")
 
 Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
+TICK_SECONDS = 0.02
+"""A file written twice within a tick of the file system's clock may carry one time for both."""
 STEP_SECONDS = 60.0
 """A reading of the directory that takes longer is stuck."""
 RETRY_SECONDS = 0.2
@@ -161,16 +164,18 @@ class ManifestDirectory:
 
     def _read_file(self, path: Path, stamp: Stamp, held: Mapping[str, PodRecord]) -> bool:
         file = self._files.setdefault(path, _File())
+        file.stamp = None
+        final = stamp if stamp[1] < (time.time() - TICK_SECONDS) * 1e9 else None
         try:
             data = read_text(path)
         except InvalidInput as error:
             if isinstance(error.__cause__, OSError):
                 self._not_read(path, error)
             else:
-                file.stamp = stamp
+                file.stamp = final
                 self._report(error)
             return False
-        file.stamp = stamp
+        file.stamp = final
         try:
             manifests, warnings = parse_pods(data, str(path))
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]

@@ -33,7 +33,8 @@ class KeptReadiness:
         self._writing = tasks.passing("readiness")
         self._wanted: dict[str, bytes] = {}
         self._busy = False
-        self._said: dict[str, bytes] = {}
+        self._said: dict[str, int] = {}
+        """The hash of what was written last: a node of many pods keeps no second copy of each."""
 
     async def stop(self) -> None:
         """Returns when what was to be written is."""
@@ -42,9 +43,11 @@ class KeptReadiness:
     def write(self, uid: str, known: Known) -> None:
         """Soon, if it is anything new."""
         content = msgspec.json.encode(known)
-        if self._said.get(uid) == content:
+        said = hash(content)
+        if self._said.get(uid) == said:
             return
-        self._said[uid] = self._wanted[uid] = content
+        self._said[uid] = said
+        self._wanted[uid] = content
         if not self._busy:
             self._busy = True
             self._writing.start(self._write())
