@@ -1,4 +1,4 @@
-"""Node selectors, affinity terms, taints: does a node match? Pure."""
+"""Node selectors, affinity terms, taints: does a node match? Selectors of labels. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.api.node import Taint
 from engine.api.pod import NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, Toleration
+from engine.api.references import LabelSelector, LabelSelectorRequirement
 from engine.api.resources import is_qualified_name
 
 NO_EXECUTE: Final = "NoExecute"
@@ -32,6 +33,17 @@ def selects(selector: NodeSelector, labels: Mapping[str, str], name: str) -> boo
     return any(_term(term, labels, name) for term in selector.node_selector_terms or ())
 
 
+def selects_labels(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+    """Whether a selector of objects takes one: an empty one takes all, None takes none."""
+    if selector is None:
+        return False
+    named = all(labels.get(key) == value for key, value in (selector.match_labels or {}).items())
+    return named and all(
+        one.operator not in ("Gt", "Lt") and _expression(one, labels)
+        for one in selector.match_expressions or ()
+    )
+
+
 def _term(term: NodeSelectorTerm, labels: Mapping[str, str], name: str) -> bool:
     """An empty term matches nothing, and neither does one with a mistake in it."""
     expressions, fields = term.match_expressions or (), term.match_fields or ()
@@ -40,7 +52,9 @@ def _term(term: NodeSelectorTerm, labels: Mapping[str, str], name: str) -> bool:
     return all(_expression(one, labels) for one in expressions) and all(_field(one, name) for one in fields)
 
 
-def _expression(wanted: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
+def _expression(
+    wanted: NodeSelectorRequirement | LabelSelectorRequirement, labels: Mapping[str, str]
+) -> bool:
     values = wanted.values or []
     if not is_qualified_name(wanted.key) or not all(_is_label_value(value) for value in values):
         return False

@@ -43,6 +43,27 @@ class Service(Struct):
     spec: ServiceSpec = msgspec.field(default_factory=ServiceSpec)
 
 
+class RuntimeClass(Struct):
+    """node.k8s.io/v1: which handler of the runtime carries out pods of this class."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    handler: str = ""
+
+
+class ClusterTrustBundleSpec(Struct):
+    """`trust_bundle` is PEM."""
+
+    signer_name: str = ""
+    trust_bundle: str = ""
+
+
+class ClusterTrustBundle(Struct):
+    """certificates.k8s.io: certificates that a signer, or without one whoever knows the name, trusts."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: ClusterTrustBundleSpec = msgspec.field(default_factory=ClusterTrustBundleSpec)
+
+
 class BoundObjectReference(Struct):
     kind: str
     name: str

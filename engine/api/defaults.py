@@ -105,6 +105,10 @@ def _default_container(container: Container) -> None:
     container.termination_message_policy = container.termination_message_policy or "File"
     for port in container.ports or []:
         port.protocol = port.protocol or "TCP"
+    for variable in container.env or []:
+        if variable.value_from is not None and variable.value_from.file_key_ref is not None:
+            reference = variable.value_from.file_key_ref
+            reference.optional = bool(reference.optional)
     _requests_from_limits(container.resources)
     for probe in (container.liveness_probe, container.readiness_probe, container.startup_probe):
         if probe is not None:

@@ -137,9 +137,13 @@ class DecisionsSection(Struct, forbid_unknown_fields=True):
 
 
 class KubengineConfiguration(Struct, forbid_unknown_fields=True):
+    """`node_labels`: the node's. `runtime_classes`: handler of the runtime by class, of a node without an API
+    server; a handler that the runtime lists needs none."""
+
     api_version: str = GROUP_VERSION
     kind: str = "KubengineConfiguration"
     node_labels: dict[str, str] | None = None
+    runtime_classes: dict[str, str] | None = None
     preemption: PreemptionSection = msgspec.field(default_factory=PreemptionSection)
     container_gc: ContainerGCSection = msgspec.field(default_factory=ContainerGCSection)
     images: ImagesSection = msgspec.field(default_factory=ImagesSection)

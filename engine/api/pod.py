@@ -16,6 +16,7 @@ from engine.api.quantity import Quantity
 from engine.api.references import (
     ClusterTrustBundleProjection,
     ConfigMapVolume,
+    FileKeySelector,
     KeySelector,
     ObjectProjection,
     PersistentVolumeClaimVolume,
@@ -57,7 +58,7 @@ class EnvVarSource(Struct):
     resource_field_ref: ResourceFieldSelector | None = None
     config_map_key_ref: KeySelector | None = None
     secret_key_ref: KeySelector | None = None
-    file_key_ref: dict[str, Any] | None = None
+    file_key_ref: FileKeySelector | None = None
 
 
 class EnvVar(Struct):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from engine.api.struct import Struct, written
 
 
@@ -12,6 +10,15 @@ class KeySelector(Struct):
 
     key: str
     name: str = ""
+    optional: bool | None = None
+
+
+class FileKeySelector(Struct):
+    """One variable of a file in a volume, which containers that come before write."""
+
+    volume_name: str
+    path: str
+    key: str
     optional: bool | None = None
 
 
@@ -60,11 +67,24 @@ class ServiceAccountTokenProjection(Struct):
     expiration_seconds: int = written(3600)
 
 
+class LabelSelectorRequirement(Struct):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class LabelSelector(Struct):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[LabelSelectorRequirement] | None = None
+
+
 class ClusterTrustBundleProjection(Struct):
+    """One bundle by its name, or those of a signer that a selector takes."""
+
     path: str
     name: str | None = None
     signer_name: str | None = None
-    label_selector: dict[str, Any] | None = None
+    label_selector: LabelSelector | None = None
     optional: bool | None = None
 
 

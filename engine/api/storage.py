@@ -10,7 +10,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import HostPathVolume, NodeSelector
 from engine.api.struct import Struct
 
-FILESYSTEM = "Filesystem"
+FILESYSTEM, BLOCK = "Filesystem", "Block"
 
 
 class PersistentVolumeClaimSpec(Struct):

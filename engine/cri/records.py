@@ -74,6 +74,8 @@ class SandboxRecord:
     host_network: bool = False
     source: str = ""
     """Where its pod came from: `file` for a manifest's, `api` for an API server's."""
+    handler: str = ""
+    """Of the runtime, '' for its default one."""
 
 
 @dataclass(slots=True)
@@ -221,6 +223,7 @@ def sandbox_record(status: cri.PodSandboxStatus) -> SandboxRecord:
         ips=tuple(ips),
         host_network=status.linux.namespaces.options.network == cri.NODE,
         source=intern(status.annotations.get(SOURCE_ANNOTATION, "")),
+        handler=intern(status.runtime_handler),
     )
 
 

@@ -68,8 +68,9 @@ class Standalone:
     sources: Sequence[str] = (MANIFESTS,)
     api: Api | None = None
 
-    def __init__(self) -> None:
-        self.objects: ClusterObjects = NoCluster()
+    def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
+        """`runtime_classes()` are the handlers of the node's runtime, by class."""
+        self.objects: ClusterObjects = NoCluster(runtime_classes)
 
     def start(self) -> None: ...
 

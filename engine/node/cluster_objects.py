@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from engine.api.cluster_objects import ConfigMap, Secret, Service
-from engine.api.errors import Refused
+from engine.api.cluster_objects import ClusterTrustBundle, ConfigMap, Secret, Service
+from engine.api.errors import InvalidInput, Missing, Refused
 from engine.api.pod import Container, Pod, Volume
 from engine.api.references import KeySelector, WholeObject
 from engine.api.storage import PersistentVolume, PersistentVolumeClaim
@@ -49,6 +49,12 @@ class ClusterObjects(Protocol):
     async def persistent_volume(self, name: str) -> PersistentVolume:
         """Raises `Refused` in the API server's words."""
 
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        """All of the cluster, by name, for a pod that names some. Raises `KubengineError`."""
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        """Of the pod's runtime class, '' without one. Raises `Missing` where there is no such class."""
+
     def services(self) -> Sequence[Service] | None:
         """None as long as they are not known."""
 
@@ -56,8 +62,15 @@ class ClusterObjects(Protocol):
 _NONE: Final = "this node belongs to no cluster"
 
 
+def no_such_class(name: str) -> Missing:
+    return Missing(f'runtimeclass.node.k8s.io "{name}" not found')
+
+
 class NoCluster:
-    """Of a node without an API server."""
+    """Of a node without an API server. `runtime_classes()` are the handlers of its runtime, by class."""
+
+    def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
+        self._runtime_classes = runtime_classes
 
     def follow(self, pod: Pod) -> None: ...
 
@@ -80,6 +93,18 @@ class NoCluster:
     async def persistent_volume(self, name: str) -> PersistentVolume:
         raise Refused(_NONE, subject=f"persistent volume {name}")
 
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        raise InvalidInput("ClusterTrustBundle projection is not supported in static kubelet mode")
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        handler = self._runtime_classes().get(name)
+        if handler is None:
+            raise no_such_class(name)
+        return handler
+
     def services(self) -> Sequence[Service] | None:
         return ()
 
@@ -97,6 +122,13 @@ def config_map_names(pod: Pod) -> set[str]:
     of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_config_maps(volume))
     of_containers = (name for container in pod.every_container for name in config_maps_of(container))
     return {name for names in (of_volumes, of_containers) for name in names if name}
+
+
+def names_trust_bundles(pod: Pod) -> bool:
+    sources = (
+        s for v in pod.spec.volumes or [] if v.projected is not None for s in v.projected.sources or []
+    )
+    return any(source.cluster_trust_bundle is not None for source in sources)
 
 
 def _volume_secrets(volume: Volume) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,15 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Container, EnvVarSource, Pod, ResourceFieldSelector
 from engine.api.qos import is_static
 from engine.api.quantity import Quantity
+from engine.api.references import FileKeySelector
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_hugepage
+from engine.node.env_file import EnvFile, value_of
 from engine.node.service_variables import service_variables
 
 _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+log = logging.getLogger("kubengine.pods")
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -40,7 +45,8 @@ def references(text: str) -> set[str]:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a container's variables are made of beside its spec: the pod's addresses, what its node can give,
-    the cluster's objects that it names, the services it may call (None: not known yet)."""
+    the cluster's objects that it names, the services it may call (None: not known yet), files in its pod's
+    volumes by volume and path."""
 
     pod_ips: tuple[str, ...]
     host_ips: tuple[str, ...]
@@ -48,6 +54,7 @@ class Surroundings:
     services: Sequence[Service] | None = ()
     config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
     secrets: Mapping[str, Secret] = field(default_factory=dict)
+    files: Mapping[tuple[str, str], EnvFile] = field(default_factory=dict)
 
 
 def container_environment(pod: Pod, container: Container, given: Surroundings) -> dict[str, str]:
@@ -108,7 +115,30 @@ def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: Su
         if value is None and not wanted.optional:
             raise InvalidInput(f"couldn't find key {wanted.key} in Secret {namespace}/{wanted.name}")
         return None if value is None else _text(value)
-    raise InvalidInput("valueFrom: files are not supported yet", subject=pod.full_name)
+    if source.file_key_ref is not None:
+        return _from_file(pod, source.file_key_ref, given)
+    raise InvalidInput("valueFrom: no source that this node knows", subject=pod.full_name)
+
+
+def _from_file(pod: Pod, wanted: FileKeySelector, given: Surroundings) -> str | None:
+    """An empty value is none, and only a variable may be missing, not its file (kubelet v1.36).
+
+    What is wrong with the file is for the log: its text is the containers'.
+    """
+    file = given.files.get((wanted.volume_name, wanted.path))
+    if file is None:
+        raise InvalidInput(f'cannot find the volume "{wanted.volume_name}" referenced by FileKeyRef')
+    unusable = InvalidInput("couldn't parse env file")
+    if file.text is None:
+        raise unusable
+    try:
+        value = value_of(file.text, wanted.key.encode())
+    except InvalidInput as error:
+        log.error("pod %s: %s: %s", pod.full_name, file.path, error)
+        raise unusable from error
+    if not value and not wanted.optional:
+        raise InvalidInput(f'environment variable key "{wanted.key}" not found in file "{file.path}"')
+    return _text(value) if value else None
 
 
 def _text(value: bytes) -> str:

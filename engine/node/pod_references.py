@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
-from engine.api.cluster_objects import ConfigMap, Secret, Service
+from engine.api.cluster_objects import ClusterTrustBundle, ConfigMap, RuntimeClass, Secret, Service
+from engine.api.errors import Unavailable
 from engine.api.pod import Pod
 from engine.api.storage import PersistentVolume, PersistentVolumeClaim
 from engine.cluster.client import ApiClient
+from engine.cluster.kind_in_use import KindInUse
 from engine.cluster.known_services import KnownServices
 from engine.cluster.referred import Reference, ReferredObjects
 from engine.cluster.tokens import Token, Tokens
+from engine.cluster.trust_bundles import trust_bundles_of
+from engine.cluster.watching import Resource
 from engine.host.tasks import Tasks
-from engine.node.cluster_objects import config_map_names, secret_names
+from engine.node.cluster_objects import config_map_names, names_trust_bundles, no_such_class, secret_names
 
 
 class PodReferences:
@@ -24,6 +29,9 @@ class PodReferences:
         self._objects = ReferredObjects(client, tasks, self._changed)
         self._tokens = Tokens(client, clock=clock)
         self._services = KnownServices(client)
+        self._kinds = tasks.passing("cluster-kind")
+        self._classes = KindInUse(client, self._kinds, _runtime_classes, lambda _: None)
+        self._bundles = KindInUse(client, self._kinds, partial(trust_bundles_of, client), self._changed)
 
     async def run(self) -> None:
         """Follows the services until it is cancelled; the objects of pods are followed with their pods."""
@@ -31,15 +39,20 @@ class PodReferences:
 
     async def stop(self) -> None:
         await self._objects.stop()
+        await self._kinds.stop()
 
     def follow(self, pod: Pod) -> None:
         namespace = pod.metadata.namespace
         wanted = [Reference(Secret, namespace, name) for name in secret_names(pod)]
         wanted += [Reference(ConfigMap, namespace, name) for name in config_map_names(pod)]
         self._objects.refer(pod.uid, wanted)
+        self._classes.refer(pod.uid, needs=bool(pod.spec.runtime_class_name))
+        self._bundles.refer(pod.uid, needs=names_trust_bundles(pod))
 
     def leave(self, uid: str) -> None:
         self._objects.refer(uid, ())
+        self._classes.refer(uid, needs=False)
+        self._bundles.refer(uid, needs=False)
         self._tokens.forget(uid)
 
     def on_change(self, changed: Callable[[str], None]) -> None:
@@ -61,9 +74,28 @@ class PodReferences:
     async def persistent_volume(self, name: str) -> PersistentVolume:
         return await self._client.get(f"/api/v1/persistentvolumes/{name}", PersistentVolume)
 
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        try:
+            return await self._bundles.all()
+        except Unavailable as error:
+            raise Unavailable(f"ClusterTrustBundle informer has not yet synced: {error}") from error
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        known = (await self._classes.all()).get(name)
+        if known is None:
+            raise no_such_class(name)
+        return known.handler
+
     def services(self) -> Sequence[Service] | None:
         return self._services.all()
 
     def _changed(self, uid: str) -> None:
         for heard in self._heard:
             heard(uid)
+
+
+async def _runtime_classes() -> Resource[RuntimeClass]:
+    return Resource("/apis/node.k8s.io/v1/runtimeclasses", RuntimeClass)

@@ -42,7 +42,7 @@ class Publishing:
 
     def _inputs(self, record: PodRecord) -> StatusInputs:
         hand, services = self._hand, self._services
-        life, end, uid = hand.life, hand.life.end, hand.pod.uid
+        life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
         rejected = end is not None and life.state in (State.ENTERING, State.REJECTED)
         resize = hand.resize.condition if hand.resize is not None else None
         return StatusInputs(
@@ -59,7 +59,8 @@ class Publishing:
             resources=self._resources,
             extra_conditions=(resize,) if resize is not None else (),
             message=self._last_words.of,
-            recursive_read_only=services.runtime_health.features.recursive_read_only_mounts,
+            recursive_read_only=sandbox is not None
+            and services.runtime_health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
             reset=hand.restarts,
         )
 

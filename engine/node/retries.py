@@ -59,5 +59,5 @@ def _event(error: Exception, doing: str) -> tuple[str, str]:
     if isinstance(error, SandboxRefused):
         return "FailedCreatePodSandBox", str(error)
     if isinstance(error, VolumeRefused):
-        return "FailedMount", str(error)
+        return error.reason, str(error)
     return "FailedSync", f"Error {doing} pod: {error}"

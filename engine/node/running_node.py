@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class RunningNode:
             node=self.description.current,
             resources=resources,
         )
-        self._belonging = _belong(setting, self.description, self._node_changed)
+        self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
         self._access = ImageAccess(
             config,
             records=PullRecords(setting.root, clock),
@@ -295,6 +295,12 @@ class RunningNode:
     def _attachments_changed(self) -> None:
         self._belonging.conditions_changed()
 
+    def _runtime_classes(self) -> dict[str, str]:
+        """Of a node without a cluster: what is configured, and each handler under its own name."""
+        handlers = self.runtime_health.features.handlers
+        configured = self._setting.kubengine_config.runtime_classes or {}
+        return {**{name: name for name in handlers if name}, **configured}
+
     def _manifests_changed(self, pods: list[Pod]) -> None:
         self.pods.set_desired(pods)
         self._belonging.manifests_changed(pods)
@@ -414,10 +420,11 @@ def _belong(
     setting: Setting,
     description: NodeDescription,
     node_changed: NodeHeard,
+    runtime_classes: Callable[[], Mapping[str, str]],
 ) -> Belonging:
     """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
     if setting.kubeconfig is None:
-        return Standalone()
+        return Standalone(runtime_classes)
     from engine.node.membership import Membership
 
     membership = Membership(setting.kubeconfig, setting, description, node_changed)

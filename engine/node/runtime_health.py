@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.api.errors import Refused
@@ -28,23 +28,34 @@ CHECK_WHEN_WELL_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeFeatures:
-    """What a runtime's default handler can do; a runtime that doesn't say can't."""
+class HandlerFeatures:
+    """What one of a runtime's handlers can do; one that doesn't say can't."""
 
-    supplemental_groups_policy: bool = False
     user_namespaces: bool = False
     recursive_read_only_mounts: bool = False
 
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFeatures:
+    """What a runtime can do; its handlers by name, the default one's is ''. Older runtimes list none."""
+
+    supplemental_groups_policy: bool = False
+    handlers: Mapping[str, HandlerFeatures] = field(default_factory=dict)
+
     @classmethod
     def of(cls, status: cri.StatusResponse) -> RuntimeFeatures:
-        handler = next(
-            (h.features for h in status.runtime_handlers if not h.name), cri.RuntimeHandlerFeatures()
-        )
         return cls(
             supplemental_groups_policy=status.features.supplemental_groups_policy,
-            user_namespaces=handler.user_namespaces,
-            recursive_read_only_mounts=handler.recursive_read_only_mounts,
+            handlers={
+                handler.name: HandlerFeatures(
+                    handler.features.user_namespaces, handler.features.recursive_read_only_mounts
+                )
+                for handler in status.runtime_handlers
+            },
         )
+
+    def of_handler(self, name: str) -> HandlerFeatures:
+        return self.handlers.get(name, HandlerFeatures())
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,27 +17,30 @@ from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
 from engine.cri.client import NotFound
 from engine.cri.paths import logged_attempts, pod_log_directory
-from engine.cri.records import CREATED, PodRecord
+from engine.cri.records import CREATED, PodRecord, SandboxRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.node import cri_config
 from engine.node.addresses import pod_ips
 from engine.node.cluster_objects import config_maps_of, secrets_of
 from engine.node.dns import pod_dns
+from engine.node.env_file import EnvFile
 from engine.node.environment import Surroundings, container_environment
 from engine.node.ephemeral_containers import target_id
 from engine.node.hooks import run_hook
 from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.image_pull import PresentImage, StartRefused, WantedImage, wanted_images
 from engine.node.log_links import link_log
+from engine.node.runtime_health import HandlerFeatures
 from engine.node.security import effective_security
 from engine.node.services import Services
 from engine.node.slots import StartSlot
 from engine.node.status import Waiting, is_recursive_read_only
 from engine.node.stopping import grace_seconds, stop_container
-from engine.node.unsupported_fields import BLOCK_VOLUMES
 from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.block_device import block_devices
 from engine.node.volumes.claims import is_read_only
 from engine.node.volumes.container_files import hosts_file, termination_message_file
+from engine.node.volumes.env_files import env_files
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
@@ -48,7 +51,19 @@ class SandboxRefused(Refused):
     """The runtime made no sandbox for a pod."""
 
 
-def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: str) -> cri.PodSandboxConfig:
+async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord | None) -> str:
+    """Of the sandbox that there is, else of the pod's runtime class. Raises `SandboxRefused`."""
+    if sandbox is not None:
+        return sandbox.handler
+    try:
+        return await services.belonging.objects.runtime_handler(pod)
+    except Refused as error:
+        raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
+
+
+def sandbox_config(
+    pod: Pod, services: Services, attempt: int, cgroup_parent: str, handler: str
+) -> cri.PodSandboxConfig:
     """The sandbox's configuration; also given with every container of it. Raises `SandboxRefused`."""
     try:
         return cri_config.sandbox_config(
@@ -58,7 +73,7 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
             cgroup_parent=cgroup_parent,
             dns=pod_dns(pod, services.node.config, services.node.host_ip),
             hostname=sandbox_hostname(pod, services.node.config.cluster_domain),
-            users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
+            users=services.users.of(pod, handler, services.runtime_health.features),
             overhead=cri_resources(services.cgroups.overhead_resources(pod)),
             resources=cri_resources(services.cgroups.sandbox_resources(pod)),
         )
@@ -66,11 +81,11 @@ def sandbox_config(pod: Pod, services: Services, attempt: int, cgroup_parent: st
         raise SandboxRefused(f"Failed to create pod sandbox: {error}") from error
 
 
-async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig) -> None:
+async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig, handler: str) -> None:
     """Runs the sandbox and reads it back. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
-        sandbox_id = await services.runtime.run_pod_sandbox(config)
+        sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
     except Refused as error:
         raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
     await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
@@ -102,7 +117,7 @@ async def start_container(
         await slot.take()
         try:
             grant = await services.devices.container_config(pod, container.name)
-            config = await _config(pod, container, services, volumes, record, attempt, images, grant)
+            config = await _config(pod, container, services, volumes, record, sandbox, attempt, images, grant)
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
         try:
@@ -183,6 +198,7 @@ async def _config(
     services: Services,
     volumes: Mapping[str, Path],
     record: PodRecord,
+    sandbox: cri.PodSandboxConfig,
     attempt: int,
     images: Mapping[str, PresentImage],
     grant: DeviceRunOptions,
@@ -190,13 +206,14 @@ async def _config(
     """`images` by the name of the volume that they are, the container's own by ''."""
     image = images[""]
     assert record.sandbox is not None
-    if container.volume_devices:
-        raise InvalidInput(BLOCK_VOLUMES)
     ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
-    environment = container_environment(pod, container, await _surroundings(pod, container, services, ips))
+    files = await asyncio.to_thread(env_files, container, volumes)
+    given = await _surroundings(pod, container, services, ips, files)
+    environment = container_environment(pod, container, given)
     environment = {**environment, **grant.envs}
+    features = services.runtime_health.features.of_handler(record.sandbox.handler)
     mounts = await asyncio.to_thread(
-        _mounts, pod, container, services, volumes, images, environment, ips, attempt
+        _mounts, pod, container, services, features, volumes, images, environment, ips, attempt
     )
     _check_non_root(pod, container, image)
     inputs = cri_config.ContainerInputs(
@@ -207,10 +224,10 @@ async def _config(
         environment=environment,
         mounts=[*mounts, *grant.mounts],
         resources=cri_resources(services.cgroups.container_resources(pod, container)),
-        users=services.users.of(pod, supported=services.runtime_health.features.user_namespaces),
+        users=_users(sandbox),
         target_id=target_id(container, record),
         seccomp_root=services.node.root / "seccomp",
-        devices=grant.devices,
+        devices=[*block_devices(pod, container, volumes), *grant.devices],
         cdi_devices=grant.cdi_devices,
         annotations=grant.annotations,
     )
@@ -218,7 +235,11 @@ async def _config(
 
 
 async def _surroundings(
-    pod: Pod, container: Container, services: Services, ips: tuple[str, ...]
+    pod: Pod,
+    container: Container,
+    services: Services,
+    ips: tuple[str, ...],
+    files: Mapping[tuple[str, str], EnvFile],
 ) -> Surroundings:
     """Raises `Missing` for an object that must be there, `Refused` for one that is not known."""
     objects = services.belonging.objects
@@ -229,7 +250,14 @@ async def _surroundings(
         services=objects.services(),
         config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),
         secrets=await _named(secrets_of(container), partial(objects.secret, pod)),
+        files=files,
     )
+
+
+def _users(sandbox: cri.PodSandboxConfig) -> cri.UserNamespace | None:
+    """Those of the sandbox, None where they are the host's."""
+    users = sandbox.linux.security_context.namespace_options.userns_options
+    return users if users.mode == cri.POD else None
 
 
 async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:
@@ -274,6 +302,7 @@ def _mounts(
     pod: Pod,
     container: Container,
     services: Services,
+    features: HandlerFeatures,
     volumes: Mapping[str, Path],
     images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
@@ -290,7 +319,7 @@ def _mounts(
             volumes,
             images,
             environment,
-            services.runtime_health.features.recursive_read_only_mounts,
+            features.recursive_read_only_mounts,
         ),
         *_own_mounts(pod, container, services, ips, attempt),
     ]

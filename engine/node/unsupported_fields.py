@@ -11,8 +11,6 @@ from typing import Final
 from engine.api.pod import Pod, ResourceRequirements
 
 DEVICE_CLAIMS: Final = "dynamic resource allocation is not supported by this node"
-RUNTIME_CLASSES: Final = "runtime classes are not supported by this node"
-BLOCK_VOLUMES: Final = "block volumes are not supported by this node"
 
 
 def unsupported_fields(pod: Pod) -> Iterator[str]:
@@ -22,14 +20,10 @@ def unsupported_fields(pod: Pod) -> Iterator[str]:
         yield f"spec.resourceClaims: {DEVICE_CLAIMS}"
     if _claims(spec.resources):
         yield f"spec.resources.claims: {DEVICE_CLAIMS}"
-    if spec.runtime_class_name:
-        yield f"spec.runtimeClassName: {RUNTIME_CLASSES}"
     for kind, containers in (("initContainers", pod.init_containers), ("containers", spec.containers)):
         for index, container in enumerate(containers):
             if _claims(container.resources):
                 yield f"spec.{kind}[{index}].resources.claims: {DEVICE_CLAIMS}"
-            if container.volume_devices:
-                yield f"spec.{kind}[{index}].volumeDevices: {BLOCK_VOLUMES}"
 
 
 def _claims(resources: ResourceRequirements | None) -> bool:

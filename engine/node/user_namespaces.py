@@ -18,12 +18,12 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.host.files import replace_file
 from engine.host.kept import set_aside
+from engine.node.runtime_health import RuntimeFeatures
 from engine.wire import cri_v1_pb2 as cri
 
 FILE: Final = "userns"
 IDS_PER_POD: Final = 65536
 _ALL_IDS: Final = 1 << 32
-UNSUPPORTED: Final = "can't set `spec.hostUsers: false`, runtime does not support user namespaces"
 
 log = logging.getLogger("kubengine.pods")
 
@@ -50,15 +50,15 @@ class UserNamespaces:
         self._pods = pods
         self._length = ids_per_pod
 
-    def of(self, pod: Pod, *, supported: bool) -> cri.UserNamespace | None:
+    def of(self, pod: Pod, handler: str, features: RuntimeFeatures) -> cri.UserNamespace | None:
         """The pod's range, taken now if it has none; None for one that uses the host's.
 
-        Raises `Refused` where the runtime can't, or no range is left.
+        Raises `Refused` where the runtime's handler can't, or no range is left.
         """
         if pod.spec.host_users is not False:
             return None
-        if not supported:
-            raise Refused(UNSUPPORTED)
+        if not features.of_handler(handler).user_namespaces:
+            raise Refused(_unsupported(handler, features))
         file = self._pods / pod.uid / FILE
         first = self._read(file)
         if first is None:
@@ -98,3 +98,10 @@ class UserNamespaces:
             text = f"expected a range of {self._length} ids, got {users[0].length} from {users[0].host_id}"
             raise ValueError(text)
         return users[0].host_id
+
+
+def _unsupported(handler: str, features: RuntimeFeatures) -> str:
+    who = f'RuntimeClass handler "{handler}"' if handler else "runtime"
+    text = f"can't set `spec.hostUsers: false`, {who} does not support user namespaces"
+    unknown = features.handlers and handler not in features.handlers
+    return f'{text}: the handler "{handler}" is not known' if unknown else text

@@ -24,10 +24,10 @@ from engine.node.resizing import carry_out
 from engine.node.retries import retry_seconds
 from engine.node.services import Services
 from engine.node.slots import StartSlot
-from engine.node.starting import sandbox_config, start_container, start_sandbox
+from engine.node.starting import runtime_handler, sandbox_config, start_container, start_sandbox
 from engine.node.status import Waiting
 from engine.node.stopping import grace_seconds, remove_dead, stop_container, stop_pod
-from engine.node.volumes.pod_volumes import mounted_volumes
+from engine.node.volumes.pod_volumes import used_volumes
 from engine.wire import cri_v1_pb2 as cri
 
 
@@ -131,7 +131,7 @@ class Working:
         pod, services = self._hand.pod, self._services
         if self._volumes is None:
             self._cgroup_parent = services.cgroups.create_pod(pod)
-        elif all(volume.name in self._volumes for volume in mounted_volumes(pod)):
+        elif all(volume.name in self._volumes for volume in used_volumes(pod)):
             return
         self._volumes = await services.volume_keeper.set_up(pod)
 
@@ -147,13 +147,13 @@ class Working:
             await stop_container(pod, kill.container, services, grace, message)
         killed = {kill.container.name: kill.message for kill in actions.kill}
         await self._reset(actions.reset)
+        handler = await runtime_handler(pod, services, None if actions.create_sandbox else record.sandbox)
         async with StartSlot(services.starting) as slot:
+            if actions.create_sandbox or self._sandbox is None:
+                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent, handler)
             if actions.create_sandbox:
-                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
-                await start_sandbox(pod, services, self._sandbox)
+                await start_sandbox(pod, services, self._sandbox, handler)
                 await self._publish()
-            elif self._sandbox is None:
-                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent)
             delays = [
                 await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
                 for container in actions.start

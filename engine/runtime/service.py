@@ -53,6 +53,8 @@ class RuntimeService:
         self._events = Events()
         self._version = engine_version()
         self._pod_cidr = ""
+        self.handlers: tuple[str, ...] = ("",)
+        """Names under which it carries out sandboxes, all alike."""
 
     async def start(self) -> None:
         await self._backend.start(self.records, self)
@@ -94,8 +96,9 @@ class RuntimeService:
             info=info,
             runtime_handlers=[
                 cri.RuntimeHandler(
-                    name="", features=cri.RuntimeHandlerFeatures(recursive_read_only_mounts=True)
+                    name=name, features=cri.RuntimeHandlerFeatures(recursive_read_only_mounts=True)
                 )
+                for name in self.handlers
             ],
             features=cri.RuntimeFeatures(supplemental_groups_policy=True),
         )
@@ -116,9 +119,10 @@ class RuntimeService:
         config = request.config
         if not config.metadata.name:
             raise InvalidInput("expected a name", subject="config.metadata.name")
-        if request.runtime_handler:
-            raise Missing("only the default handler exists", subject=f"handler {request.runtime_handler!r}")
-        sandbox = Sandbox(new_id(), config, time.time_ns(), state=NOT_READY)
+        handler = request.runtime_handler
+        if handler not in self.handlers:
+            raise Missing("there is no such handler", subject=f"handler {handler!r}")
+        sandbox = Sandbox(new_id(), config, time.time_ns(), state=NOT_READY, handler=handler)
         self.records.reserve(sandbox)
         try:
             await self._backend.run_sandbox(sandbox)

@@ -292,12 +292,12 @@ async def test_a_volume_that_only_it_mounts_is_made(joined: Joined, cluster: Clu
     assert path == str(joined.root / "pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/v")
 
 
-async def test_a_block_device_is_refused_for_it_alone(joined: Joined, cluster: Cluster):
+async def test_a_device_that_is_none_is_refused_for_it_alone(joined: Joined, cluster: Cluster):
     await joined.start()
     await run(cluster, volumes=[{"name": "v", "emptyDir": {}}])
     await debug(cluster, "web", {"name": "d", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})
     found = await shown_as(cluster, "web", "d", "waiting")
-    assert found["state"]["waiting"]["message"] == "block volumes are not supported by this node"
+    assert found["state"]["waiting"]["message"] == 'cannot find volume "v" to pass into container "d"'
     await cluster.ready("web")
 
 

@@ -22,7 +22,7 @@ from engine.metrics import Registry
 from engine.node import host_support, runtime_health
 from engine.node.host_support import app_armor_enabled
 from engine.node.node_events import NodeEvents
-from engine.node.runtime_health import RuntimeHealth
+from engine.node.runtime_health import HandlerFeatures, RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
@@ -125,8 +125,9 @@ async def test_what_the_runtime_says_of_itself_is_passed_on(
     ]
     features = watched.health.features
     assert features.supplemental_groups_policy
-    assert features.recursive_read_only_mounts
-    assert not features.user_namespaces
+    assert features.of_handler("") == HandlerFeatures(recursive_read_only_mounts=True)
+    assert features.of_handler("kata") == HandlerFeatures(user_namespaces=True)
+    assert features.of_handler("none") == HandlerFeatures()
     answer.status.ClearField("conditions")
     await watched.health._read()
     assert watched.health.problems() == [

@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod, PodSpec
-from engine.node.runtime_health import RuntimeFeatures
+from engine.node.runtime_health import HandlerFeatures, RuntimeFeatures
 from engine.node.user_namespaces import UserNamespaces
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
+
+CAN = RuntimeFeatures(handlers={"": HandlerFeatures(user_namespaces=True), "old": HandlerFeatures()})
 
 
 def pod(uid: str, host_users: bool | None = False) -> Pod:
@@ -31,7 +33,7 @@ def pods(tmp_path: Path) -> Path:
 
 
 def first(users: UserNamespaces, uid: str) -> int:
-    found = users.of(pod(uid), supported=True)
+    found = users.of(pod(uid), "", CAN)
     assert found is not None
     assert found.mode == cri.POD
     assert found.uids == found.gids
@@ -52,7 +54,22 @@ def test_each_pod_has_a_range_of_its_own_and_keeps_it(pods: Path):
 
 @pytest.mark.parametrize("host_users", [None, True])
 def test_other_pods_use_the_hosts(pods: Path, host_users: bool | None):
-    assert UserNamespaces(pods).of(pod("a", host_users), supported=False) is None
+    assert UserNamespaces(pods).of(pod("a", host_users), "", RuntimeFeatures()) is None
+
+
+@pytest.mark.parametrize(
+    ("handler", "features", "words"),
+    [
+        ("", RuntimeFeatures(), "runtime does not support user namespaces"),
+        ("old", CAN, 'RuntimeClass handler "old" does not support user namespaces'),
+        ("new", CAN, 'namespaces: the handler "new" is not known'),
+    ],
+)
+def test_a_handler_that_has_none_is_named(pods: Path, handler: str, features: RuntimeFeatures, words: str):
+    with pytest.raises(Refused, match="can't set") as refused:
+        UserNamespaces(pods).of(pod("a"), handler, features)
+    assert str(refused.value).endswith(words)
+    assert not (pods / "a" / "userns").exists()
 
 
 @pytest.mark.parametrize(
@@ -69,10 +86,10 @@ def test_a_file_that_is_none_is_named_and_set_aside_and_holds_up_nobody(
 ):
     (pods / "a" / "userns").write_text(text)
     users = UserNamespaces(pods)
-    assert users.of(pod("b"), supported=True) is not None
+    assert users.of(pod("b"), "", CAN) is not None
     assert str(pods / "a" / "userns") in caplog.text
     assert list((pods / "a").glob("userns.bad-*"))
-    assert users.of(pod("a"), supported=True) != users.of(pod("b"), supported=True)
+    assert users.of(pod("a"), "", CAN) != users.of(pod("b"), "", CAN)
 
 
 def test_ids_come_in_whole_ranges(pods: Path):
@@ -95,7 +112,7 @@ async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
 async def test_the_runtime_is_told_the_range_and_maps_the_mounts(
     bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(RuntimeFeatures, "of", lambda _: RuntimeFeatures(user_namespaces=True))
+    monkeypatch.setattr(RuntimeFeatures, "of", lambda _: CAN)
     await bench.start()
     volume = {"volumes": [{"name": "e", "emptyDir": {}}]}
     mounts = [{"name": "e", "mountPath": "/e"}]

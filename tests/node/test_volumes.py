@@ -45,7 +45,7 @@ from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.container_files import termination_message_file
 from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.empty_dir import memory_size
-from engine.node.volumes.pod_volumes import mounted_volumes
+from engine.node.volumes.pod_volumes import used_volumes
 from engine.runtime.hollow import HollowRuntime
 from tests.node_bench import Bench, container
 from tests.waiting import eventually
@@ -81,10 +81,10 @@ def labels(mode: int | None = None, default: int | None = None) -> DownwardAPIVo
 
 
 def set_up(volumes: PodVolumes, pod: Pod) -> dict[str, Path]:
-    source = ContentSource(pod, NoCluster(), "1.2.3.4", ALLOCATABLE)
+    source = ContentSource(pod, NoCluster(dict), "1.2.3.4", ALLOCATABLE)
 
     async def contents() -> dict[str, Contents]:
-        return {v.name: await source.of(v) for v in mounted_volumes(pod) if is_agent_written(v)}
+        return {v.name: await source.of(v) for v in used_volumes(pod) if is_agent_written(v)}
 
     return volumes.set_up(pod, asyncio.run(contents()), allocatable=ALLOCATABLE)
 

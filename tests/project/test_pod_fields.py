@@ -29,7 +29,7 @@ DECIDED_ELSEWHERE = (
     "engine/api/validation/",
     "engine/api/defaults.py",
 )
-LATER = ("volumes[]", "containers[].env[]", "ephemeralContainers[]", "schedulingGates[]")
+LATER = ("volumes[]", "schedulingGates[]")
 """Refused when they are to be used; an API server lets no gated pod come to a node."""
 
 
@@ -92,18 +92,12 @@ def with_field(field: str) -> Pod:
             if last:
                 known.append("x")
             elif not known:
-                known.append({"name": "v"} if name in ("volumes", "env", "volumeDevices") else {})
+                known.append({"name": "v"} if name in ("volumes", "env") else {})
             here = known[0]
         elif last:
             here.setdefault(name, name == "optional" or "x")
         else:
             here = here.setdefault(name, {})
-    containers = (*spec["containers"], *spec.get("ephemeralContainers", ()))
-    for devices in (each for c in containers if isinstance(c, dict) for each in c.get("volumeDevices", ())):
-        devices |= {"name": "v", "devicePath": "/d"}
-    for volume in spec.get("volumes", ()):
-        for source in volume.get("projected", {}).get("sources", ()):
-            source.get("clusterTrustBundle", {}).setdefault("path", "p")
     for claims in (spec.get("resources"), spec["containers"][0].get("resources")):
         for claim in (claims or {}).get("claims", ()):
             claim.setdefault("name", "x")

@@ -53,7 +53,7 @@ def _container(
     yield from one_of(container.termination_message_policy, policies, f"{where}.terminationMessagePolicy")
     yield from _ports(container.ports or [], f"{where}.ports")
     yield from resource_problems(container.resources, f"{where}.resources", pod_level=False)
-    yield from environment_problems(container, where)
+    yield from environment_problems(container, volumes, where)
     yield from _mounts(container, where, volumes)
     grace = pod.spec.termination_grace_period_seconds
     yield from probe_problems(container, where, may_have=stays, grace=30 if grace is None else grace)

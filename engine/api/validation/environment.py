@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from engine.api.pod import Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector
+from engine.api.pod import Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector, Volume
+from engine.api.references import FileKeySelector
 from engine.api.resources import is_qualified_name
 from engine.api.validation.names import NO_API
 
@@ -34,15 +35,15 @@ _RESOURCES: Final = ("cpu", "memory", "ephemeral-storage")
 _SIZES = {"1", *(f"1{unit}" for unit in ("k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
 
 
-def environment_problems(container: Container, where: str) -> Iterator[str]:
+def environment_problems(container: Container, volumes: Mapping[str, Volume], where: str) -> Iterator[str]:
     for index, source in enumerate(container.env_from or []):
         if source.config_map_ref is not None or source.secret_ref is not None:
             yield f"{where}.envFrom[{index}]: {NO_API}"
     for index, variable in enumerate(container.env or []):
-        yield from _variable(variable, f"{where}.env[{index}]")
+        yield from _variable(variable, volumes, f"{where}.env[{index}]")
 
 
-def _variable(variable: EnvVar, field: str) -> Iterator[str]:
+def _variable(variable: EnvVar, volumes: Mapping[str, Volume], field: str) -> Iterator[str]:
     if _NAME.fullmatch(variable.name) is None:
         yield f"{field}.name: expected printable ASCII without '=', got {variable.name[:64]!r}"
     source = variable.value_from
@@ -63,14 +64,27 @@ def _variable(variable: EnvVar, field: str) -> Iterator[str]:
         yield f"{field}.valueFrom: not beside a value"
     elif source.config_map_key_ref is not None or source.secret_key_ref is not None:
         yield f"{field}.valueFrom: {NO_API}"
-    elif source.file_key_ref is not None:
-        yield f"{field}.valueFrom.fileKeyRef: variables from files are not supported by this node"
     elif len(given) != 1:
-        yield f"{field}.valueFrom: expected exactly one of fieldRef and resourceFieldRef, got {len(given)}"
+        expected = "exactly one of fieldRef, resourceFieldRef and fileKeyRef"
+        yield f"{field}.valueFrom: expected {expected}, got {len(given)}"
     if source.field_ref is not None:
         yield from field_reference(source.field_ref, _ENV_FIELDS, f"{field}.valueFrom.fieldRef")
     if source.resource_field_ref is not None:
         yield from resource_reference(source.resource_field_ref, f"{field}.valueFrom.resourceFieldRef")
+    if source.file_key_ref is not None:
+        yield from _file_reference(source.file_key_ref, volumes, f"{field}.valueFrom.fileKeyRef")
+
+
+def _file_reference(reference: FileKeySelector, volumes: Mapping[str, Volume], where: str) -> Iterator[str]:
+    if _NAME.fullmatch(reference.key) is None:
+        yield f"{where}.key: expected printable ASCII without '=', got {reference.key[:64]!r}"
+    if not reference.path:
+        yield f"{where}.path: expected a path"
+    elif ".." in reference.path.split("/"):
+        yield f"{where}.path: expected a path without .., got {reference.path[:64]!r}"
+    volume = volumes.get(reference.volume_name)
+    if volume is None or volume.empty_dir is None:
+        yield f"{where}.volumeName: there is no emptyDir volume {reference.volume_name[:64]!r}"
 
 
 def field_reference(reference: ObjectFieldSelector, known: Collection[str], where: str) -> Iterator[str]:

@@ -52,6 +52,8 @@ def problems(pod: Pod) -> Iterator[str]:
     yield from container_problems(pod)
     yield from volume_problems(pod)
     yield from resource_problems(spec.resources, "spec.resources", pod_level=True)
+    if spec.runtime_class_name is not None and not is_subdomain(spec.runtime_class_name):
+        yield f"spec.runtimeClassName: expected a DNS subdomain, got {spec.runtime_class_name[:64]!r}"
     for resource, quantity in (spec.overhead or {}).items():
         if quantity < ZERO:
             yield f"spec.overhead.{resource}: expected 0 or more, got {quantity}"
@@ -82,8 +84,6 @@ def _of_an_api_server(pod: Pod) -> Iterator[str]:
     spec = pod.spec
     if spec.resource_claims:
         yield f"spec.resourceClaims: {NO_API}"
-    if spec.runtime_class_name:
-        yield f"spec.runtimeClassName: {NO_API}"
     if spec.ephemeral_containers:
         yield f"spec.ephemeralContainers: {NO_API}"
     if pod.annotations.get(SOURCE_ANNOTATION) == "api":

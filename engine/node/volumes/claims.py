@@ -11,7 +11,7 @@ from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
 from engine.api.node import Node
 from engine.api.pod import HostPathVolume, Pod, Volume
-from engine.api.storage import FILESYSTEM, LocalVolume, PersistentVolume, PersistentVolumeClaim
+from engine.api.storage import BLOCK, FILESYSTEM, LocalVolume, PersistentVolume, PersistentVolumeClaim
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
@@ -21,10 +21,11 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume by its name, of one of two kinds."""
+    """A persistent volume by its name, of one of two kinds; `block`: a device, not a file system."""
 
     name: str
     source: HostPathVolume | LocalVolume
+    block: bool = False
 
 
 def claim_name(pod: Pod, volume: Volume) -> str | None:
@@ -32,14 +33,6 @@ def claim_name(pod: Pod, volume: Volume) -> str | None:
     if volume.persistent_volume_claim is not None:
         return volume.persistent_volume_claim.claim_name
     return f"{pod.metadata.name}-{volume.name}" if volume.ephemeral is not None else None
-
-
-def refuse_devices(pod: Pod) -> None:
-    """Raises `VolumeRefused` for a container that wants a volume as a block device."""
-    for container in pod.all_containers:
-        for device in container.volume_devices or []:
-            text = "block devices are not supported by this node"
-            raise VolumeRefused(f'MapVolume.SetUpDevice failed for volume "{device.name}" : {text}')
 
 
 def is_read_only(volume: Volume) -> bool:
@@ -65,13 +58,14 @@ async def bound_volume(
         except Refused as error:
             text = f"failed to fetch PV {wanted} from API server: {error.message}"
             raise InvalidInput(text) from error
-        _check_volume(bound, claim, volume)
+        _check_volume(bound, claim)
+        _check_mode(bound, pod, volume)
     except InvalidInput as error:
         processed = f"error processing PVC {pod.metadata.namespace}/{name}: {error.message}"
         named = f"[{volume.name}]"
         text = f"unmounted volumes={named}, unattached volumes=[], failed to process volumes={named}"
         raise VolumeRefused(f"Unable to attach or mount volumes: {text}: {processed}") from error
-    return _mountable(bound, node)
+    return _usable(bound, node)
 
 
 def _check_claim(claim: PersistentVolumeClaim) -> None:
@@ -84,7 +78,7 @@ def _check_claim(claim: PersistentVolumeClaim) -> None:
         raise InvalidInput("PVC has empty pvc.Spec.VolumeName")
 
 
-def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim, volume: Volume) -> None:
+def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim) -> None:
     reference, found = bound.spec.claim_ref, f"found PV object {bound.metadata.name} but"
     if reference is None:
         text = "it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
@@ -92,22 +86,30 @@ def _check_volume(bound: PersistentVolume, claim: PersistentVolumeClaim, volume:
     if reference.uid != claim.metadata.uid:
         text = f"its pv.Spec.ClaimRef.UID {reference.uid} does not point to claim.UID {claim.metadata.uid}"
         raise InvalidInput(f"{found} {text}")
-    if bound.spec.volume_mode != FILESYSTEM:
-        text = f"has volumeMode {bound.spec.volume_mode}, but is specified in volumeMounts"
-        raise InvalidInput(f"volume {volume.name} {text}")
 
 
-def _mountable(bound: PersistentVolume, node: Node) -> BoundVolume:
+def _check_mode(bound: PersistentVolume, pod: Pod, volume: Volume) -> None:
+    mode = bound.spec.volume_mode
+    mounts = (mount for container in pod.every_container for mount in container.volume_mounts or [])
+    devices = (device for container in pod.every_container for device in container.volume_devices or [])
+    for field, used, wanted in (("volumeMounts", mounts, FILESYSTEM), ("volumeDevices", devices, BLOCK)):
+        if mode != wanted and any(one.name == volume.name for one in used):
+            raise InvalidInput(f"volume {volume.name} has volumeMode {mode}, but is specified in {field}")
+
+
+def _usable(bound: PersistentVolume, node: Node) -> BoundVolume:
     spec, name = bound.spec, bound.metadata.name
+    block = spec.volume_mode == BLOCK
+    doing = "MapVolume" if block else "MountVolume"
     affinity = spec.node_affinity
     required = affinity.required if affinity is not None else None
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
-        raise VolumeRefused(f'MountVolume.NodeAffinity check failed for volume "{name}" : {text}')
-    source = spec.host_path or spec.local
+        raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
+    source = spec.local if block else spec.host_path or spec.local
     if source is not None:
-        return BoundVolume(name, source)
-    failed = f'MountVolume.SetUp failed for volume "{name}" : '
+        return BoundVolume(name, source, block)
+    failed = f'{doing}.{"SetUpDevice" if block else "SetUp"} failed for volume "{name}" : '
     if spec.csi is None:
         raise VolumeRefused(f"{failed}no volume plugin matched")
     text = "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name"

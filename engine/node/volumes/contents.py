@@ -13,14 +13,15 @@ from engine.api.cluster_objects import ConfigMap, Secret
 from engine.api.errors import InvalidInput, KubengineError, Missing
 from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
 from engine.api.quantity import Quantity
-from engine.api.references import KeyToPath, ServiceAccountTokenProjection
+from engine.api.references import ClusterTrustBundleProjection, KeyToPath, ServiceAccountTokenProjection
 from engine.host.published import PublishedFile
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.environment import field_value, resource_value
 from engine.node.security import effective_security
+from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644
-_TOKEN_MODE = 0o600
+_OWN_MODE = 0o600
 
 Files = dict[str, PublishedFile]
 
@@ -92,8 +93,9 @@ class ContentSource:
             return Contents(self._downward(source.downward_api, mode))
         if source.service_account_token is not None:
             return await self._token(source.service_account_token, mode)
-        kind = "clusterTrustBundle" if source.cluster_trust_bundle is not None else "podCertificate"
-        raise InvalidInput(f"projected {kind}: not supported by this node")
+        if source.cluster_trust_bundle is not None:
+            return await self._trust_bundle(source.cluster_trust_bundle, mode)
+        raise InvalidInput("projected podCertificate: not supported by this node")
 
     async def _secret(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:
@@ -116,13 +118,19 @@ class ContentSource:
         return chosen_files(data, items, mode, optional, "configmap references non-existent config key")
 
     async def _token(self, wanted: ServiceAccountTokenProjection, mode: int) -> Contents:
-        """For few eyes where a group or one user reads it, as the volume's default mode has it otherwise."""
         token = await self.objects.token(self.pod, wanted.audience, wanted.expiration_seconds)
+        return Contents({wanted.path: self._own(token.text.encode(), mode)}, token.renew_at)
+
+    async def _trust_bundle(self, wanted: ClusterTrustBundleProjection, mode: int) -> Contents:
+        anchors = trust_anchors(wanted, await self.objects.trust_bundles(self.pod))
+        return Contents({wanted.path: self._own(anchors, mode)})
+
+    def _own(self, data: bytes, mode: int) -> PublishedFile:
+        """For few eyes where a group or one user reads it, as the volume's default mode has it otherwise."""
         context, user = self.pod.spec.security_context, only_user(self.pod)
         if user is not None or (context is not None and context.fs_group is not None):
-            mode = _TOKEN_MODE
-        file = PublishedFile(token.text.encode(), mode, -1 if user is None else user)
-        return Contents({wanted.path: file}, token.renew_at)
+            mode = _OWN_MODE
+        return PublishedFile(data, mode, -1 if user is None else user)
 
     def _downward(self, volume: DownwardAPIVolume, mode: int) -> Files:
         files = {}

@@ -23,9 +23,9 @@ from engine.api.quantity import Quantity
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, refuse_devices
+from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name
 from engine.node.volumes.contents import Contents, ContentSource
-from engine.node.volumes.pod_volumes import Given, PodVolumes, mounted_volumes
+from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
 from engine.node.volumes.refusals import VolumeRefused, refusing
 
 FIRST_RETRY_SECONDS: Final = 1.0
@@ -168,16 +168,15 @@ class VolumeKeeper:
     async def _contents(self, kept: _Kept) -> dict[str, Contents]:
         source = ContentSource(kept.pod, self._objects, self._host_ips, self._allocatable())
         contents = {}
-        for volume in mounted_volumes(kept.pod):
+        for volume in used_volumes(kept.pod):
             if is_agent_written(volume):
                 with refusing(volume.name):
                     contents[volume.name] = await source.of(volume)
         return contents
 
     async def _bound(self, pod: Pod) -> dict[str, BoundVolume]:
-        refuse_devices(pod)
         bound = {}
-        for volume in mounted_volumes(pod):
+        for volume in used_volumes(pod):
             claim = claim_name(pod, volume)
             if claim is not None:
                 with refusing(volume.name):
@@ -185,7 +184,7 @@ class VolumeKeeper:
         return bound
 
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        for volume in mounted_volumes(kept.pod):
+        for volume in used_volumes(kept.pod):
             if volume.name in contents and not kept.left:
                 with refusing(volume.name):
                     await asyncio.to_thread(
@@ -196,7 +195,7 @@ class VolumeKeeper:
         """What is shown stays. Who is missing will be heard of, all else is tried again."""
         if str(error) != kept.said:
             kept.said = str(error)
-            self._recorder.pod(kept.pod, WARNING, "FailedMount", str(error))
+            self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
         if not isinstance(error.__cause__, Missing):
             kept.failures += 1
             delay = doubled(FIRST_RETRY_SECONDS, kept.failures, LAST_RETRY_SECONDS)

@@ -27,8 +27,7 @@ def set_up(
 
     Its own path is the host's owner's, and trusted. Raises `InvalidInput`, `Refused` or `OSError`.
     """
-    if not volume.path.startswith("/") or ".." in volume.path.split("/") or "\0" in volume.path:
-        raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
+    check_path(volume)
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
     if is_mount(target):
         return target
@@ -45,6 +44,12 @@ def set_up(
     finally:
         os.close(directory)
     return target
+
+
+def check_path(volume: LocalVolume) -> None:
+    """Raises `InvalidInput`."""
+    if not volume.path.startswith("/") or ".." in volume.path.split("/") or "\0" in volume.path:
+        raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
 
 
 def _is_used(pod_directory: Path, name: str) -> bool:

@@ -13,7 +13,7 @@ from engine.api.resources import MEMORY
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
-from engine.node.volumes import agent_written, empty_dir, host_path, local, sub_path
+from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.refusals import refusing
@@ -38,7 +38,7 @@ class PodVolumes:
     def set_up(
         self, pod: Pod, given: Mapping[str, Given], *, allocatable: Mapping[str, Quantity]
     ) -> dict[str, Path]:
-        """Makes what containers mount but images, which are the runtime's, again where it exists;
+        """Makes what containers use but images, which are the runtime's, again where it exists;
         name → host path. `given` has what is not in the pod itself, by the volumes' names: contents of those
         that the agent writes, what claims are bound to.
 
@@ -49,9 +49,11 @@ class PodVolumes:
         for name in ("containers", "plugins", "volumes"):
             (directory / name).mkdir(mode=0o750, exist_ok=True)
         paths = {}
-        for volume in mounted_volumes(pod):
-            with refusing(_shown_name(volume, given)):
-                paths[volume.name] = self._set_up(pod, volume, given.get(volume.name), allocatable)
+        for volume in used_volumes(pod):
+            bound = given.get(volume.name)
+            block = isinstance(bound, BoundVolume) and bound.block
+            with refusing(_shown_name(volume, given), block=block):
+                paths[volume.name] = self._set_up(pod, volume, bound, allocatable)
         return paths
 
     def write(
@@ -86,6 +88,8 @@ class PodVolumes:
             raise Refused("no source that this node knows")
         if isinstance(given.source, HostPathVolume):
             return host_path.set_up(given.source)
+        if given.block:
+            return block_device.set_up(directory, given.name, given.source)
         context = pod.spec.security_context
         policy = context.fs_group_change_policy if context is not None else None
         return local.set_up(directory, given.name, given.source, group, policy)
@@ -122,11 +126,12 @@ def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
     return bound.name if isinstance(bound, BoundVolume) else volume.name
 
 
-def mounted_volumes(pod: Pod) -> list[Volume]:
-    """Those that a container mounts, but images, which are the runtime's; others are left alone, as the
-    kubelet does."""
+def used_volumes(pod: Pod) -> list[Volume]:
+    """Those that a container mounts or has as a device, but images, which are the runtime's; others are left
+    alone, as the kubelet does."""
     mounted = {m.name for container in pod.every_container for m in container.volume_mounts or []}
-    return [v for v in pod.spec.volumes or [] if v.name in mounted and v.image is None]
+    devices = {d.name for container in pod.every_container for d in container.volume_devices or []}
+    return [v for v in pod.spec.volumes or [] if v.name in mounted | devices and v.image is None]
 
 
 def fs_group(pod: Pod) -> int | None:

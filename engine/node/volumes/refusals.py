@@ -9,19 +9,26 @@ from engine.api.errors import KubengineError, Refused
 
 
 class VolumeRefused(Refused):
-    """A volume that cannot be made, or not yet; the message is the event's."""
+    """A volume that cannot be made, or not yet; the message is the event's, as is `reason`."""
+
+    def __init__(self, message: str, *, reason: str = "FailedMount", errno: int | None = None) -> None:
+        self.reason = reason
+        super().__init__(message, errno=errno)
 
 
 @contextmanager
-def refusing(volume: str) -> Iterator[None]:
-    """What goes wrong with a volume is raised as `VolumeRefused` naming it."""
+def refusing(volume: str, *, block: bool = False) -> Iterator[None]:
+    """What goes wrong with a volume is raised as `VolumeRefused` naming it; `block`: with a device."""
     try:
         yield
     except VolumeRefused:
         raise
     except (KubengineError, OSError) as error:
-        text = f'MountVolume.SetUp failed for volume "{volume}" : {_words(error)}'
-        raise VolumeRefused(text, errno=getattr(error, "errno", None)) from error
+        doing, reason = (
+            ("MapVolume.SetUpDevice", "FailedMapVolume") if block else ("MountVolume.SetUp", "FailedMount")
+        )
+        text = f'{doing} failed for volume "{volume}" : {_words(error)}'
+        raise VolumeRefused(text, reason=reason, errno=getattr(error, "errno", None)) from error
 
 
 def _words(error: KubengineError | OSError) -> str:

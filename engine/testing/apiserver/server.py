@@ -334,6 +334,11 @@ class ApiServer:
             await answer.send(b"ok", end=True)
             return
         path = parse_path(seen.path)
+        if path is None and (served := self.objects.resources(seen.path)):
+            seen.status = 200
+            listed = {"kind": "APIResourceList", "resources": [{"name": name} for name in served]}
+            await _send(answer, 200, listed)
+            return
         if path is None:
             raise StoreError(404, "NotFound", "the server could not find the requested resource")
         if seen.method == "GET" and not path.name:

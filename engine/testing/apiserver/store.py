@@ -6,7 +6,7 @@ import asyncio
 import copy
 import secrets
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +73,11 @@ class Store:
             for (collection, namespace, _), known in self._objects.items()
             if collection == path.collection and path.namespace in ("", namespace)
         ]
+
+    def resources(self, group: str) -> Sequence[str]:
+        """Those of a group and version, such as `/apis/apps/v1`, of which there is an object."""
+        collections = {collection for collection, _, _ in self._objects}
+        return sorted(name for where, _, name in (c.rpartition("/") for c in collections) if where == group)
 
     def create(self, path: ResourcePath, value: Object) -> Object:
         made = copy.deepcopy(value)

@@ -1,0 +1,57 @@
+"""Persistent volumes that are block devices: a container gets the device, nothing is mounted.
+
+Where the kubelet has it, `<pod>/volumeDevices/<plugin>/<volume>` is a link to the device.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Container, Pod
+from engine.api.storage import LocalVolume
+from engine.cri.paths import LOCAL_VOLUME
+from engine.node.volumes.claims import claim_name, is_read_only
+from engine.node.volumes.local import check_path
+from engine.wire import cri_v1_pb2 as cri
+
+DIRECTORY = "volumeDevices"
+
+
+def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
+    """The device itself. The volume's own path is the host's owner's, and trusted.
+
+    Raises `InvalidInput`, `Refused` or `OSError`.
+    """
+    check_path(volume)
+    device = Path(os.path.realpath(volume.path, strict=True))
+    if not stat.S_ISBLK(device.stat().st_mode):
+        raise Refused("not a block device", subject=str(device))
+    link = pod_directory / DIRECTORY / LOCAL_VOLUME / name
+    link.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(device)
+    return device
+
+
+def block_devices(pod: Pod, container: Container, volumes: Mapping[str, Path]) -> Iterator[cri.Device]:
+    """What a container gets; `volumes` are its pod's, by name.
+
+    Raises `InvalidInput` for a device without a volume, and for one whose path is not absolute.
+    """
+    specs = {volume.name: volume for volume in pod.spec.volumes or []}
+    for device in container.volume_devices or []:
+        if not device.device_path.startswith("/"):
+            raise InvalidInput(f"error DevicePath `{device.device_path}` must be an absolute path")
+        volume = specs.get(device.name)
+        if volume is None or claim_name(pod, volume) is None or device.name not in volumes:
+            text = f'cannot find volume "{device.name}" to pass into container "{container.name}"'
+            raise InvalidInput(text)
+        yield cri.Device(
+            container_path=device.device_path,
+            host_path=str(volumes[device.name]),
+            permissions="r" if is_read_only(volume) else "mrw",
+        )

@@ -1,0 +1,73 @@
+"""The certificates that a projected `clusterTrustBundle` shows: each once, in an order of their own. Pure.
+
+Source: kubelet v1.36 (`pkg/kubelet/clustertrustbundle`), which shuffles them at each of its starts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from engine.admission.selectors import selects_labels
+from engine.api.cluster_objects import ClusterTrustBundle
+from engine.api.errors import InvalidInput, Missing
+from engine.api.references import ClusterTrustBundleProjection
+
+_BLOCK: Final = re.compile(
+    r"^-----BEGIN ([^\n-]*)-----[ \t]*\r?\n([^-]*?)^-----END \1-----[ \t]*\r?$", re.MULTILINE
+)
+_LINE: Final = 64
+
+
+def trust_anchors(wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]) -> bytes:
+    """As PEM; empty where nothing is there and that is allowed. `bundles` are the cluster's by name.
+
+    Raises `Missing` in the kubelet's words, `InvalidInput` for a source that names nothing.
+    """
+    return _pem(_selected(wanted, bundles))
+
+
+def _selected(
+    wanted: ClusterTrustBundleProjection, bundles: Mapping[str, ClusterTrustBundle]
+) -> list[ClusterTrustBundle]:
+    """Without a selector no bundle of a signer is meant, with an empty one all."""
+    if wanted.name is not None:
+        found = [bundles[wanted.name]] if wanted.name in bundles else []
+        text = f'clustertrustbundle.certificates.k8s.io "{wanted.name}" not found'
+        missing = f"while getting ClusterTrustBundle: {text}"
+    elif wanted.signer_name is not None:
+        found = [
+            bundle
+            for bundle in bundles.values()
+            if bundle.spec.signer_name == wanted.signer_name
+            and selects_labels(wanted.label_selector, bundle.metadata.labels or {})
+        ]
+        missing = "combination of signerName and labelSelector matched zero ClusterTrustBundles"
+    else:
+        raise InvalidInput("ClusterTrustBundle projection requires either name or signerName to be set")
+    if not found and not wanted.optional:
+        raise Missing(missing)
+    return found
+
+
+def _pem(bundles: Iterable[ClusterTrustBundle]) -> bytes:
+    anchors = {anchor for bundle in bundles for anchor in _certificates(bundle.spec.trust_bundle)}
+    return "".join(_block(anchor) for anchor in sorted(anchors)).encode()
+
+
+def _certificates(text: str) -> Iterator[bytes]:
+    """What is no PEM is passed over."""
+    for match in _BLOCK.finditer(text):
+        try:
+            yield base64.b64decode("".join(match[2].split()), validate=True)
+        except binascii.Error:
+            continue
+
+
+def _block(certificate: bytes) -> str:
+    text = base64.b64encode(certificate).decode()
+    lines = [text[start : start + _LINE] for start in range(0, len(text), _LINE)]
+    return "\n".join(["-----BEGIN CERTIFICATE-----", *lines, "-----END CERTIFICATE-----", ""])
