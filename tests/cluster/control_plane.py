@@ -107,6 +107,29 @@ class ControlPlane:
             if event["user"].get("username") == user and event.get("responseStatus", {}).get("code") == 403
         ]
 
+    def start_controllers(self) -> None:
+        """The scheduler and the controller-manager, which signs what the authority would."""
+        who = [f"--kubeconfig={self.admin}", "--leader-elect=false", "--secure-port=0"]
+        self._start(str(self._binaries / "kube-scheduler"), *who)
+        self._start(
+            str(self._binaries / "kube-controller-manager"),
+            *who,
+            f"--service-account-private-key-file={self._directory}/sa.key",
+            f"--root-ca-file={self._authority.certificate}",
+            f"--cluster-signing-cert-file={self._authority.certificate}",
+            f"--cluster-signing-key-file={self._authority.key}",
+        )
+
+    def heard_of(self, user: str) -> list[str]:
+        """The paths that a user has asked for so far, one for each request."""
+        lines = (self._directory / "audit.log").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
+        return [
+            event["requestURI"].partition("?")[0]
+            for event in events
+            if event["user"].get("username") == user and event["stage"] == "ResponseComplete"
+        ]
+
     def stop_apiserver(self) -> None:
         self._end("kube-apiserver")
 
@@ -192,6 +215,12 @@ class Plane:
     node: Path
     admin: ApiClient
     server: ApiServer | ControlPlane
+
+    def heard_of_node(self) -> list[str]:
+        """The paths that the node has asked for so far, one for each request that was answered."""
+        if isinstance(self.server, ApiServer):
+            return [seen.path for seen in self.server.requests if seen.status != 0]
+        return self.server.heard_of("system:node:n1")
 
     async def go(self) -> None:
         """The server breaks off."""

@@ -139,15 +139,14 @@ async def test_a_server_that_went_and_came_is_told_again_without_a_restart(tmp_p
         await _until(lambda: bool(server.list(LEASE.rpartition("/")[0])))
 
 
-async def test_an_idle_node_says_no_more_than_its_lease(tmp_path: Path, start: Any):
-    async with ApiServer(tmp_path / "server") as server:
-        await start(server.kubeconfig("system:node:n1"))
-        await _until(lambda: bool(server.list("/api/v1/nodes")) and is_ready(server.get(NODE)))
-        await _until(lambda: server.requests[-1].path == LEASE)
-        before = len(server.requests)
-        await asyncio.sleep(2.5)  # two looks at the node
-        told = [(seen.method, seen.path) for seen in server.requests[before:]]
-        assert set(told) == {("PUT", LEASE)}
+async def test_an_idle_node_says_no_more_than_its_lease(plane: Plane, start: Any):
+    await start(plane.node)
+    await shown(plane.admin, NODE, is_ready)
+    heard = plane.heard_of_node
+    await _until(lambda: heard()[-3:] == [LEASE] * 3)
+    before = len(heard())
+    await asyncio.sleep(2.5)  # two looks at the node
+    assert set(heard()[before:]) == {LEASE}
 
 
 async def _until(holds: Callable[[], bool]) -> None:

@@ -58,10 +58,10 @@ class Authority:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self.certificate = directory / "ca.crt"
-        self._key = directory / "ca.key"
+        self.key = directory / "ca.key"
         self._issued = 0
         new = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-        files = ["-keyout", str(self._key), "-out", str(self.certificate)]
+        files = ["-keyout", str(self.key), "-out", str(self.certificate)]
         self._openssl("", "req", "-x509", *new, *files, "-subj", "/CN=throw-away", "-extensions", "authority")
 
     def issue(
@@ -95,7 +95,7 @@ class Authority:
             "-cert",
             str(self.certificate),
             "-keyfile",
-            str(self._key),
+            str(self.key),
             "-extensions",
             "leaf",
             "-notext",

@@ -1,0 +1,247 @@
+"""`kubengine kubelet` beside a scheduler and controllers: from a bootstrap token to an empty node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.cluster.client import ApiClient
+from engine.runtime.hollow import HollowRuntime
+from engine.testing.apiserver import ApiServer, Authority
+from tests.cluster.conftest import Connect
+from tests.cluster.control_plane import BOOTSTRAP_TOKEN, ControlPlane, Object, shown
+from tests.cluster.scenes import is_ready
+from tests.waiting import PATIENCE, eventually
+
+BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+PODS = "/api/v1/namespaces/default/pods"
+SIGNING_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+NODE = "/api/v1/nodes/worker"
+USER = "system:node:worker"
+NODE_CLIENT = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+REPLICAS = 12
+
+
+class Agent:
+    """The agent's process, started with a kubelet's command line; it dies without warning.
+
+    `bootstrap` is a kubeconfig of a user who may ask for a certificate by `token`.
+    """
+
+    def __init__(
+        self, directory: Path, bootstrap: Path, token: str, authority: Authority, socket: Path
+    ) -> None:
+        self._directory = directory
+        self.kubeconfig = directory / "etc" / "kubelet.conf"
+        drop_ins = directory / "conf.d"
+        drop_ins.mkdir()
+        head = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+        config = {
+            "cgroupsPerQOS": False,
+            "enforceNodeAllocatable": [],
+            "podLogsDir": str(directory / "logs"),
+            "evictionHard": {"memory.available": "0%"},
+            "imageGCHighThresholdPercent": 100,
+            "readOnlyPort": 0,
+            "healthzPort": 0,
+            "rotateCertificates": True,
+            "nodeLeaseDurationSeconds": 40,
+            "containerRuntimeEndpoint": f"unix://{socket}",
+        }
+        (directory / "kubelet.yaml").write_text(yaml.safe_dump(head | config))
+        (drop_ins / "10-lease.conf").write_text(yaml.safe_dump(head | {"nodeLeaseDurationSeconds": 4}))
+        self._bootstrap = directory / "bootstrap" / "bootstrap.conf"
+        self._bootstrap.parent.mkdir()
+        self._bootstrap.with_name("token").write_text(f"{token}\n")
+        self._bootstrap.with_name("ca.crt").write_bytes(authority.certificate.read_bytes())
+        given = json.loads(bootstrap.read_text())
+        given["users"][0]["user"] = {"tokenFile": "token"}
+        server = given["clusters"][0]["cluster"]["server"]
+        given["clusters"][0]["cluster"] = {"server": server, "certificate-authority": "ca.crt"}
+        self._bootstrap.write_text(json.dumps(given))
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        directory = self._directory
+        flags = {
+            "config": directory / "kubelet.yaml",
+            "config-dir": directory / "conf.d",
+            "kubeconfig": self.kubeconfig,
+            "bootstrap-kubeconfig": self._bootstrap,
+            "cert-dir": directory / "pki",
+            "root-dir": directory / "root",
+            "hostname-override": "worker",
+            "node-labels": "disk=ssd",
+            "port": 0,
+        }
+        with (directory / "agent.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "engine.cli",
+                "kubelet",
+                *(f"--{name}={value}" for name, value in flags.items()),
+                stdout=log,
+                stderr=log,
+            )
+
+    async def kill(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+
+@pytest.fixture
+async def runtime() -> AsyncIterator[HollowRuntime]:
+    with tempfile.TemporaryDirectory(prefix="ke-") as short:
+        async with HollowRuntime(Path(short) / "cri.sock") as running:
+            yield running
+
+
+@pytest.fixture
+async def agent(real: ControlPlane, tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Agent]:
+    made = Agent(tmp_path, real.bootstrap, BOOTSTRAP_TOKEN, real.authority, runtime.socket)
+    yield made
+    await made.kill()
+
+
+@pytest.fixture
+async def agent_of_test_server(
+    server: ApiServer, tmp_path: Path, runtime: HollowRuntime
+) -> AsyncIterator[Agent]:
+    bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
+    made = Agent(tmp_path, bootstrap, "abc.def", server.authority, runtime.socket)
+    yield made
+    await made.kill()
+
+
+async def allow(admin: ApiClient, role: str) -> None:
+    """To those who join."""
+    group = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:bootstrappers"}
+    binding = {
+        "metadata": {"name": role.rpartition(":")[2]},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [group],
+    }
+    await admin.create(BINDINGS, binding, Object)
+
+
+def deployment() -> Object:
+    labels = {"app": "web"}
+    spec = {
+        "terminationGracePeriodSeconds": 1,
+        "nodeSelector": {"disk": "ssd"},
+        "containers": [{"name": "c", "image": "busybox:1"}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}
+    return {"metadata": {"name": "web"}, "spec": spec}
+
+
+async def until_shown(admin: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:
+    found: Object = {}
+
+    async def is_so() -> bool:
+        found.update(await shown(admin, path, lambda _: True))
+        return holds(found)
+
+    await eventually(is_so, every=0.2)
+    return found
+
+
+async def on_node(admin: ApiClient) -> list[Object]:
+    listed = await admin.get(PODS, Object)
+    return [pod for pod in listed["items"] if pod["spec"].get("nodeName") == "worker"]
+
+
+async def test_a_node_joins_with_a_token_carries_a_deployment_through_a_kill_and_is_drained(
+    real: ControlPlane, connect: Connect, agent: Agent, runtime: HollowRuntime
+):
+    admin = connect(real.admin)
+    await allow(admin, "system:node-bootstrapper")
+    await allow(admin, NODE_CLIENT)
+    real.start_controllers()
+    await agent.start()
+    node = await until_shown_node(admin)
+    assert node["metadata"]["labels"]["disk"] == "ssd"
+    (request,) = (await admin.get(SIGNING_REQUESTS, Object))["items"]
+    assert [each["type"] for each in request["status"]["conditions"]] == ["Approved"]
+    assert agent.kubeconfig.exists()
+    lease = await shown(
+        admin, "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/worker", lambda _: True
+    )
+    assert lease["spec"]["leaseDurationSeconds"] == 4, "as the drop-in says"
+
+    def ready(number: int) -> Callable[[Object], bool]:
+        return lambda known: known.get("status", {}).get("readyReplicas", 0) == number
+
+    await admin.create(DEPLOYMENTS, deployment(), Object)
+    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(REPLICAS))
+    await agent.kill()
+    await admin.patch(f"{DEPLOYMENTS}/web", {"spec": {"replicas": REPLICAS + 1}}, Object)
+    await agent.start()
+    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(REPLICAS + 1))
+    assert runtime.counts()["StartContainer"]["calls"] == REPLICAS + 1
+    statuses = [pod["status"]["containerStatuses"][0] for pod in await on_node(admin)]
+    assert {status["restartCount"] for status in statuses} == {0}
+    assert len((await admin.get(SIGNING_REQUESTS, Object))["items"]) == 1
+
+    await kubectl(real, "drain", "worker", "--ignore-daemonsets", f"--timeout={PATIENCE:g}s")
+    assert await on_node(admin) == []
+    await eventually(lambda: not runtime.service.records.sandboxes)
+    assert real.refused(USER) == real.refused("system:bootstrap:abcdef") == []
+
+
+async def test_pods_outlive_an_agent_that_is_killed(
+    server: ApiServer, agent_of_test_server: Agent, runtime: HollowRuntime
+):
+    agent = agent_of_test_server
+    await agent.start()
+    await eventually(lambda: server.list(SIGNING_REQUESTS))
+    (request,) = server.list(SIGNING_REQUESTS)
+    server.sign_request(request["metadata"]["name"])
+    await eventually(lambda: any(map(is_ready, server.list("/api/v1/nodes"))))
+    spec = deployment()["spec"]["template"]["spec"] | {"nodeName": "worker"}
+    for number in range(REPLICAS):
+        server.create(PODS, {"metadata": {"name": f"web-{number}"}, "spec": spec})
+    await eventually(lambda: all(map(is_ready, server.list(PODS))))
+    await agent.kill()
+    server.delete(f"{PODS}/web-0", grace=1)
+    server.create(PODS, {"metadata": {"name": "later"}, "spec": spec})
+    await agent.start()
+    await eventually(lambda: len(server.list(PODS)) == REPLICAS and all(map(is_ready, server.list(PODS))))
+    assert runtime.counts()["StartContainer"]["calls"] == REPLICAS + 1
+    assert {pod["status"]["containerStatuses"][0]["restartCount"] for pod in server.list(PODS)} == {0}
+
+
+async def until_shown_node(admin: ApiClient) -> Object:
+    async def there() -> bool:
+        return bool((await admin.get("/api/v1/nodes", Object))["items"])
+
+    await eventually(there, every=0.2)
+    return await until_shown(admin, NODE, is_ready)
+
+
+async def kubectl(plane: ControlPlane, *arguments: str) -> None:
+    binary = Path(os.environ["KUBE_BIN"]) / "kubectl"
+    process = await asyncio.create_subprocess_exec(
+        str(binary),
+        f"--kubeconfig={plane.admin}",
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(PATIENCE):
+        out, said = await process.communicate()
+    assert process.returncode == 0, (out, said)
