@@ -7,15 +7,23 @@ on (as configured by default) and off; detectImages with N images and 2N contain
 
 from __future__ import annotations
 
+import asyncio
+import os
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from engine._fast import _image_order_c, _image_order_py
+from engine.api.config import KubeletConfiguration
+from engine.api.events import EventRecorder
 from engine.images import records as records_module
 from engine.images import selection
+from engine.images.manager import ImageManager
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.tables import ImageTable
+from engine.wire import cri_v1_pb2 as cri
 
 NOW = 1_700_000_000.0
 FREE_SPACE = {100: "187 / 23 µs", 1_000: "1.88 / 0.224 ms", 10_000: "18.8 / 3.15 ms"}
@@ -77,3 +85,123 @@ def test_detect(benchmark, monkeypatch, count, which):
 
     benchmark(run)
     assert len(records) == count
+
+
+def image(number: int) -> cri.Image:
+    name = f"registry.example.com/team/service-{number}"
+    return cri.Image(
+        id=f"sha256:{number:064x}",
+        repo_tags=[f"{name}:v1"],
+        repo_digests=[f"{name}@sha256:{number:064x}"],
+        size=1 << 20,
+        spec=cri.ImageSpec(),
+    )
+
+
+def container(number: int, images: int) -> cri.Container:
+    labels = {
+        "io.kubernetes.container.name": "app",
+        "io.kubernetes.pod.name": f"service-{number}",
+        "io.kubernetes.pod.namespace": "default",
+        "io.kubernetes.pod.uid": f"{number:032x}",
+    }
+    annotations = {
+        "io.kubernetes.container.hash": f"{number:08x}",
+        "io.kubernetes.container.restartCount": "0",
+        "io.kubernetes.container.terminationMessagePath": "/dev/termination-log",
+        "io.kubernetes.container.terminationMessagePolicy": "File",
+        "io.kubernetes.pod.terminationGracePeriod": "30",
+    }
+    return cri.Container(
+        id=f"{number:064x}",
+        pod_sandbox_id=f"{number:064x}",
+        metadata=cri.ContainerMetadata(name="app"),
+        image=cri.ImageSpec(image=f"sha256:{(7 * number) % images:064x}"),
+        image_ref=f"sha256:{(7 * number) % images:064x}",
+        state=cri.CONTAINER_RUNNING,
+        created_at=number,
+        labels=labels,
+        annotations=annotations,
+    )
+
+
+class Runtime:
+    """Has `count` images and twice as many containers, or as many as are asked for, and takes no time."""
+
+    endpoint = "unix:///bench"
+
+    def __init__(self, count: int, containers: int) -> None:
+        images = [image(number) for number in range(count + 5)]
+        self.worlds = [
+            (
+                cri.ListImagesResponse(images=images[shift : count + shift]).SerializeToString(),
+                cri.ListContainersResponse(
+                    containers=[container(number, count) for number in range(shift, containers + shift)]
+                ).SerializeToString(),
+            )
+            for shift in (0, 5)
+        ]
+        self.turn = 0
+
+    async def read_images(self, read):
+        return read(self.worlds[self.turn][0])
+
+    async def read_containers(self, read):
+        return read(self.worlds[self.turn][1])
+
+    async def image_fs_info(self):
+        usage = cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint="/images"))
+        return cri.ImageFsInfoResponse(image_filesystems=[usage])
+
+    async def remove_image(self, _id: str, _handler: str = "") -> None:
+        pass
+
+
+def manager(runtime: Runtime) -> ImageManager:
+    return ImageManager(
+        runtime=runtime, config=KubeletConfiguration(), recorder=EventRecorder(lambda: NOW), clock=lambda: NOW
+    )
+
+
+@pytest.mark.parametrize("count", DETECT)
+def test_detect_agent(benchmark, count):
+    """The same as the manager does it, from the runtime's bytes."""
+    benchmark.group = f"detection, {count} images, {2 * count} containers (kubelet: {DETECT[count]})"
+    runtime = Runtime(count, 2 * count)
+    images = manager(runtime)
+    loop = asyncio.new_event_loop()
+
+    def run() -> None:
+        runtime.turn ^= 1
+        loop.run_until_complete(images.detect())
+
+    benchmark(run)
+    loop.close()
+    assert len(images.records) == count
+
+
+@pytest.mark.parametrize("count", FREE_SPACE)
+def test_gc_run_agent(benchmark, monkeypatch, count):
+    """A whole run of the manager without its detection: half of the images go, in no time."""
+    benchmark.group = f"order and cut, half of {count} images (kubelet freeSpace: {FREE_SPACE[count]})"
+    full = SimpleNamespace(f_blocks=1 << 20, f_bavail=0, f_frsize=1, f_bsize=1, f_files=0, f_favail=0)
+    full.f_blocks = count * 5 // 2 << 20
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    loop = asyncio.new_event_loop()
+
+    async def detected(_: float) -> None:
+        pass
+
+    def full_manager() -> tuple[tuple[ImageManager], dict[str, object]]:
+        images = manager(Runtime(count, 0))
+        loop.run_until_complete(images.detect())
+        images._now = lambda: NOW + 1e6
+        images._detect = detected
+        return (images,), {}
+
+    def run(images: ImageManager) -> int:
+        report = loop.run_until_complete(images.garbage_collect())
+        return len(report.removed)
+
+    assert benchmark.pedantic(run, setup=full_manager, rounds=5) == count // 2
+    loop.close()

@@ -74,6 +74,32 @@ def device_list() -> Reader:
     return read
 
 
+def message_fields() -> Reader:
+    from engine._fast import _message_fields_c as compiled
+    from engine._fast import _message_fields_py as twin
+
+    pickers = [
+        (compiled.Picker(message, columns), twin.Picker(message, columns))
+        for message, columns in (
+            ("ListContainersResponse", ["id", "metadata.attempt", "state", "created_at", "labels[uid]"]),
+            ("ListImagesResponse", ["id", "repo_tags", "size", "pinned", "spec.runtime_handler"]),
+        )
+    ]
+
+    def picked(picker: Any, data: bytes) -> Any:
+        try:
+            return picker.pick(data)
+        except ValueError:
+            return None
+
+    def read(data: bytes) -> None:
+        for kernel, rule in pickers:
+            ours, theirs = picked(kernel, data), picked(rule, data)
+            assert ours == theirs or theirs is None
+
+    return read
+
+
 def json_split() -> Reader:
     import numpy as np
 
@@ -249,6 +275,10 @@ SEEDS: dict[str, list[bytes]] = {
         b"\x0a\x0f\x0a\x02d0\x12\x07Healthy\x1a\x00",
         b"\x0a\x15\x0a\x02d1\x12\x09Unhealthy\x1a\x04\x0a\x02\x08\x01\x0a\x04\x0a\x02d0",
     ],
+    "message_fields": [
+        b"\x0a\x1b\x0a\x01a\x1a\x05\x0a\x01n\x10\x02\x30\x01\x38\x85\x01\x42\x08\x0a\x03uid\x12\x01u",
+        b"\x0a\x15\x0a\x01a\x12\x01b\x12\x01c\x20\x80\x02\x3a\x04\x9a\x01\x01h\x40\x01",
+    ],
     "json_split": [
         b'{"kind":"List","items":[{"a":"}\\""},{"b":[1,{}]}],"z":1}',
         b'[{"a":1},\n{"b":null}]',
@@ -281,6 +311,7 @@ READERS: dict[str, Callable[[], Reader]] = {
     "config": config,
     "checkpoint": checkpoint,
     "device_list": device_list,
+    "message_fields": message_fields,
     "json_split": json_split,
     "spdy": spdy,
     "websocket": websocket,

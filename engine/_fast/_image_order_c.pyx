@@ -200,7 +200,11 @@ def match(dict index not None, list names not None, list items not None, list kn
 
 def mark(dict index not None, list names not None, uint8_t[::1] marks):
     cdef Py_ssize_t position, row
+    cdef list strangers = []
     for position in range(PyList_GET_SIZE(names)):
         row = row_of(index, <object>PyList_GET_ITEM(names, position), marks.shape[0])
         if row >= 0:
             marks[row] = 1
+        else:
+            strangers.append(<object>PyList_GET_ITEM(names, position))
+    return strangers

@@ -53,9 +53,13 @@ def match(
     return changed
 
 
-def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> None:
-    """Set `marks[index[name]]` for each of `names` that is in `index`."""
+def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> list[str]:
+    """Set `marks[index[name]]` for each of `names`; returns those that are not in `index`."""
+    strangers = []
     for name in names:
         row = index.get(name)
         if row is not None:
             marks[row] = True
+        else:
+            strangers.append(name)
+    return strangers

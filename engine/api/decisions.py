@@ -53,6 +53,7 @@ class Decisions:
 
     def __init__(self, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
         self._clock = clock
+        self.capacity = capacity
         self._ring: deque[Decision] = deque(maxlen=capacity)
         self._number = 0
         self._news: asyncio.Event | None = None
@@ -99,6 +100,10 @@ class Decisions:
         if self._news is not None:
             self._news.set()
             self._news = None
+
+    def pass_over(self, count: int) -> None:
+        """So many come at once that these would not be held when the last has come: they are only counted."""
+        self._number += count
 
     def after(self, number: int) -> list[Decision]:
         """Those after a number that are still held, in order; all of them after 0."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +24,11 @@ from engine.wire import cri_v1_pb2 as cri
 
 MAX_MESSAGE = 16 * 1024 * 1024
 DEFAULT_TIMEOUT = 120.0
+_RUNTIME = "runtime.v1.RuntimeService"
+_IMAGES = "runtime.v1.ImageService"
 
 Answer = TypeVar("Answer", bound=Message)
+Read = TypeVar("Read")
 
 
 class NotFound(Refused):
@@ -124,6 +127,12 @@ class RuntimeClient:
         answer = await self._runtime("ListPodSandbox", request, cri.ListPodSandboxResponse)
         return list(answer.items)
 
+    async def read_pod_sandboxes(self, read: Callable[[bytes], Read]) -> Read:
+        """What `read` makes of the serialized ListPodSandboxResponse, all sandboxes of the runtime in it; a
+        `ValueError` of its own says that it is none."""
+        request = cri.ListPodSandboxRequest()
+        return self._made("ListPodSandbox", read, await self._answer(_RUNTIME, "ListPodSandbox", request))
+
     async def pod_sandbox_stats(self, sandbox_id: str) -> cri.PodSandboxStats:
         request = cri.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
         answer = await self._runtime("PodSandboxStats", request, cri.PodSandboxStatsResponse)
@@ -165,6 +174,11 @@ class RuntimeClient:
         request = cri.ListContainersRequest(filter=filter)
         answer = await self._runtime("ListContainers", request, cri.ListContainersResponse)
         return list(answer.containers)
+
+    async def read_containers(self, read: Callable[[bytes], Read]) -> Read:
+        """The same of a ListContainersResponse with every container."""
+        request = cri.ListContainersRequest()
+        return self._made("ListContainers", read, await self._answer(_RUNTIME, "ListContainers", request))
 
     async def container_status(
         self, container_id: str, *, verbose: bool = False
@@ -254,6 +268,12 @@ class RuntimeClient:
         answer = await self._images("ListImages", cri.ListImagesRequest(), cri.ListImagesResponse)
         return list(answer.images)
 
+    async def read_images(self, read: Callable[[bytes], Read]) -> Read:
+        """The same of a ListImagesResponse."""
+        return self._made(
+            "ListImages", read, await self._answer(_IMAGES, "ListImages", cri.ListImagesRequest())
+        )
+
     async def image_status(self, image: str, handler: str = "") -> cri.Image | None:
         """None where the runtime doesn't have the image."""
         spec = cri.ImageSpec(image=image, runtime_handler=handler)
@@ -288,33 +308,39 @@ class RuntimeClient:
     async def _runtime(
         self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
     ) -> Answer:
-        return await self._call("runtime.v1.RuntimeService", name, request, answer, timeout)
+        return await self._call(_RUNTIME, name, request, answer, timeout)
 
     async def _images(
         self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
     ) -> Answer:
-        return await self._call("runtime.v1.ImageService", name, request, answer, timeout)
+        return await self._call(_IMAGES, name, request, answer, timeout)
 
     async def _call(
         self, service: str, name: str, request: Message, answer: type[Answer], timeout: float | None
     ) -> Answer:
+        return self._decoded(name, await self._answer(service, name, request, timeout), answer)
+
+    async def _answer(self, service: str, name: str, request: Message, timeout: float | None = None) -> bytes:
+        """The serialized answer of a call."""
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
         patience = self._timeout if timeout is None else timeout
         try:
-            data = await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
+            return await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
         except CallFailed as error:
             self._errors.inc(operation)
             raise self._as_ours(name, error) from None
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
-        return self._decoded(name, data, answer)
 
     def _decoded(self, name: str, data: bytes, answer: type[Answer]) -> Answer:
+        return self._made(name, answer.FromString, data)
+
+    def _made(self, name: str, make: Callable[[bytes], Read], data: bytes) -> Read:
         try:
-            return answer.FromString(data)
-        except (DecodeError, RecursionError, MemoryError):
+            return make(data)
+        except (DecodeError, ValueError, RecursionError, MemoryError):
             self._errors.inc(_snake(name))
             subject = f"CRI {name} on {self.endpoint}"
             raise Undecodable("its answer cannot be decoded", subject=subject) from None

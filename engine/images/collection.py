@@ -6,9 +6,9 @@ depends on the time that passes during it; `now` is given.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from engine.images.report import (
     ImageVerdict,
     aggregate,
 )
+from engine.tables import ImageColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,21 @@ class Store(Protocol):
         """Why our own policies keep the image, or an empty string."""
 
 
+def nothing_protects(_: SeenImage) -> str:
+    """`Store.protected` where no policy of ours is on."""
+    return ""
+
+
+class Judged(NamedTuple):
+    """What became of an image, as `ImageVerdict` says it."""
+
+    verdict: str
+    reason: str
+    cause: str = ""
+
+
 class Collection:
-    """A run in progress. `report` grows with it."""
+    """A run in progress. `report` grows with it; the records forget what was removed when it ends."""
 
     def __init__(
         self,
@@ -67,8 +81,24 @@ class Collection:
         report: ImageGCReport,
     ) -> None:
         self.records, self.policy, self.store, self.report = records, policy, store, report
-        self._verdicts: dict[int, ImageVerdict] = {}
-        self._gone = np.zeros(0, np.bool_)
+        self._judged: dict[int, Judged] = {}
+        self._images: list[SeenImage] = []
+        self._measured: dict[int, int] = {}
+        """What a removal gave where that was measured; else it is the image's size."""
+
+    def acted(self) -> list[int]:
+        """The rows of the images that were removed, or should have been, in their order."""
+        return [row for row, judged in self._judged.items() if judged.verdict in (REMOVED, FAILED)]
+
+    def account_of(self, row: int) -> tuple[SeenImage, Judged, int]:
+        """An image that was looked at, what became of it, and how many bytes that gave."""
+        judged = self._judged[row]
+        return self._images[row], judged, self._freed(row, judged)
+
+    def _freed(self, row: int, judged: Judged) -> int:
+        if judged.verdict not in (REMOVED, WOULD_REMOVE):
+            return 0
+        return self._measured.get(row, self._images[row].size)
 
     async def garbage_collect(self, began: float) -> None:
         """The periodic run. Raises `ImageGCFailure`; the report is complete either way."""
@@ -109,24 +139,26 @@ class Collection:
             self._conclude()
 
     def _begin(self) -> None:
-        columns = self.records.table.columns
-        self._gone = np.zeros(len(columns.live), np.bool_)
-        for row in np.flatnonzero(selection.unused(columns)).tolist():
-            reason = self.store.protected(self.records.image(row))
+        self._images = self.records.images()
+        protected = self.store.protected
+        if protected is nothing_protects:
+            return
+        for row in np.flatnonzero(selection.unused(self.records.table.columns)).tolist():
+            reason = protected(self._images[row])
             if reason:
-                self._judge(row, KEPT, reason)
-                self._gone[row] = True
+                self._judged[row] = Judged(KEPT, reason)
+
+    def _undecided(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """`mask` without the rows whose images have been judged."""
+        mask[list(self._judged)] = False
+        return mask
 
     async def _free_old(self, began: float) -> None:
         policy, now = self.policy, self.report.at
-        mask = selection.old(self.records.table.columns, policy, now, began) & ~self._gone
-        errors = []
-        for row in selection.order(self.records.table.columns, mask, policy, now).tolist():
-            error = await self._remove(row, AGE, f"unused for more than {Duration(policy.max_age)}")
-            if error:
-                errors.append(error)
-            else:
-                self.report.freed_by_age += self._verdicts[row].freed
+        mask = self._undecided(selection.old(self.records.table.columns, policy, now, began))
+        rows = selection.order(self.records.table.columns, mask, policy, now).tolist()
+        why = f"unused for more than {Duration(policy.max_age)}"
+        self.report.freed_by_age, errors = await self._remove(rows, AGE, why)
         if errors:
             raise ImageGCFailure(
                 "delete_failed_age",
@@ -145,82 +177,92 @@ class Collection:
         return reading
 
     async def _free_space(self, wanted: int) -> None:
-        errors: list[str] = []
-        before = self.report.available if self.policy.accounting == MEASURED else None
-        async for row in self._candidates(wanted, every=before is not None):
-            error = await self._remove(row, SPACE, "for space")
-            if error:
-                errors.append(error)
-                continue
-            freed = self._verdicts[row].freed
-            if before is not None and not self.report.dry_run:
-                after = await self._available()
-                freed = max(after - before, 0) if after is not None else freed
-                before = after if after is not None else before
-                self._verdicts[row].freed = freed
-            self.report.freed += freed
-            if self.report.freed >= wanted:
-                break
+        report = self.report
+        before = report.available if self.policy.accounting == MEASURED and not report.dry_run else None
+
+        async def enough(row: int) -> bool:
+            nonlocal before
+            after = await self._available()
+            if after is not None:
+                self._measured[row] = max(after - (before or 0), 0)
+                before = after
+            report.freed += self._measured.get(row, self._images[row].size)
+            return report.freed >= wanted
+
+        rows = self._candidates(wanted, every=self.policy.accounting == MEASURED)
+        if before is None:
+            report.freed, errors = await self._remove(rows, SPACE, "for space", wanted)
+        else:
+            _, errors = await self._remove(rows, SPACE, "for space", enough=enough)
         if errors:
             raise ImageGCFailure(
                 "delete_failed_space",
-                f"wanted to free {wanted} bytes, but freed {self.report.freed} bytes space with errors in "
+                f"wanted to free {wanted} bytes, but freed {report.freed} bytes space with errors in "
                 f"image deletion: {aggregate(errors)}",
             )
 
     async def _free_inodes(self, wanted: int) -> None:
         """Image sizes say nothing of inodes: the file system is asked after each removal."""
-        errors: list[str] = []
-        async for row in self._candidates(selection.EVERYTHING):
-            error = await self._remove(row, SPACE, "for inodes")
-            if error:
-                errors.append(error)
-                continue
-            self.report.freed += self._verdicts[row].freed
+
+        async def enough(row: int) -> bool:
             reading = await self._reading()
-            if self.policy.enough_inodes(reading.inodes or 0, reading.inodes_free or 0):
-                break
+            return self.policy.enough_inodes(reading.inodes or 0, reading.inodes_free or 0)
+
+        rows = self._candidates(selection.EVERYTHING)
+        self.report.freed, errors = await self._remove(rows, SPACE, "for inodes", enough=enough)
         if errors:
             raise ImageGCFailure(
                 "delete_failed_space",
                 f"wanted to free {wanted} inodes, encountered errors in image deletion: {aggregate(errors)}",
             )
 
-    async def _candidates(self, wanted: int, *, every: bool = False) -> AsyncIterator[int]:
+    def _candidates(self, wanted: int, *, every: bool = False) -> Iterator[int]:
         """Rows for space in order; after a cut that did not free enough, the next ones."""
         columns, now = self.records.table.columns, self.report.at
-        mask = selection.spare(columns, self.policy, now) & ~self._gone
+        mask = self._undecided(selection.spare(columns, self.policy, now))
         while True:
-            target = selection.EVERYTHING if every else max(wanted - self.report.freed, 0)
+            target = selection.EVERYTHING if every else max(wanted - self._freed_for_space(), 0)
             rows = selection.order(columns, mask, self.policy, now, target)
             if not len(rows):
                 return
             mask[rows] = False
-            for row in rows.tolist():
-                yield row
+            yield from rows.tolist()
 
-    async def _remove(self, row: int, cause: str, why: str) -> str:
-        """Remove one image, or in a dry run say so. Returns the error, if any."""
-        image = self.records.image(row)
-        key = self.records.key_of(image)
-        self._gone[row] = True
-        protected = self.store.protected(image)
-        if protected:
-            self._judge(row, KEPT, protected)
-            return ""
-        self.report.attempted.append(key)
-        if self.report.dry_run:
-            self._judge(row, WOULD_REMOVE, why, image.size, cause)
-            return ""
-        try:
-            await self.store.remove(image)
-        except KubengineError as error:
-            self._judge(row, FAILED, error.message, cause=cause)
-            return error.message
-        self._judge(row, REMOVED, why, image.size, cause)
-        self.report.removed.append(key)
-        self.records.forget(key)
-        return ""
+    def _freed_for_space(self) -> int:
+        return sum(self._freed(row, judged) for row, judged in self._judged.items() if judged.cause == SPACE)
+
+    async def _remove(
+        self,
+        rows: Iterable[int],
+        cause: str,
+        why: str,
+        wanted: int = selection.EVERYTHING,
+        enough: Callable[[int], Awaitable[bool]] | None = None,
+    ) -> tuple[int, list[str]]:
+        """Remove these images in their order, or in a dry run say so, until they make up the `wanted` bytes
+        or there is `enough`; the bytes, by the images' sizes, and the errors."""
+        images, protected, remove = self._images, self.store.protected, self.store.remove
+        dry_run = self.report.dry_run
+        judgement = Judged(WOULD_REMOVE if dry_run else REMOVED, why, cause)
+        freed, errors = 0, []
+        for row in rows:
+            image = images[row]
+            kept = protected(image)
+            if kept:
+                self._judged[row] = Judged(KEPT, kept)
+                continue
+            if not dry_run:
+                try:
+                    await remove(image)
+                except KubengineError as error:
+                    self._judged[row] = Judged(FAILED, error.message, cause)
+                    errors.append(error.message)
+                    continue
+            self._judged[row] = judgement
+            freed += image.size
+            if freed >= wanted or (enough is not None and await enough(row)):
+                break
+        return freed, errors
 
     async def _available(self) -> int | None:
         try:
@@ -228,16 +270,35 @@ class Collection:
         except (KubengineError, OSError):
             return None
 
-    def _judge(self, row: int, verdict: str, reason: str, freed: int = 0, cause: str = "") -> None:
-        image = self.records.image(row)
-        key = self.records.key_of(image)
-        self._verdicts[row] = ImageVerdict(key, image.names, image.size, verdict, reason, freed, cause)
-
     def _conclude(self) -> None:
-        columns, now = self.records.table.columns, self.report.at
-        untouched: NDArray[np.int64] = np.flatnonzero(columns.live)
-        for row in untouched.tolist():
-            if row not in self._verdicts:
+        report, columns = self.report, self.records.table.columns.copy()
+        removed: list[int] = []
+        for row, judged in self._judged.items():
+            if judged.verdict == KEPT:
+                continue
+            key = self.records.key_of(self._images[row])
+            report.attempted.append(key)
+            if judged.verdict == REMOVED:
+                report.removed.append(key)
+                report.removed_by[judged.cause] = report.removed_by.get(judged.cause, 0) + 1
+                removed.append(row)
+            elif judged.verdict == FAILED:
+                report.failed[key] = judged.reason
+        self.records.forget_rows(removed)
+        report.account = lambda: self._account(columns, report.at)
+
+    def _account(self, columns: ImageColumns, now: float) -> list[ImageVerdict]:
+        """One verdict for each image: those that were judged, in that order, and then the others."""
+        judged = dict(self._judged)
+        for row in np.flatnonzero(columns.live).tolist():
+            if row not in judged:
                 reason = selection.why_kept(columns, row, self.policy, now)
-                self._judge(row, KEPT, reason or "not needed to reach the low threshold")
-        self.report.images = list(self._verdicts.values())
+                judged[row] = Judged(KEPT, reason or "not needed to reach the low threshold")
+        images = self._images
+        return [
+            ImageVerdict(
+                self.records.key_of(images[row]), images[row].names, images[row].size,
+                one.verdict, one.reason, self._freed(row, one), one.cause,
+            )
+            for row, one in judged.items()
+        ]  # fmt: skip

@@ -20,15 +20,15 @@ from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
 from engine.api.query import expect_known, is_set
 from engine.cri.client import RuntimeClient
-from engine.cri.labels import POD_NAME, POD_NAMESPACE, POD_UID
 from engine.host.tasks import Tasks
 from engine.images import records_file, selection
-from engine.images.collection import Collection
+from engine.images.collection import Collection, nothing_protects
 from engine.images.elsewhere import what_else_fills
 from engine.images.lease import ImageLeases, normalized
+from engine.images.listed import CONTAINERS_OF_PODS, USERS, ImageReader, images_used, images_used_by_handler
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
-from engine.images.report import FAILED, REMOVED, ImageGCFailure, ImageGCReport, ImageVerdict
+from engine.images.report import REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
 from engine.images.steady_clock import SteadyClock
 from engine.metrics import Registry
@@ -83,9 +83,9 @@ class ImageManager:
         self._leases = ImageLeases()
         self._sandbox_image = self.section.sandbox_image
         self._volume_images: dict[str, frozenset[str]] = {}
-        self._containers: Sequence[cri.Container] = ()
-        self._last_seen: dict[tuple[str, str], SeenImage] = {}
+        self._reader = ImageReader()
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
+        self._containers = b""
         self._running = asyncio.Lock()
         self._task = (tasks or Tasks()).task("image-gc")
         self._collected = (registry or Registry()).counter(
@@ -112,7 +112,8 @@ class ImageManager:
         """What the runtime has, at most 30 s old."""
         at, listed = self._listed
         if self._now() - at >= IMAGE_CACHE_PERIOD:
-            listed = await self._list_images()
+            listed = await self._runtime.list_images()
+            self._listed = (self._now(), listed)
         return listed
 
     async def detect(self) -> None:
@@ -202,10 +203,11 @@ class ImageManager:
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:
             report = ImageGCReport(self._now(), trigger, dry_run)
+            protects = self.section.leases or self.section.protect_sandbox_image
             store = RuntimeStore(
                 self._runtime,
-                self._leases,
-                self._why_protected,
+                self._leases if self.section.leases else None,
+                self._why_protected if protects else nothing_protects,
                 remove_timeout=float(self.section.remove_timeout),
             )
             collection = Collection(self.records, self.policy, store, report)
@@ -219,36 +221,38 @@ class ImageManager:
                 report.error, report.kind = str(failure), failure.kind
                 await self._explain(report, store)
             finally:
-                for verdict in report.images:
-                    self._record(verdict, report)
-                    if verdict.verdict == REMOVED:
-                        self._collected.inc(verdict.cause)
+                store.close()
+                self._record(collection, report)
+                for cause, count in report.removed_by.items():
+                    self._collected.inc(cause, by=count)
                 if report.removed:
                     self._listed = (float("-inf"), [])
-            for verdict in report.images:
-                if verdict.verdict == FAILED:
-                    log.warning("image %s was not removed: %s", verdict.key, verdict.reason)
+            for key, error in report.failed.items():
+                log.warning("image %s was not removed: %s", key, error)
             if not dry_run:
                 self.last_report = report
             return report
 
-    def _record(self, verdict: ImageVerdict, report: ImageGCReport) -> None:
+    def _record(self, collection: Collection, report: ImageGCReport) -> None:
         """What a run has done or failed to do; what it leaves alone, or would do, is no decision."""
-        if verdict.verdict not in (REMOVED, FAILED):
-            return
-        inputs = {
-            "image": verdict.key,
-            "names": verdict.names,
-            "size": verdict.size,
-            "freed": verdict.freed,
-            "cause": verdict.cause,
-            "trigger": report.trigger,
-            "wanted": report.wanted,
-            "capacity": report.capacity,
-            "available": report.available,
-        }
-        outcome = "collected" if verdict.verdict == REMOVED else "failed"
-        self._decisions.record("image-gc", outcome, verdict.reason, inputs)
+        acted = collection.acted()
+        forgotten = max(len(acted) - self._decisions.capacity, 0)
+        self._decisions.pass_over(forgotten)
+        for row in acted[forgotten:]:
+            image, judged, freed = collection.account_of(row)
+            inputs = {
+                "image": self.records.key_of(image),
+                "names": image.names,
+                "size": image.size,
+                "freed": freed,
+                "cause": judged.cause,
+                "trigger": report.trigger,
+                "wanted": report.wanted,
+                "capacity": report.capacity,
+                "available": report.available,
+            }
+            outcome = "collected" if judged.verdict == REMOVED else "failed"
+            self._decisions.record("image-gc", outcome, judged.reason, inputs)
 
     async def _explain(self, report: ImageGCReport, store: RuntimeStore) -> None:
         if report.kind == "invalid_capacity" and not report.dry_run:
@@ -261,65 +265,41 @@ class ImageManager:
                     store.where, report, self._runtime, self._pod_logs_dir
                 )
 
-    async def _list_images(self) -> list[cri.Image]:
-        listed = await self._runtime.list_images()
-        self._listed = (self._now(), listed)
-        return listed
-
     async def _detect(self, now: float) -> None:
         try:
-            listed = await self._list_images()
+            images = await self._runtime.read_images(self._reader.read)
         except KubengineError as error:
             raise ImageGCFailure("list_images", str(error)) from error
         try:
-            containers = await self._runtime.list_containers()
-            await self._look_at_image_volumes(containers)
+            used = await self._runtime.read_containers(self._used_keys)
+            await self._look_at_image_volumes()
             await self._find_sandbox_image()
-        except KubengineError as error:
+        except (KubengineError, ValueError) as error:
             raise ImageGCFailure("get_pods", str(error)) from error
-        self._containers = containers
-        if len(self._last_seen) > 2 * len(listed):
-            self._last_seen.clear()
-        images = list(map(self._seen, listed))
-        self.records.detect(images, self._used_keys(containers, images), now)
-
-    def _seen(self, image: cri.Image) -> SeenImage:
-        """The same object as last time if nothing about the image has changed."""
-        names = (*image.repo_tags, *image.repo_digests)
-        handler = image.spec.runtime_handler
-        known = self._last_seen.get((image.id, handler))
-        if known is None or known.names != names or known.size != image.size or known.pinned != image.pinned:
-            known = SeenImage(image.id, image.size, image.pinned, handler, names)
-            self._last_seen[known.id, handler] = known
-        return known
-
-    def _used_keys(self, containers: Sequence[cri.Container], images: Sequence[SeenImage]) -> list[str]:
-        """What containers name. A name that is no image's id, as some runtimes give, protects the image
-        that goes by it."""
-        keys = [self._key_used_by(container) for container in containers]
         for mounted in self._volume_images.values():
-            keys.extend(mounted)
-        strangers = set(keys).difference(map(self.records.key_of, images))
-        if strangers:
-            keys += [self.records.key_of(i) for i in images if not strangers.isdisjoint(i.names)]
-        return keys
+            used.extend(mounted)
+        self.records.detect(images, used, now)
 
-    def _key_used_by(self, container: cri.Container) -> str:
-        image = container.image_id or container.image_ref
-        return self.records.used_key(image, container.image.runtime_handler) if self._by_handler else image
+    def _used_keys(self, message: bytes) -> list[str]:
+        """What containers name."""
+        used = images_used(message)
+        if self._by_handler:
+            used = [self.records.used_key(*by) for by in images_used_by_handler(message)]
+        self._containers = message
+        return used
 
     def _users(self) -> dict[str, list[str]]:
         """`namespace/pod:container` by image key, as of the last detection."""
         users: dict[str, list[str]] = {}
-        for container in self._containers:
-            labels = container.labels
-            name = f"{labels.get(POD_NAMESPACE, '')}/{labels.get(POD_NAME, '')}:{container.metadata.name}"
-            users.setdefault(self._key_used_by(container), []).append(name)
-            for mounted in self._volume_images.get(container.id, ()):
+        used = self._used_keys(self._containers)
+        for key, id, container, pod, namespace in zip(used, *USERS.pick(self._containers), strict=True):
+            name = f"{namespace}/{pod}:{container}"
+            users.setdefault(key, []).append(name)
+            for mounted in self._volume_images.get(id, ()):
                 users.setdefault(mounted, []).append(f"{name} (image volume)")
         return users
 
-    async def _look_at_image_volumes(self, containers: Sequence[cri.Container]) -> None:
+    async def _look_at_image_volumes(self) -> None:
         """Mounted images count as used. A container's mounts don't change: each is asked once."""
         with_volumes = {
             pod.uid
@@ -329,15 +309,16 @@ class ImageManager:
         if not self._image_volumes and not with_volumes:
             self._volume_images = {}
             return
+        containers = list(zip(*CONTAINERS_OF_PODS.pick(self._containers), strict=True))
         known = self._volume_images
-        self._volume_images = {c.id: known[c.id] for c in containers if c.id in known}
-        for container in containers:
-            if container.id in known:
+        self._volume_images = {id: known[id] for id, _ in containers if id in known}
+        for id, uid in containers:
+            if id in known:
                 continue
-            if self._image_volumes or container.labels.get(POD_UID) in with_volumes:
-                status = (await self._runtime.container_status(container.id)).status
+            if self._image_volumes or uid in with_volumes:
+                status = (await self._runtime.container_status(id)).status
                 mounted = (mount.image.image for mount in status.mounts)
-                self._volume_images[container.id] = frozenset(image for image in mounted if image)
+                self._volume_images[id] = frozenset(image for image in mounted if image)
 
     async def _find_sandbox_image(self) -> None:
         if not self.section.protect_sandbox_image or self._sandbox_image:

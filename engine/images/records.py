@@ -6,8 +6,7 @@ The times live in an `ImageTable`, so that the same kernels read an agent's imag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,8 +14,7 @@ from engine._fast.image_order import mark, match
 from engine.tables import NEVER, ImageTable
 
 
-@dataclass(frozen=True, slots=True)
-class SeenImage:
+class SeenImage(NamedTuple):
     """An image as the runtime lists it. `handler` is the runtime handler that it was pulled for."""
 
     id: str
@@ -41,7 +39,7 @@ class ImageRecords:
     def __init__(self, *, by_handler: bool = False) -> None:
         self.by_handler = by_handler
         self.table = ImageTable()
-        self._row_of: dict[str, int] = {}
+        self._row_of = self.table.row_of
         self._seen: list[SeenImage] = []
 
     def __len__(self) -> int:
@@ -59,6 +57,10 @@ class ImageRecords:
     def image(self, row: int) -> SeenImage:
         return self._seen[row]
 
+    def images(self) -> list[SeenImage]:
+        """By row; `NO_IMAGE` where a row is free."""
+        return self._seen.copy()
+
     def key_of(self, image: SeenImage) -> str:
         return image_key(image.id, image.handler) if self.by_handler else image.id
 
@@ -67,7 +69,8 @@ class ImageRecords:
         return image_key(image_id, handler) if self.by_handler else image_id
 
     def detect(self, images: Sequence[SeenImage], used: Iterable[str], now: float) -> None:
-        """Take in what the runtime has now and the keys that containers use, known or not.
+        """Take in what the runtime has now and the keys that containers use, known or not. A key that is no
+        image's, as some runtimes give, protects the image that goes by that name.
 
         A new image is first seen `now`, one in use was last used `now`, one that is gone is forgotten:
         should it come back it is new. An image passed as the same object as last time is not looked at.
@@ -83,16 +86,21 @@ class ImageRecords:
         columns = self.table.columns
         gone = columns.live.copy()
         gone[: len(present)] &= ~present[: len(gone)]
-        for row in np.flatnonzero(gone).tolist():
-            self.forget(self.table.key(row))
+        self.forget_rows(np.flatnonzero(gone).tolist())
         columns.in_use[:] = False
-        mark(self._row_of, list(used), columns.in_use)
+        strangers = set(mark(self._row_of, list(used), columns.in_use))
+        if strangers:
+            mark(
+                self._row_of,
+                [self.key_of(i) for i in images if not strangers.isdisjoint(i.names)],
+                columns.in_use,
+            )
         columns.last_used[columns.in_use] = now
 
     def _take_in(self, key: str, image: SeenImage, now: float) -> int:
         row = self._row_of.get(key, -1)
         if row < 0:
-            row = self._row_of[key] = self.table.add(key, size=image.size, detected=now)
+            row = self.table.add(key, size=image.size, detected=now)
         if row >= len(self._seen):
             self._seen.extend([NO_IMAGE] * (row + 1 - len(self._seen)))
         self._seen[row] = image
@@ -100,10 +108,10 @@ class ImageRecords:
         self.table.columns.pinned[row] = image.pinned
         return row
 
-    def forget(self, key: str) -> None:
-        row = self._row_of.pop(key)
-        self._seen[row] = NO_IMAGE
-        self.table.remove(key)
+    def forget_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._seen[row] = NO_IMAGE
+        self.table.remove_rows(rows)
 
     def export(self) -> dict[str, dict[str, float]]:
         """Times and size by key, for a file."""

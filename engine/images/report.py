@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -35,7 +36,8 @@ class ImageGCReport:
     `wanted` None: usage was below the high threshold (or the run failed before it was known). `error`
     is the run's failure in the kubelet's words, `kind` its sort: list_images, get_pods, stats,
     invalid_capacity, insufficient, delete_failed_space, delete_failed_age.
-    `elsewhere` says what else fills the file system when too little could be freed.
+    `elsewhere` says what else fills the file system when too little could be freed. `removed_by` counts
+    removals by cause; `account` makes the images' verdicts, which few ask for.
     """
 
     at: float
@@ -48,13 +50,27 @@ class ImageGCReport:
     freed_by_age: int = 0
     attempted: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
-    images: list[ImageVerdict] = field(default_factory=list)
+    removed_by: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     error: str = ""
     kind: str = ""
     elsewhere: dict[str, int] = field(default_factory=dict)
+    account: Callable[[], list[ImageVerdict]] = list
+    _images: list[ImageVerdict] | None = None
+
+    @property
+    def images(self) -> list[ImageVerdict]:
+        """One verdict for each image that the runtime had."""
+        if self._images is None:
+            self._images = self.account()
+        return self._images
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        names = (
+            "at", "trigger", "dry_run", "capacity", "available", "wanted", "freed", "freed_by_age",
+            "attempted", "removed", "error", "kind", "elsewhere",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names} | {"images": [asdict(v) for v in self.images]}
 
 
 class ImageGCFailure(Exception):

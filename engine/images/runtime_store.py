@@ -11,6 +11,7 @@ from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.lease import ImageLeases
+from engine.images.patience import Patience
 from engine.images.records import SeenImage
 
 GIVE_UP_AFTER: Final = 2
@@ -18,40 +19,55 @@ GIVE_UP_AFTER: Final = 2
 
 
 class RuntimeStore:
-    """A `Store` for one run. `where` is known once the file system has been read."""
+    """A `Store` for one run, to be closed after it. `where` is known once the file system has been read.
+
+    `leases`, where images are held, keep starts and removals apart.
+    """
 
     def __init__(
         self,
         runtime: RuntimeClient,
-        leases: ImageLeases,
+        leases: ImageLeases | None,
         why_protected: Callable[[SeenImage], str],
         *,
         remove_timeout: float,
     ) -> None:
-        self._runtime, self._leases, self._why_protected = runtime, leases, why_protected
-        self._remove_timeout = remove_timeout
+        self._runtime, self._leases = runtime, leases
+        self.remove = self._remove if leases is None else self._remove_unleased
+        self.protected = why_protected
+        self._patience = Patience(remove_timeout)
         self._silent = 0
         self.where: RuntimeFilesystems | None = None
+
+    def close(self) -> None:
+        self._patience.close()
 
     async def filesystem(self) -> FilesystemReading:
         if self.where is None:
             self.where = await runtime_filesystems(self._runtime)
         return await read_filesystem_in_time(self.where.images)
 
-    async def remove(self, image: SeenImage) -> None:
+    async def _remove_unleased(self, image: SeenImage) -> None:
+        assert self._leases is not None
+        async with self._leases.removal((image.id, *image.names)):
+            await self._remove(image)
+
+    async def _remove(self, image: SeenImage) -> None:
         if self._silent >= GIVE_UP_AFTER:
             raise Unavailable(f"not tried: the runtime left {self._silent} removals in a row unanswered")
-        limit = self._remove_timeout
+        patience = self._patience
+        patience.begin()
         try:
-            async with self._leases.removal((image.id, *image.names)), asyncio.timeout(limit):
-                await self._runtime.remove_image(image.id, image.handler)
-        except TimeoutError:
+            await self._runtime.remove_image(image.id, image.handler)
+        except asyncio.CancelledError:
+            if not patience.ended_it():
+                raise
             self._silent += 1
+            limit = patience.seconds
             raise Unavailable(f"RemoveImage {image.id} did not answer within {limit:g} s") from None
         except Unavailable:
             self._silent += 1
             raise
+        finally:
+            patience.end()
         self._silent = 0
-
-    def protected(self, image: SeenImage) -> str:
-        return self._why_protected(image)

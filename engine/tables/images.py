@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,6 +39,9 @@ class ImageColumns:
             np.zeros(capacity, np.bool_),
         )
 
+    def copy(self) -> ImageColumns:
+        return ImageColumns(*(getattr(self, name).copy() for name in _COLUMNS))
+
 
 _COLUMNS = ("size", "first_detected", "last_used", "pinned", "in_use", "live")
 
@@ -48,18 +52,19 @@ class ImageTable:
     def __init__(self, capacity: int = 64) -> None:
         self.columns = ImageColumns.zeros(capacity)
         self._rows = RowSpace()
-        self._row_of: dict[str, int] = {}
+        self.row_of: dict[str, int] = {}
+        """Rows by key; to be read."""
         self._keys: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._row_of)
+        return len(self.row_of)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._row_of
+        return key in self.row_of
 
     def add(self, key: str, *, size: int, detected: float, pinned: bool = False) -> int:
         """The row of a new image. Raises `InvalidInput` for a key that is there or a negative size."""
-        if key in self._row_of:
+        if key in self.row_of:
             raise InvalidInput("is in the table already", subject=key)
         if not 0 <= size < 1 << 63:
             raise InvalidInput(f"size {size} is not a number of bytes", subject=key)
@@ -73,7 +78,7 @@ class ImageTable:
             self._keys.append(key)
         else:
             self._keys[row] = key
-        self._row_of[key] = row
+        self.row_of[key] = row
         self.columns.size[row] = size
         self.columns.first_detected[row] = detected
         self.columns.last_used[row] = NEVER
@@ -83,16 +88,26 @@ class ImageTable:
 
     def remove(self, key: str) -> int:
         row = self.row(key)
-        del self._row_of[key]
+        del self.row_of[key]
         self._keys[row] = ""
         for name in _COLUMNS:
             getattr(self.columns, name)[row] = 0
         self._rows.release(row)
         return row
 
+    def remove_rows(self, rows: Sequence[int]) -> None:
+        """Those images have gone: free their rows."""
+        keys, row_of = self._keys, self.row_of
+        for row in rows:
+            del row_of[keys[row]]
+            keys[row] = ""
+        self._rows.release_many(rows)
+        for name in _COLUMNS:
+            getattr(self.columns, name)[list(rows)] = 0
+
     def row(self, key: str) -> int:
         try:
-            return self._row_of[key]
+            return self.row_of[key]
         except KeyError:
             raise InvalidInput("no such image in the table", subject=key) from None
 

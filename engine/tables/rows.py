@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.api.errors import Bug
 
 
@@ -38,6 +40,9 @@ class RowSpace:
 
     def release(self, row: int) -> None:
         self._free.append(row)
+
+    def release_many(self, rows: Sequence[int]) -> None:
+        self._free.extend(rows)
 
     def validate(self) -> None:
         if len(set(self._free)) != len(self._free) or any(not 0 <= row < self.end for row in self._free):

@@ -81,7 +81,7 @@ def test_match_and_mark(form):
     assert form.match(index, ["a", "new", "b"], [kept, object(), replaced], known, marks) == [1, 2]
     assert marks.tolist() == [True, True]
     marks = np.zeros(2, np.bool_)
-    form.mark(index, ["b", "stranger", "b"], marks)
+    assert form.mark(index, ["b", "stranger", "b"], marks) == ["stranger"]
     assert marks.tolist() == [False, True]
 
 

@@ -41,9 +41,12 @@ class Runtime:
             for id, size in self.images.items()
         ]
 
-    async def list_containers(self, _filter=None):
+    async def read_images(self, read):
+        return read(cri.ListImagesResponse(images=await self.list_images()).SerializeToString())
+
+    async def read_containers(self, read):
         self._maybe_fail("list_containers")
-        return self.containers
+        return read(cri.ListContainersResponse(containers=self.containers).SerializeToString())
 
     async def list_container_stats(self, _filter=None):
         return []

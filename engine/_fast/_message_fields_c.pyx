@@ -1,0 +1,282 @@
+"""Compiled picker of fields; the rule is in `_message_fields_py`.
+
+Reads the wire format's ordinary case in place and passes over every field that no column asks for, of which
+only the length is looked at. What is out of the ordinary (groups, lengths past the end, texts that are no
+UTF-8, overlong numbers) goes to the twin, which lets the protobuf library decide.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.list cimport PyList_Append
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memset
+
+from engine._fast import _message_fields_py
+
+cdef enum:
+    COLUMNS = 16
+    LEVELS = 16
+    NUMBERS = 32  # fields with higher numbers are passed over
+    TEXT = 1
+    TEXTS = 2
+    ENTRY = 3
+    WHOLE = 4
+    INT64 = 5
+    UINT64 = 6
+    INT32 = 7
+    UINT32 = 8
+    FLAG = 9
+    INSIDE = 10  # a message that holds columns
+    VARINT = 0
+    DELIMITED = 2
+    NONE = -1
+
+cdef struct Span:
+    const uint8_t *at
+    const uint8_t *end
+
+cdef struct Action:
+    uint8_t kind
+    int8_t column  # the first that the field feeds
+    int8_t level   # of a message inside
+
+cdef struct Level:
+    Action actions[NUMBERS]
+
+
+cdef inline bint _varint(Span *rest, uint64_t *value, int most) noexcept nogil:
+    """A number of `most` bytes or fewer; false if there is none."""
+    cdef int i
+    cdef uint8_t byte
+    value[0] = 0
+    for i in range(most):
+        if rest.at == rest.end:
+            return False
+        byte = rest.at[0]
+        rest.at += 1
+        if i == 9 and byte > 1:
+            return False
+        value[0] |= <uint64_t>(byte & 0x7F) << (7 * i)
+        if not byte & 0x80:
+            return True
+    return False
+
+
+cdef inline bint _span(Span *rest, Span *span) noexcept nogil:
+    """A length and that many bytes; false if they are not there."""
+    cdef uint64_t size = 0
+    if not _varint(rest, &size, 5) or size > <uint64_t>(rest.end - rest.at):
+        return False
+    span.at = rest.at
+    rest.at += size
+    span.end = rest.at
+    return True
+
+
+cdef inline bint _tag(Span *rest, uint32_t *number, int *wire) noexcept nogil:
+    cdef uint64_t tag = 0
+    if not _varint(rest, &tag, 5) or tag > 0xFFFFFFFFu or tag >> 3 == 0:
+        return False
+    number[0] = <uint32_t>(tag >> 3)
+    wire[0] = tag & 7
+    return True
+
+
+cdef inline bint _skip(Span *rest, int wire) noexcept nogil:
+    cdef uint64_t ignored = 0
+    cdef Span span
+    cdef Py_ssize_t size
+    if wire == VARINT:
+        return _varint(rest, &ignored, 10)
+    if wire == DELIMITED:
+        return _span(rest, &span)
+    size = 8 if wire == 1 else 4
+    if (wire != 1 and wire != 5) or rest.end - rest.at < size:
+        return False
+    rest.at += size
+    return True
+
+
+cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
+    """The key and the value of a map's entry."""
+    cdef uint32_t number = 0
+    cdef int wire = 0
+    cdef Span *part
+    key.at = key.end = value.at = value.end = entry.end
+    while entry.at < entry.end:
+        if not _tag(&entry, &number, &wire):
+            return False
+        part = key if number == 1 else value if number == 2 else NULL
+        if part != NULL and wire == DELIMITED:
+            if not _span(&entry, part):
+                return False
+        elif not _skip(&entry, wire):
+            return False
+    return True
+
+
+cdef class Picker:
+    cdef object _twin
+    cdef int _columns, _levels
+    cdef uint8_t _kinds[COLUMNS]
+    cdef int8_t _next[COLUMNS]  # the next column that the same map feeds
+    cdef list _keys
+    cdef Level _table[LEVELS]
+    # of the item in hand
+    cdef Span _texts[COLUMNS]
+    cdef uint64_t _numbers[COLUMNS]
+    cdef list _lists
+
+    def __cinit__(self, message, columns):
+        cdef int column, level
+        cdef uint32_t number
+        cdef Action *action
+        self._twin = _message_fields_py.Picker(message, columns)
+        self._levels = 1
+        self._keys = []
+        memset(self._table, 0, sizeof(self._table))
+        for kind, path, key in _message_fields_py.resolve(message, columns):
+            column, level, action = self._columns, 0, NULL
+            self._kinds[column] = kind
+            self._next[column] = NONE
+            self._keys.append(key)
+            self._columns += 1
+            for at, field in enumerate(path):
+                number = field
+                if number >= NUMBERS:
+                    raise ValueError(f"{columns[column]}: field {number}, at most {NUMBERS - 1}")
+                action = &self._table[level].actions[number]
+                if at < len(path) - 1:
+                    if action.kind == 0:
+                        if self._levels == LEVELS:
+                            raise ValueError(f"more than {LEVELS} messages inside each other")
+                        action.kind, action.level = INSIDE, <int8_t>self._levels
+                        self._levels += 1
+                    level = action.level
+            if action != NULL:
+                self._next[column] = action.column if action.kind else <int8_t>NONE
+                action.kind, action.column = <uint8_t>self._kinds[column], <int8_t>column
+
+    def pick(self, bytes message not None):
+        cdef list picked = [[] for _ in range(self._columns)]
+        cdef Span rest, item
+        cdef uint32_t number = 0
+        cdef int wire = 0
+        rest.at = <const uint8_t *>PyBytes_AS_STRING(message)
+        rest.end = rest.at + PyBytes_GET_SIZE(message)
+        while rest.at < rest.end:
+            if not _tag(&rest, &number, &wire):
+                return self._twin.pick(message)
+            if number != 1 or wire != DELIMITED:
+                if not _skip(&rest, wire):
+                    return self._twin.pick(message)
+            elif not _span(&rest, &item) or not self._pick_item(item, picked):
+                return self._twin.pick(message)
+        return tuple(picked)
+
+    def pick_items(self, list items not None):
+        cdef list picked = [[] for _ in range(self._columns)]
+        cdef Span item
+        cdef bytes one
+        for one in items:
+            item.at = <const uint8_t *>PyBytes_AS_STRING(one)
+            item.end = item.at + PyBytes_GET_SIZE(one)
+            if not self._pick_item(item, picked):
+                return self._twin.pick_items(items)
+        return tuple(picked)
+
+    cdef bint _pick_item(self, Span item, list picked) except -1:
+        """Append what is wanted of an item; false for what is out of the ordinary."""
+        try:
+            if not self._read_item(item):
+                return False
+            self._put_item(item, picked)
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    cdef bint _read_item(self, Span item) except -1:
+        """Fill what is of the item in hand; false for what is out of the ordinary."""
+        cdef int column
+        for column in range(self._columns):
+            self._texts[column].at = self._texts[column].end = item.end
+            self._numbers[column] = 0
+        self._lists = None
+        return self._read(item, 0)
+
+    cdef bint _read(self, Span rest, int level) except -1:
+        cdef uint32_t number = 0
+        cdef int wire = 0, kind, column
+        cdef const Action *action
+        cdef Span span
+        while rest.at < rest.end:
+            if not _tag(&rest, &number, &wire):
+                return False
+            action = &self._table[level].actions[number if number < NUMBERS else 0]
+            kind, column = action.kind, action.column
+            if kind == 0 or (wire != DELIMITED if kind <= ENTRY or kind == INSIDE else wire != VARINT):
+                if not _skip(&rest, wire):
+                    return False
+                continue
+            if wire == VARINT:
+                if not _varint(&rest, &self._numbers[column], 10):
+                    return False
+                continue
+            if not _span(&rest, &span):
+                return False
+            if kind == INSIDE:
+                if not self._read(span, action.level):
+                    return False
+            elif kind == TEXTS:
+                self._add_text(column, span)
+            elif kind == TEXT:
+                self._texts[column] = span
+            elif not self._read_entry(column, span):
+                return False
+        return True
+
+    cdef bint _read_entry(self, int column, Span entry) except -1:
+        cdef Span key, value
+        cdef bytes wanted
+        if not _entry(entry, &key, &value):
+            return False
+        while column != NONE:
+            wanted = self._keys[column]
+            if (PyBytes_GET_SIZE(wanted) == key.end - key.at
+                    and memcmp(PyBytes_AS_STRING(wanted), key.at, key.end - key.at) == 0):
+                self._texts[column] = value
+            column = self._next[column]
+        return True
+
+    cdef int _add_text(self, int column, Span text) except -1:
+        if self._lists is None:
+            self._lists = [[] for _ in range(self._columns)]
+        PyList_Append(<list>self._lists[column],
+                      PyUnicode_DecodeUTF8(<const char *>text.at, text.end - text.at, NULL))
+        return 0
+
+    cdef int _put_item(self, Span item, list picked) except -1:
+        cdef int column, kind
+        cdef Span text
+        cdef uint64_t number
+        cdef object value
+        for column in range(self._columns):
+            kind, text, number = self._kinds[column], self._texts[column], self._numbers[column]
+            if kind == TEXT or kind == ENTRY:
+                value = PyUnicode_DecodeUTF8(<const char *>text.at, text.end - text.at, NULL)
+            elif kind == TEXTS:
+                value = () if self._lists is None else tuple(<list>self._lists[column])
+            elif kind == WHOLE:
+                value = PyBytes_FromStringAndSize(<const char *>item.at, item.end - item.at)
+            elif kind == INT64:
+                value = <int64_t>number
+            elif kind == UINT64:
+                value = number
+            elif kind == INT32:
+                value = <int32_t>number
+            elif kind == UINT32:
+                value = <uint32_t>number
+            else:
+                value = number != 0
+            PyList_Append(picked[column], value)
+        return 0

@@ -1,0 +1,108 @@
+"""The rule of picking fields out of a list that a runtime sends: through the protobuf library.
+
+A message of `engine.wire.cri_v1_pb2` whose field 1 is the list, and columns of its items by name:
+`id`, `metadata.name` (inside a message), `labels[key]` (an entry of a map), `repo_tags` (a list of texts),
+and the empty name for the whole item. What is not there is empty, 0 or False, as protobuf has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+TEXT, TEXTS, ENTRY, WHOLE, INT64, UINT64, INT32, UINT32, FLAG = range(1, 10)
+MOST_COLUMNS: Final = 16
+
+_KINDS: Final = {
+    "TYPE_STRING": TEXT,
+    "TYPE_INT64": INT64,
+    "TYPE_UINT64": UINT64,
+    "TYPE_ENUM": INT32,
+    "TYPE_UINT32": UINT32,
+    "TYPE_BOOL": FLAG,
+}
+
+
+class Column(NamedTuple):
+    """One column: its kind, the numbers of the fields that lead to it, and an entry's key."""
+
+    kind: int
+    path: tuple[int, ...]
+    key: bytes = b""
+
+
+def resolve(message: str, columns: Sequence[str]) -> list[Column]:
+    """The columns by number. Raises `ValueError` for one that there isn't or that stands twice."""
+    from engine.wire import cri_v1_pb2
+
+    if len(columns) > MOST_COLUMNS or len(set(columns)) < len(columns):
+        raise ValueError(
+            f"{len(columns)} columns, at most {MOST_COLUMNS} and each once: {', '.join(columns)}"
+        )
+    items = cri_v1_pb2.DESCRIPTOR.message_types_by_name[message].fields_by_number[1].message_type
+    return [_column(items, name) for name in columns]
+
+
+def _column(items: Any, name: str) -> Column:
+    if not name:
+        return Column(WHOLE, ())
+    path, key = name.removesuffix("]").split("[") if name.endswith("]") else (name, "")
+    numbers = []
+    holder, field = items, None
+    for part in path.split("."):
+        field = holder.fields_by_name.get(part) if holder is not None else None
+        if field is None:
+            raise ValueError(f"{items.name} has no {name}")
+        numbers.append(field.number)
+        holder = field.message_type
+    assert field is not None
+    if key:
+        return Column(ENTRY, tuple(numbers), key.encode())
+    names = {value: kind for kind, value in vars(type(field)).items() if kind.startswith("TYPE_")}
+    kind = _KINDS.get(names[field.type])
+    if kind is None or (field.is_repeated and kind != TEXT):
+        raise ValueError(f"{items.name}.{name} is of no kind that can be picked")
+    return Column(TEXTS if field.is_repeated else kind, tuple(numbers))
+
+
+class Picker:
+    """Reads `columns` of the items of a `message`. Raises `ValueError` for a column that there isn't."""
+
+    def __init__(self, message: str, columns: Sequence[str]) -> None:
+        from engine.wire import cri_v1_pb2
+
+        kinds = resolve(message, columns)
+        self._message = message
+        self._type = getattr(cri_v1_pb2, message)
+        items = self._type.DESCRIPTOR.fields_by_number[1]
+        self._list = items.name
+        self._item = getattr(cri_v1_pb2, items.message_type.name)
+        self._readers = [_reader(name, column) for name, column in zip(columns, kinds, strict=True)]
+
+    def pick(self, message: bytes) -> tuple[list[Any], ...]:
+        """A list for each column, with an entry for each item. `ValueError` for bytes of no such message."""
+        return self._picked(lambda: getattr(self._type.FromString(message), self._list))
+
+    def pick_items(self, items: list[bytes]) -> tuple[list[Any], ...]:
+        """The same of items as the column of whole items has them."""
+        return self._picked(lambda: [self._item.FromString(item) for item in items])
+
+    def _picked(self, decode: Callable[[], Any]) -> tuple[list[Any], ...]:
+        from google.protobuf.message import DecodeError
+
+        try:
+            items = decode()
+        except (DecodeError, RecursionError) as error:
+            raise ValueError(f"not a {self._message}: {error}") from None
+        return tuple([read(item) for item in items] for read in self._readers)
+
+
+def _reader(name: str, column: Column) -> Callable[[Any], Any]:
+    if column.kind == WHOLE:
+        return lambda item: item.SerializeToString(deterministic=True)
+    if column.kind == ENTRY:
+        holder, key = attrgetter(name.partition("[")[0]), column.key.decode()
+        return lambda item: holder(item).get(key, "")
+    value = attrgetter(name)
+    return (lambda item: tuple(value(item))) if column.kind == TEXTS else value
