@@ -26,7 +26,7 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench fuzz chaos protos system-packages build clean
+.PHONY: help run test test-fast lint bench fuzz chaos protos system-packages build dist deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -37,6 +37,8 @@ help:
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
 	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; fail every file operation and call'
 	@echo 'make protos           generate engine/wire from protos/'
+	@echo 'make dist             sdist and wheel in dist/'
+	@echo 'make deb              the Debian package in dist/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
 
@@ -85,6 +87,15 @@ system-packages:
 	else echo 'not root on Debian: tests that need $(TEST_PACKAGES) may skip'; fi
 
 build: $(VENV)/.installed $(VENV)/.kernels
+
+dist: build
+	@$(BIN)/pip install -q build
+	rm -f dist/*.whl dist/*.tar.gz
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python package/manylinux.py dist/*.whl
+
+deb: dist
+	$(BIN)/python package/deb.py dist/*.whl dist
 
 $(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.python
 	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'

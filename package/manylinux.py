@@ -1,0 +1,56 @@
+"""Names a wheel for the oldest system that it runs on: `manylinux.py WHEEL` renames it.
+
+By PEP 600 such a name promises that the libraries in the wheel need nothing but the C library of that
+version and a few that come with it. What they need is read by binutils' readelf.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+SYSTEM = {
+    "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "libgcc_s.so.1",
+    "libstdc++.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+}  # fmt: skip
+
+
+def needs(wheel: Path) -> tuple[tuple[int, int], set[str]]:
+    """The C library that `wheel` needs, and libraries that are neither in it nor every system's."""
+    version, libraries, own = (2, 17), set[str](), set[str]()
+    with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as directory:
+        for name in archive.namelist():
+            if ".so" not in Path(name).suffixes:
+                continue
+            own.add(Path(name).name)
+            text = _readelf(archive.extract(name, directory))
+            libraries |= set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
+            versions = re.findall(r"GLIBC_(\d+)\.(\d+)", text)
+            version = max([version, *((int(major), int(minor)) for major, minor in versions)])
+    return version, libraries - own - SYSTEM
+
+
+def platform_tag(wheel: Path) -> str:
+    """Raises SystemExit naming the libraries that would be missing elsewhere."""
+    (major, minor), foreign = needs(wheel)
+    if foreign:
+        raise SystemExit(f"{wheel}: needs {', '.join(sorted(foreign))}, which not every system has")
+    machine = wheel.stem.rsplit("-", 1)[-1].partition("_")[2]
+    return f"manylinux_{major}_{minor}_{machine}"
+
+
+def _readelf(library: str) -> str:
+    command = ["readelf", "--wide", "--dynamic", "--version-info", library]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        tag = platform_tag(Path(argument))
+        subprocess.run(
+            [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, argument], check=True
+        )

@@ -1,0 +1,181 @@
+"""What is shipped: the source archive is whole, and its wheel works where nothing else is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from engine.cli import COMMANDS
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "package"))
+import deb  # noqa: E402
+import man  # noqa: E402
+import manylinux  # noqa: E402
+
+KERNELS = Path("engine/_fast")
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+BACKEND = "from setuptools import build_meta; import sys; build_meta.build_{what}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def tracked() -> set[str]:
+    """The files of this checkout that are the project's."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout to know the project's files")
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+    return {name for name in listed if (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def sdist(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of a copy of the checkout."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in tracked:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name)
+    return build("sdist", copy)
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the source archive."""
+    directory = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    return build("wheel", directory / f"kubengine-{VERSION}")
+
+
+def build(what: str, tree: Path) -> Path:
+    """By the build backend, with the kernels that this checkout has compiled, which take a minute."""
+    compiled = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    for kind, target in (("*.c", tree), ("*.so", compiled)):
+        for path in sorted((ROOT / KERNELS).rglob(kind)):
+            place = target / path.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+    command = [sys.executable, "-c", BACKEND.format(what=what), str(tree / "dist")]
+    subprocess.run(command, cwd=tree, check=True, capture_output=True, timeout=600)
+    (found,) = (tree / "dist").iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment's programs: the wheel, what it says that it requires, and nothing else."""
+    home = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    python = home / "bin/python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q"]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(wheel)], check=True)
+    packages = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for installed in deb.requirements(wheel):
+        for top in {Path(file).parts[0] for file in installed.files or () if not str(file).startswith("..")}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(str(installed.locate_file(top)))
+    return home / "bin"
+
+
+def test_the_source_archive_is_whole(sdist: Path, tracked: set[str]) -> None:
+    with tarfile.open(sdist) as archive:
+        top = f"kubengine-{VERSION}/"
+        names = {member.name.removeprefix(top) for member in archive.getmembers() if member.isfile()}
+    assert tracked - names == set()
+    added = {name for name in names - tracked if not name.startswith("kubengine.egg-info/")}
+    assert added == {"PKG-INFO", "setup.cfg"}
+
+
+def test_the_wheel_has_every_module_kernel_and_type(wheel: Path, tracked: set[str]) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    kinds = {".py", ".pyi", ".typed", ".css", ".c"}
+    expected = {name for name in tracked if name.startswith("engine/") and Path(name).suffix in kinds}
+    assert {name for name in expected if Path(name).name != "py.typed"} - names == set()
+    assert "engine/py.typed" in names
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    kernels = {name.removesuffix(".pyx") + suffix for name in tracked if name.endswith(".pyx")}
+    assert kernels - names == set()
+    assert {
+        name for name in names if not name.startswith(("engine/", f"kubengine-{VERSION}.dist-info/"))
+    } == set()
+
+
+def test_the_wheel_needs_no_library_that_a_system_may_not_have(wheel: Path) -> None:
+    assert re.fullmatch(rf"manylinux_2_\d+_{os.uname().machine}", manylinux.platform_tag(wheel))
+
+
+def test_it_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size < 8 << 20
+
+
+def test_the_command_works_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
+    assert "Commands:" in kubengine(bare, "--help")
+    assert kubengine(bare, "--version") == f"kubengine {VERSION}\n"
+    cluster = str(tmp_path / "cluster.kes")
+    kubengine(bare, "plan", "synth", "--nodes", "5", "-o", cluster)
+    assert "preempt" in kubengine(bare, "plan", "preempt", "--requests", "cpu=64", "--critical", cluster)
+
+
+def test_a_node_runs_in_a_bare_environment(bare: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "kind: KubeletConfiguration\nenableServer: false\nhealthzPort: 0\nresolvConf: ''\n"
+        f"podLogsDir: {tmp_path}/logs\ncgroupsPerQOS: false\nenforceNodeAllocatable: []\n"
+    )
+    arguments = ["--config", str(config), "--root-dir", str(tmp_path / "r"), "--runtime", "hollow"]
+    manifests = ["--manifests", str(ROOT / "examples/manifests")]
+    with subprocess.Popen(
+        [bare / "kubengine", "run", *arguments, *manifests], stderr=subprocess.PIPE
+    ) as agent:
+        try:
+            wait_until(lambda: running(bare, tmp_path / "r") == 3 or agent.poll() is not None)
+        finally:
+            agent.send_signal(signal.SIGTERM)
+        _, errors = agent.communicate(timeout=240)
+    assert agent.returncode == 0, errors.decode()
+    assert b"Traceback" not in errors
+
+
+def running(bare: Path, root: Path) -> int:
+    command = [bare / "kubengine", "status", "--agent", str(root / "kubengine.sock")]
+    shown = subprocess.run(command, check=False, capture_output=True, text=True, timeout=240)
+    return shown.stdout.count(" Running ")
+
+
+def kubengine(bare: Path, *arguments: str) -> str:
+    return subprocess.run(
+        [bare / "kubengine", *arguments], check=True, capture_output=True, text=True, cwd=bare, timeout=240
+    ).stdout
+
+
+def test_the_version_is_in_one_place() -> None:
+    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading is not None
+    assert heading[1] == VERSION
+
+
+def test_every_command_has_a_man_page_with_its_options() -> None:
+    pages = dict(man.pages())
+    assert {f"kubengine-{name}" for name in COMMANDS} | {"kubengine", "kubengine-plan-preempt"} <= set(pages)
+    for name, text in pages.items():
+        escaped = name.replace("-", "\\-")
+        title, heading, summary = text.splitlines()[:3]
+        assert title.startswith(f'.TH {escaped.upper()} 1 "" "kubengine {VERSION}"')
+        assert heading == ".SH NAME"
+        assert summary.startswith(f"{escaped} \\- "), summary
+        assert re.findall(r"^[.'](?!TH |SH |TP$|PP$|BR? )", text, re.MULTILINE) == [], name
+    assert ".B \\-\\-root\\-dir DIRECTORY" in pages["kubengine-run"]
+    assert ".BR kubengine\\-plan\\-preempt (1)" in pages["kubengine-plan"]
