@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,17 @@ from engine.api.errors import InvalidInput
 from engine.cli._kubelet_flags import apply_flags
 
 KIND = "KubeletConfiguration"
+PATHS = (
+    ("staticPodPath",),
+    ("authentication", "x509", "clientCAFile"),
+    ("tlsCertFile",),
+    ("tlsPrivateKeyFile",),
+    ("resolvConf",),
+    ("volumePluginDir",),
+    ("podLogsDir",),
+)
+"""Relative ones of the file begin at its directory, those of drop-ins and flags at the working one."""
+
 log = logging.getLogger("kubengine.config")
 
 
@@ -22,7 +34,10 @@ def load_kubelet_config(
     """Drop-ins are the directory's `*.conf` in the order of their paths, those below included; objects in
     them are merged field by field, lists replaced. Raises InvalidInput, naming the file or flag."""
     document: dict[str, Any] = {"kind": KIND}
-    for path in ([file] if file is not None else []) + drop_ins(directory):
+    if file is not None:
+        document = merged(document, _read(file))
+        _make_absolute(document, file.absolute().parent)
+    for path in drop_ins(directory):
         document = merged(document, _read(path))
     apply_flags(document, flags)
     config = convert(document, KubeletConfiguration, str(file or directory or "flags"))
@@ -48,6 +63,15 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             both[name] = value
     return both
+
+
+def _make_absolute(document: dict[str, Any], directory: Path) -> None:
+    for *sections, name in PATHS:
+        section: Any = document
+        for each in sections:
+            section = section.get(each) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
+            section[name] = os.path.normpath(directory / section[name])
 
 
 def _read(path: Path) -> dict[str, Any]:

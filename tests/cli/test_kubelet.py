@@ -39,6 +39,23 @@ def test_drop_ins_lie_on_the_file_and_flags_on_both(tmp_path: Path):
     assert load_kubelet_config(file, drop_ins, {}).max_pods == 30
 
 
+def test_relative_paths_of_the_file_begin_where_it_stands(tmp_path: Path):
+    file = tmp_path / "kubelet.yaml"
+    file.write_text(
+        HEAD + "staticPodPath: manifests\nresolvConf: ''\ntlsCertFile: /etc/a.crt\npodLogsDir: ../logs\n"
+        "authentication: {x509: {clientCAFile: pki/ca.crt}}\n"
+    )
+    drop_ins = tmp_path / "conf.d"
+    drop_ins.mkdir()
+    (drop_ins / "1.conf").write_text(HEAD + "tlsPrivateKeyFile: a.key\n")
+    config = load_kubelet_config(file, drop_ins, {"volume-plugin-dir": "plugins"})
+    assert config.static_pod_path == str(tmp_path / "manifests")
+    assert config.authentication.x509.client_ca_file == str(tmp_path / "pki/ca.crt")
+    assert config.pod_logs_dir == str(tmp_path.parent / "logs")
+    assert (config.resolv_conf, config.tls_cert_file) == ("", "/etc/a.crt")
+    assert (config.tls_private_key_file, config.volume_plugin_dir) == ("a.key", "plugins")
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [("kind: Pod\n", "KubeletConfiguration"), ("", "nothing"), (HEAD + "maxPods: many\n", "maxPods")],
