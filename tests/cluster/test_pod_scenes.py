@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cluster.control_plane import Object
-from tests.cluster.scenes import Scene, conditions, is_ready
+from tests.cluster.scenes import PODS, Scene, conditions, is_ready
 from tests.devices.device_bench import GPU
 from tests.node_bench import container
 from tests.waiting import eventually
@@ -105,3 +105,37 @@ async def test_a_pod_of_another_uid_takes_the_place_of_its_namesake(scene: Scene
     assert uids == {second["metadata"]["uid"]}
     (running,) = pod["status"]["containerStatuses"]
     assert (running["restartCount"], running["lastState"]) == (0, {})
+
+
+async def test_containers_of_each_kind_are_resized_while_they_run(scene: Scene):
+    def amounts(milli: int) -> Object:
+        return {"resources": {"requests": {"cpu": f"{milli}m"}}}
+
+    init = [container("side", restartPolicy="Always", **amounts(100)), container("init", **amounts(100))]
+    await scene.run("web", initContainers=init, containers=[container("app", **amounts(100))])
+
+    def has(kind: str, name: str, milli: int) -> Callable[[Object], bool]:
+        def holds(pod: Object) -> bool:
+            shown = {each["name"]: each for each in pod["status"].get(f"{kind}Statuses", ())}.get(name, {})
+            asked = {"cpu": f"{milli}m"}
+            allocated = shown.get("allocatedResources") == asked
+            return allocated and shown.get("resources", {}).get("requests") == asked
+
+        return holds
+
+    async def resize(field: str, kind: str, name: str) -> None:
+        await scene.when("web", has(kind, name, 100))
+        spec = {field: [{"name": name, **amounts(300)}]}
+        await scene.plane.admin.patch(f"{PODS}/web/resize", {"spec": spec}, Object)
+        await scene.when("web", has(kind, name, 300))
+
+    await resize("initContainers", "initContainer", "side")
+    await resize("initContainers", "initContainer", "init")
+    held = scene.runtime.service.records.containers.values()
+    (running,) = (c for c in held if c.config.metadata.name == "init")
+    scene.runtime.end_container(running.id, exit_code=0)
+    await resize("containers", "container", "app")
+    pod = await scene.when("web", is_ready)
+    statuses = [*pod["status"]["initContainerStatuses"], *pod["status"]["containerStatuses"]]
+    assert {each["restartCount"] for each in statuses} == {0}
+    assert not {"PodResizePending", "PodResizeInProgress"} & conditions(pod).keys()
