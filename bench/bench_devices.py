@@ -178,7 +178,6 @@ async def with_plugin(count: int) -> tuple[float, float, float]:
             changed=told.set,
             numa=Numa(),
             plugin_dir=root / "dp",
-            registry_dir=None,
             pod_resources_dir=None,
         )
         await manager.start()

@@ -322,6 +322,20 @@ class ImageVolume(Struct):
     pull_policy: str = ""
 
 
+class LocalObjectReference(Struct):
+    name: str = ""
+
+
+class CSIVolume(Struct):
+    """A volume that a driver makes for one pod."""
+
+    driver: str = ""
+    read_only: bool | None = None
+    fs_type: str | None = None
+    volume_attributes: dict[str, str] | None = None
+    node_publish_secret_ref: LocalObjectReference | None = None
+
+
 class Volume(Struct):
     """A volume. Exactly one source is set; sources of plain dicts need a driver."""
 
@@ -335,7 +349,7 @@ class Volume(Struct):
     secret: SecretVolume | None = None
     persistent_volume_claim: PersistentVolumeClaimVolume | None = None
     ephemeral: dict[str, Any] | None = None
-    csi: dict[str, Any] | None = None
+    csi: CSIVolume | None = None
     nfs: dict[str, Any] | None = None
     iscsi: dict[str, Any] | None = None
     fc: dict[str, Any] | None = None
@@ -410,10 +424,6 @@ class PodDNSConfig(Struct):
     nameservers: list[str] | None = None
     searches: list[str] | None = None
     options: list[PodDNSConfigOption] | None = None
-
-
-class LocalObjectReference(Struct):
-    name: str = ""
 
 
 class PodReadinessGate(Struct):

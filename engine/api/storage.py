@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from engine.api.meta import ObjectMeta
-from engine.api.pod import HostPathVolume, NodeSelector
+from engine.api.pod import HostPathVolume, NodeSelector, ResourceList
 from engine.api.struct import Struct
 
 FILESYSTEM, BLOCK = "Filesystem", "Block"
@@ -19,7 +17,10 @@ class PersistentVolumeClaimSpec(Struct):
 
 
 class PersistentVolumeClaimStatus(Struct):
+    """`capacity` is what the volume's file system has by now."""
+
     phase: str = ""
+    capacity: ResourceList | None = None
 
 
 class PersistentVolumeClaim(Struct):
@@ -45,17 +46,107 @@ class VolumeNodeAffinity(Struct):
     required: NodeSelector | None = None
 
 
+class SecretReference(Struct):
+    name: str = ""
+    namespace: str = ""
+
+
+class CSIPersistentVolume(Struct):
+    """A volume of a driver, which knows it by its handle."""
+
+    driver: str = ""
+    volume_handle: str = ""
+    read_only: bool = False
+    fs_type: str = ""
+    volume_attributes: dict[str, str] | None = None
+    node_stage_secret_ref: SecretReference | None = None
+    node_publish_secret_ref: SecretReference | None = None
+    node_expand_secret_ref: SecretReference | None = None
+
+
 class PersistentVolumeSpec(Struct):
-    """Of its sources those that a node mounts by itself; `csi` names a driver."""
+    """Of its sources those that a node mounts."""
 
     host_path: HostPathVolume | None = None
     local: LocalVolume | None = None
-    csi: dict[str, Any] | None = None
+    csi: CSIPersistentVolume | None = None
     claim_ref: ClaimReference | None = None
     volume_mode: str = FILESYSTEM
     node_affinity: VolumeNodeAffinity | None = None
+    access_modes: list[str] | None = None
+    mount_options: list[str] | None = None
+    capacity: ResourceList | None = None
 
 
 class PersistentVolume(Struct):
     metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PersistentVolumeSpec = msgspec.field(default_factory=PersistentVolumeSpec)
+
+
+class StorageTokenRequest(Struct):
+    """A service-account token that a driver wants of each pod; `audience` is the API server's own where it is
+    empty."""
+
+    audience: str = ""
+    expiration_seconds: int | None = None
+
+
+class CSIDriverSpec(Struct):
+    """`volume_lifecycle_modes`: Persistent, Ephemeral; `fs_group_policy`: ReadWriteOnceWithFSType, File,
+    None."""
+
+    attach_required: bool | None = None
+    pod_info_on_mount: bool | None = None
+    volume_lifecycle_modes: list[str] | None = None
+    fs_group_policy: str | None = None
+    token_requests: list[StorageTokenRequest] | None = None
+    requires_republish: bool | None = None
+    service_account_token_in_secrets: bool | None = None
+
+
+class CSIDriver(Struct):
+    """storage.k8s.io/v1: what a cluster knows of a driver."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: CSIDriverSpec = msgspec.field(default_factory=CSIDriverSpec)
+
+
+class VolumeError(Struct):
+    message: str = ""
+
+
+class VolumeAttachmentStatus(Struct):
+    attached: bool = False
+    attachment_metadata: dict[str, str] | None = None
+    attach_error: VolumeError | None = None
+
+
+class VolumeAttachment(Struct):
+    """storage.k8s.io/v1: that a volume is attached to a node."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: VolumeAttachmentStatus = msgspec.field(default_factory=VolumeAttachmentStatus)
+
+
+class CSINodeAllocatable(Struct):
+    count: int | None = None
+
+
+class CSINodeDriver(Struct):
+    """A driver on one node, which it knows as `node_id`."""
+
+    name: str
+    node_id: str
+    topology_keys: list[str] | None = None
+    allocatable: CSINodeAllocatable | None = None
+
+
+class CSINodeSpec(Struct):
+    drivers: list[CSINodeDriver] = msgspec.field(default_factory=list)
+
+
+class CSINode(Struct):
+    """storage.k8s.io/v1: the drivers of one node."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    spec: CSINodeSpec = msgspec.field(default_factory=CSINodeSpec)

@@ -2,10 +2,10 @@
 
 Pure files decide (`inventory`, `selection`, `topology`, `topology_search`, `state`, `checkpoint`,
 `run_options`); the others act: `registration`, `claimed_server`, `methods`, `grpc_server` (loaded when
-somebody first calls), `plugin_watcher`, `plugin_channel`, `endpoint`, `checkpoint_file`, `pod_resources`, and
-`manager`, which puts them together. May touch gRPC sockets, the device plugin, plugin registry and
-pod-resources directories, `engine.api`, `engine._fast`, `engine.metrics`, `engine.host`, `engine.transport`
-and `engine.wire`. Importing this package loads what decides.
+somebody first calls), `found_plugins`, `endpoint`, `checkpoint_file`, `pod_resources`, and `manager`, which
+puts them together. May touch gRPC sockets, the device plugin and pod-resources directories, `engine.api`,
+`engine._fast`, `engine.metrics`, `engine.host`, `engine.plugins`, `engine.transport` and `engine.wire`.
+Importing this package loads what decides.
 """
 
 from engine.devices.inventory import Inventory

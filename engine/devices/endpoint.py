@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,13 +11,12 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.errors import Refused, Unavailable
 from engine.api.grpc_codes import rpc_error
-from engine.devices.plugin_channel import Answer, PluginChannel
+from engine.plugins.channel import Answer, PluginChannel, check_socket_path
 from engine.transport.grpc_channel import DEADLINE_EXCEEDED, UNAVAILABLE, CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 
-MAX_SOCKET_PATH = 107
 _SERVICE = "/v1beta1.DevicePlugin/"
 
 log = logging.getLogger("kubengine.devices")
@@ -33,16 +31,6 @@ class Deadlines:
     preferred: float = 30
     allocate: float = 60
     pre_start: float = 30
-    get_info: float = 1
-    notify: float = 5
-
-
-def check_socket_path(path: Path) -> None:
-    """`InvalidInput` if the kernel could not bind or connect to the path."""
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
-        raise InvalidInput(
-            f"longer than the {MAX_SOCKET_PATH} bytes that a unix socket's path may have", subject=str(path)
-        )
 
 
 class Endpoint:

@@ -26,7 +26,7 @@ from engine.devices.allocation import Allocator, TopologyError, reason_of
 from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import Deadlines, Endpoint
-from engine.devices.plugin_watcher import MakeWatch, PluginWatcher
+from engine.devices.found_plugins import FoundDevicePlugins
 from engine.devices.pod_resources import PodResourcesServer
 from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
@@ -38,7 +38,6 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
-PLUGIN_REGISTRY_DIR = Path("/var/lib/kubelet/plugins_registry")
 POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
 FORGET_WAITING = 600.0
 TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
@@ -54,8 +53,7 @@ class DeviceManager:
     something of a pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` says that
     it is to end, so that another pod may wait for its devices. `is_running(pod uid, container name)`
     says whether a container was found running when the agent started. `changed` is called when
-    capacity may have changed. Directories of None are not served; the plugin registry needs `make_watch`
-    (`engine.host.inotify.Watch`) too.
+    capacity may have changed. A directory of None is not served.
     """
 
     def __init__(
@@ -75,8 +73,6 @@ class DeviceManager:
         clock: Callable[[], float] = time.time,
         numa: Numa | None = None,
         plugin_dir: Path = DEVICE_PLUGIN_DIR,
-        registry_dir: Path | None = PLUGIN_REGISTRY_DIR,
-        make_watch: MakeWatch | None = None,
         pod_resources_dir: Path | None = POD_RESOURCES_DIR,
         deadlines: Deadlines | None = None,
         fault: FaultPoint = no_fault,
@@ -125,13 +121,7 @@ class DeviceManager:
             keeps_init_surplus=not section.release_init_surplus,
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
-        self._watcher = (
-            PluginWatcher(
-                registry_dir.resolve(), self.connect, self.disconnect, self._deadlines, make_watch, tasks
-            )
-            if registry_dir is not None and make_watch is not None
-            else None
-        )
+        self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
         self._pod_resources = (
             PodResourcesServer(
                 pod_resources_dir.resolve(), self.state, active_pods, self.collect, registry, tasks
@@ -170,14 +160,12 @@ class DeviceManager:
         self.state.restore(self._file.load(now), now)
         await self._file.start()
         await self._registration.start()
-        if self._watcher is not None:
-            await self._watcher.start()
         if self._pod_resources is not None:
             await self._pod_resources.start()
 
     async def stop(self) -> None:
         """End all connections and write the checkpoint. Pods keep their devices."""
-        servers = (self._pod_resources, self._watcher, self._registration)
+        servers = (self._pod_resources, self._registration)
         stops = [server.stop for server in servers if server is not None]
         await stop_all([*stops, self._end_connections, self._following.stop, self._file.stop])
 

@@ -11,10 +11,10 @@ from engine.api.errors import InvalidInput, KubengineError
 from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.devices.claimed_server import ClaimedServer
-from engine.devices.endpoint import check_socket_path
 from engine.devices.methods import Method
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.plugins.channel import check_socket_path
 from engine.transport.grpc_channel import UNKNOWN, CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from engine.api.meta import ObjectMeta
 from engine.api.node import NodeSpec
 from engine.api.pod import Pod
+from engine.csi.records import DriverRecords, NoRecords
 from engine.node.cluster_objects import ClusterObjects, NoCluster
 from engine.node.desired import MANIFESTS, WantedPods
 
@@ -31,6 +32,9 @@ class Belonging(Protocol):
 
     objects: ClusterObjects
     """What they take from the cluster."""
+
+    drivers: DriverRecords
+    """Who is told of storage drivers."""
 
     @property
     def api(self) -> Api | None:
@@ -71,6 +75,7 @@ class Standalone:
     def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
         """`runtime_classes()` are the handlers of the node's runtime, by class."""
         self.objects: ClusterObjects = NoCluster(runtime_classes)
+        self.drivers: DriverRecords = NoRecords()
 
     def start(self) -> None: ...
 

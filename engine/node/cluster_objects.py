@@ -9,17 +9,20 @@ from engine.api.cluster_objects import ClusterTrustBundle, ConfigMap, Secret, Se
 from engine.api.errors import InvalidInput, Missing, Refused
 from engine.api.pod import Container, Pod, Volume
 from engine.api.references import KeySelector, WholeObject
-from engine.api.storage import PersistentVolume, PersistentVolumeClaim
+from engine.api.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
 
 
 class Token(Protocol):
-    """`renew_at` in Unix seconds."""
+    """Times in Unix seconds."""
 
     @property
     def text(self) -> str: ...
 
     @property
     def renew_at(self) -> float: ...
+
+    @property
+    def expires_at(self) -> float: ...
 
 
 class ClusterObjects(Protocol):
@@ -54,6 +57,15 @@ class ClusterObjects(Protocol):
 
     async def runtime_handler(self, pod: Pod) -> str:
         """Of the pod's runtime class, '' without one. Raises `Missing` where there is no such class."""
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        """As it is now, for a volume's driver. Raises `Refused` in the API server's words."""
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        """Raises `Missing` where there is none, `Refused` in the API server's words."""
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        """Raises `Refused` in the API server's words."""
 
     def services(self) -> Sequence[Service] | None:
         """None as long as they are not known."""
@@ -104,6 +116,15 @@ class NoCluster:
         if handler is None:
             raise no_such_class(name)
         return handler
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        raise Refused(_NONE, subject=f"secret {namespace}/{name}")
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        raise Refused(_NONE, subject=f"driver {name}")
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        raise Refused(_NONE, subject=f"volume attachment {name}")
 
     def services(self) -> Sequence[Service] | None:
         return ()

@@ -21,7 +21,6 @@ from engine.devices.pod_resources import SOCKET_NAME as POD_RESOURCES_SOCKET
 from engine.devices.registration import SOCKET_NAME as REGISTRATION_SOCKET
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
-from engine.host.inotify import Watch
 from engine.host.sockets import is_served
 from engine.host.stopping import stop_all
 from engine.images.manager import ImageManager
@@ -127,8 +126,6 @@ class Managers:
             changed=capacity_changed,
             clock=clock,
             plugin_dir=root / PLUGINS,
-            registry_dir=root / "plugins_registry",
-            make_watch=Watch,
             pod_resources_dir=root / POD_RESOURCES,
         )
         self.probes = ProbeManager(

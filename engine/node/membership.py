@@ -21,11 +21,13 @@ from engine.cluster.certificate_request import (
 )
 from engine.cluster.certificate_rotation import CertificateRotation
 from engine.cluster.client import ApiClient
+from engine.cluster.csi_node import CsiNodeKeeper
 from engine.cluster.event_writer import EventWriter
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_identity import NodeIdentity
 from engine.cluster.node_keeper import NodeKeeper
 from engine.cluster.openssl import new_key
+from engine.csi.records import DriverRecords
 from engine.host.tasks import Work
 from engine.node.api_pods import ApiPods
 from engine.node.belonging import NodeHeard
@@ -93,6 +95,10 @@ class Membership:
         self._events = EventWriter(self._client, name)
         self._references = PodReferences(self._client, tasks, clock)
         self.objects: ClusterObjects = self._references
+        drivers = CsiNodeKeeper(
+            self._client, name, node_uid=lambda: self._node.uid, registered=self._node.registered
+        )
+        self.drivers: DriverRecords = drivers
         self._pods = ApiPods(self._client, name, node_uid=lambda: self._node.uid, clock=clock)
         self._follow = tasks.task("cluster-pods")
         self._credentials = tasks.task("node-credentials")
@@ -102,6 +108,7 @@ class Membership:
             (tasks.task("node-lease"), self._lease.run),
             (tasks.task("cluster-events"), self._events.run),
             (tasks.task("cluster-services"), self._references.run),
+            (tasks.task("csi-node"), drivers.run),
         ]
         if config.enable_server and config.server_tls_bootstrap:
             rotation = self._serving_rotation(setting, description)

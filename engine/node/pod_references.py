@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Final
 
 from engine.api.cluster_objects import ClusterTrustBundle, ConfigMap, RuntimeClass, Secret, Service
-from engine.api.errors import Unavailable
+from engine.api.errors import Missing, Unavailable
 from engine.api.pod import Pod
-from engine.api.storage import PersistentVolume, PersistentVolumeClaim
-from engine.cluster.client import ApiClient
+from engine.api.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
+from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.kind_in_use import KindInUse
 from engine.cluster.known_services import KnownServices
 from engine.cluster.referred import Reference, ReferredObjects
@@ -18,6 +19,8 @@ from engine.cluster.trust_bundles import trust_bundles_of
 from engine.cluster.watching import Resource
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import config_map_names, names_trust_bundles, no_such_class, secret_names
+
+_STORAGE: Final = "/apis/storage.k8s.io/v1"
 
 
 class PodReferences:
@@ -88,6 +91,20 @@ class PodReferences:
         if known is None:
             raise no_such_class(name)
         return known.handler
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        return await self._client.get(f"/api/v1/namespaces/{namespace}/secrets/{name}", Secret)
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        try:
+            return await self._client.get(f"{_STORAGE}/csidrivers/{name}", CSIDriver)
+        except ApiError as error:
+            if error.code == 404:
+                raise Missing(error.message, subject=error.subject) from error
+            raise
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        return await self._client.get(f"{_STORAGE}/volumeattachments/{name}", VolumeAttachment)
 
     def services(self) -> Sequence[Service] | None:
         return self._services.all()

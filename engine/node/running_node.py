@@ -24,6 +24,7 @@ from engine.api.quantity import Quantity
 from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
+from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.host.stopping import stop_all
 from engine.node import machine
 from engine.node.backoff import Backoff
@@ -58,8 +59,11 @@ from engine.node.usage.summary import Summaries
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
 from engine.node.volumes.attachments import Attachments
+from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
+from engine.plugins.watcher import PluginHandler, PluginWatcher
 from engine.wire import cri_v1_pb2 as cri
 
+PLUGINS_REGISTRY = "plugins_registry"
 STARTS_AT_ONCE = 8
 RECONCILE_SECONDS = 60.0
 
@@ -147,9 +151,21 @@ class RunningNode:
             secret=self._belonging.objects.secret,
             recorder=recorder,
         )
+        self._csi = csi = CsiStorage(
+            setting.root,
+            setting.name,
+            self._belonging.objects,
+            self._belonging.drivers,
+            self.attachments,
+            registry=setting.registry,
+            tasks=tasks,
+        )
+        handlers: dict[str, PluginHandler] = {DEVICE_PLUGIN: managers.devices.found_plugins, CSI_PLUGIN: csi}
+        self._plugins = PluginWatcher(setting.root / PLUGINS_REGISTRY, handlers, tasks)
         self._keeper = VolumeKeeper(
             volumes,
             self._belonging.objects,
+            csi,
             host_ips=facts.host_ips,
             node=self.description.current,
             allocatable=gatekeeper.allocatable,
@@ -209,6 +225,8 @@ class RunningNode:
         self._cgroups.start()
         self._belonging.start()
         await self.managers.start_before_pods()
+        self._csi.start()
+        await self._plugins.start()
         await self.watch.start()
         await self.runtime_health.start()
         await self._access.settle(self._runtime)
@@ -231,6 +249,7 @@ class RunningNode:
             [
                 self._stop_sources,
                 self._reconciler.stop,
+                self._plugins.stop,
                 self.pods.stop,
                 self._belonging.stop,
                 self._keeper.stop,

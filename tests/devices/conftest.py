@@ -13,10 +13,12 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.endpoint import Deadlines
+from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.devices.manager import DeviceManager
 from engine.devices.topology import Numa
-from engine.host.inotify import Watch
+from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.plugins.watcher import PluginWatcher
 from engine.testing.device_plugin import SampleDevicePlugin
 from tests.waiting import eventually
 
@@ -61,6 +63,7 @@ class Agent:
         self.registry = Registry()
         self.plugins: list[SampleDevicePlugin] = []
         self.managers: list[DeviceManager] = []
+        self.watchers: dict[DeviceManager, PluginWatcher] = {}
         self.manager: DeviceManager
 
     async def start(self, *, section: DevicesSection | None = None, **options: Any) -> DeviceManager:
@@ -76,8 +79,6 @@ class Agent:
             clock=lambda: self.now,
             numa=options.pop("numa", Numa((0, 1))),
             plugin_dir=self.plugin_dir,
-            registry_dir=self.registry_dir,
-            make_watch=Watch,
             pod_resources_dir=self.pod_resources_dir,
             deadlines=options.pop("deadlines", QUICK),
             **options,
@@ -85,6 +86,9 @@ class Agent:
         await manager.start()
         self.manager = manager
         self.managers.append(manager)
+        handlers = {DEVICE_PLUGIN: manager.found_plugins}
+        watcher = self.watchers[manager] = PluginWatcher(self.registry_dir, handlers, Tasks())
+        await watcher.start()
         return manager
 
     async def restart(self, **options: Any) -> DeviceManager:
@@ -93,7 +97,11 @@ class Agent:
 
     async def stop_manager(self) -> None:
         self.managers.remove(self.manager)
-        await self.manager.stop()
+        await self._stop(self.manager)
+
+    async def _stop(self, manager: DeviceManager) -> None:
+        await self.watchers.pop(manager).stop()
+        await manager.stop()
 
     async def plugin(
         self, resource: str = GPU, count: int = 4, *, register: bool = True, socket: str = "", **options: Any
@@ -131,7 +139,7 @@ class Agent:
         for plugin in self.plugins:
             await plugin.stop()
         for manager in self.managers:
-            await manager.stop()
+            await self._stop(manager)
 
 
 @pytest.fixture

@@ -47,7 +47,6 @@ async def main(directory: Path, step: str) -> None:
         registry=Registry(),
         numa=Numa(),
         plugin_dir=directory / "dp",
-        registry_dir=None,
         pod_resources_dir=None,
         fault=fault,
     )

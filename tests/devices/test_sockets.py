@@ -131,7 +131,10 @@ async def test_the_plugin_watcher_finds_sockets(agent):
 async def test_the_plugin_watcher_says_why_not(agent):
     plugin = await agent.plugin("gpu", register=False, registry_socket=agent.registry_dir / "gpu.sock")
     await eventually(lambda: bool(plugin.status))
-    assert plugin.status[0].error == 'invalid name of device plugin socket: the ResourceName "gpu" is invalid'
+    assert plugin.status[0].error == (
+        "RegisterPlugin error -- plugin validation failed with err: "
+        'invalid name of device plugin socket: the ResourceName "gpu" is invalid'
+    )
 
 
 async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):

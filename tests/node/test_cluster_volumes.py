@@ -384,11 +384,6 @@ async def test_a_claim_of_a_local_volume_is_mounted_shared_and_stays_when_the_po
             'MountVolume.SetUp failed for volume "pv" : no volume plugin',
         ),
         (
-            {"csi": {"driver": "d.example.com", "volumeHandle": "h"}},
-            'MountVolume.SetUp failed for volume "pv" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI '
-            "client: driver name d.example.com not found in the list of registered CSI drivers",
-        ),
-        (
             {
                 "local": {"path": "/tmp"},
                 "nodeAffinity": {

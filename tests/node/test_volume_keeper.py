@@ -20,13 +20,17 @@ from engine.api.meta import ObjectMeta
 from engine.api.node import Node
 from engine.api.pod import Container, Pod, PodSpec, ProjectedVolume, Volume, VolumeMount, VolumeProjection
 from engine.api.references import ObjectProjection, SecretVolume, ServiceAccountTokenProjection
+from engine.csi.records import NoRecords
 from engine.host.mountinfo import mounts_below
 from engine.host.mounts import unmount_below
 from engine.host.published import PublishedFile
 from engine.host.tasks import Tasks
+from engine.metrics import Registry
 from engine.node.cluster_objects import NoCluster
 from engine.node.volumes import PodVolumes, VolumeKeeper, VolumeRefused
+from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents
+from engine.node.volumes.csi_storage import CsiStorage
 from tests.waiting import eventually
 
 NOW = 1_700_000_000.0
@@ -139,7 +143,7 @@ class Objects(NoCluster):
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> Any:
         self.tokens += 1
-        return SimpleNamespace(text=f"token {self.tokens}", renew_at=self.renew_at)
+        return SimpleNamespace(text=f"token {self.tokens}", renew_at=self.renew_at, expires_at=0.0)
 
     def change(self, **data: bytes) -> None:
         self.data = data
@@ -152,11 +156,21 @@ def recorder() -> EventRecorder:
 
 
 @pytest.fixture
-def keep(volumes: PodVolumes, recorder: EventRecorder) -> Callable[[Objects], VolumeKeeper]:
+def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callable[[Objects], VolumeKeeper]:
     def made(objects: Objects) -> VolumeKeeper:
+        csi = CsiStorage(
+            tmp_path / "root",
+            "n1",
+            objects,
+            NoRecords(),
+            Attachments(lambda: None),
+            registry=Registry(),
+            tasks=Tasks(),
+        )
         return VolumeKeeper(
             volumes,
             objects,
+            csi,
             host_ips=("192.0.2.1",),
             node=Node,
             allocatable=dict,

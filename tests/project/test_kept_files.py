@@ -48,6 +48,7 @@ LEFT_OUT = ("bench", "cli", "plan", "testing", "wire")
 PEM = "PEM under the kubelet's names; what does not parse is asked for anew"
 CONTAINERS = "for containers; not read back"
 WRITERS = {
+    "csi/volume_data.py": "the file is a kubelet's; one that says nothing leaves a mount that is taken away",
     "cluster/bootstrap.py": "a kubeconfig under the kubelet's name",
     "cluster/certificate_store.py": PEM,
     "cluster/serving_certificate.py": PEM,

@@ -5,13 +5,21 @@ Source: kubelet v1.36 (volume manager's populator, node affinity of persistent v
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
 from engine.api.node import Node
 from engine.api.pod import HostPathVolume, Pod, Volume
-from engine.api.storage import BLOCK, FILESYSTEM, LocalVolume, PersistentVolume, PersistentVolumeClaim
+from engine.api.storage import (
+    BLOCK,
+    FILESYSTEM,
+    CSIPersistentVolume,
+    LocalVolume,
+    PersistentVolume,
+    PersistentVolumeClaim,
+    PersistentVolumeSpec,
+)
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
@@ -21,11 +29,19 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume by its name, of one of two kinds; `block`: a device, not a file system."""
+    """A persistent volume by its name, of one of three kinds; `block`: a device, not a file system. What else
+    was said of it."""
 
     name: str
-    source: HostPathVolume | LocalVolume
+    source: HostPathVolume | LocalVolume | CSIPersistentVolume
     block: bool = False
+    spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
+
+
+def is_of_driver(volume: Volume, bound: object) -> bool:
+    """Whether a storage driver makes it; `bound` is what its claim is bound to."""
+    of_claim = isinstance(bound, BoundVolume) and isinstance(bound.source, CSIPersistentVolume)
+    return volume.csi is not None or of_claim
 
 
 def claim_name(pod: Pod, volume: Volume) -> str | None:
@@ -36,7 +52,9 @@ def claim_name(pod: Pod, volume: Volume) -> str | None:
 
 
 def is_read_only(volume: Volume) -> bool:
-    """Whether its claim says so for every mount."""
+    """Whether it, or its claim, says so for every mount."""
+    if volume.csi is not None:
+        return bool(volume.csi.read_only)
     return volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
 
 
@@ -92,9 +110,9 @@ def _check_mode(bound: PersistentVolume, pod: Pod, volume: Volume) -> None:
     mode = bound.spec.volume_mode
     mounts = (mount for container in pod.every_container for mount in container.volume_mounts or [])
     devices = (device for container in pod.every_container for device in container.volume_devices or [])
-    for field, used, wanted in (("volumeMounts", mounts, FILESYSTEM), ("volumeDevices", devices, BLOCK)):
+    for name, used, wanted in (("volumeMounts", mounts, FILESYSTEM), ("volumeDevices", devices, BLOCK)):
         if mode != wanted and any(one.name == volume.name for one in used):
-            raise InvalidInput(f"volume {volume.name} has volumeMode {mode}, but is specified in {field}")
+            raise InvalidInput(f"volume {volume.name} has volumeMode {mode}, but is specified in {name}")
 
 
 def _usable(bound: PersistentVolume, node: Node) -> BoundVolume:
@@ -106,15 +124,13 @@ def _usable(bound: PersistentVolume, node: Node) -> BoundVolume:
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
-    source = spec.local if block else spec.host_path or spec.local
+    source = spec.local if block else spec.host_path or spec.local or spec.csi
     if source is not None:
-        return BoundVolume(name, source, block)
-    failed = f'{doing}.{"SetUpDevice" if block else "SetUp"} failed for volume "{name}" : '
-    if spec.csi is None:
-        raise VolumeRefused(f"{failed}no volume plugin matched")
-    text = "kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: driver name"
-    driver = spec.csi.get("driver", "")
-    raise VolumeRefused(f"{failed}{text} {driver} not found in the list of registered CSI drivers")
+        return BoundVolume(name, source, block, spec)
+    why = "no volume plugin matched"
+    if spec.csi is not None:
+        why = "block volumes of storage drivers are not supported by this node"
+    raise VolumeRefused(f'{doing}.{"SetUpDevice" if block else "SetUp"} failed for volume "{name}" : {why}')
 
 
 def _is_for(pod: Pod, claim: PersistentVolumeClaim) -> bool:

@@ -23,14 +23,16 @@ from engine.api.quantity import Quantity
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name
+from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, is_of_driver
 from engine.node.volumes.contents import Contents, ContentSource
+from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
 from engine.node.volumes.refusals import VolumeRefused, refusing
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 120.0
 PATIENCE_SECONDS: Final = 60.0
+REPUBLISH_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.volumes")
 
@@ -42,6 +44,7 @@ class VolumeKeeper:
         self,
         volumes: PodVolumes,
         objects: ClusterObjects,
+        csi: CsiStorage,
         *,
         host_ips: tuple[str, ...],
         node: Callable[[], Node],
@@ -52,6 +55,7 @@ class VolumeKeeper:
     ) -> None:
         self._volumes = volumes
         self._objects = objects
+        self._csi = csi
         self._host_ips = host_ips
         self._node = node
         self._allocatable = allocatable
@@ -99,12 +103,13 @@ class VolumeKeeper:
         for kept in self._kept.values():
             kept.forget_time()
         await self._working.stop()
+        await self._csi.stop()
 
     async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
         self._objects.leave(uid)
         kept = self._kept.get(uid)
         if kept is not None:
-            kept.left = True
+            kept.leaving.set()
             kept.forget_time()
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -112,6 +117,8 @@ class VolumeKeeper:
             except TimeoutError:
                 raise Refused("the pod's volumes are still being made") from None
             kept.lock.release()
+        await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
+        await self._csi.withdraw(uid)
         await asyncio.to_thread(remove, uid)
         self._kept.pop(uid, None)
 
@@ -120,12 +127,14 @@ class VolumeKeeper:
             async with kept.lock:
                 kept.stale = False
                 contents = await self._contents(kept)
-                given: dict[str, Given] = {**contents, **await self._bound(kept.pod)}
+                bound = await self._bound(kept.pod)
+                given: dict[str, Given] = {**contents, **bound}
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being taken away")
                 paths = await asyncio.to_thread(
                     self._volumes.set_up, kept.pod, given, allocatable=self._allocatable()
                 )
+                paths |= await self._of_drivers(kept, bound)
                 kept.shown = True
                 self._look_again_at(kept, contents)
             if kept.stale:
@@ -157,6 +166,7 @@ class VolumeKeeper:
                     try:
                         contents = await self._contents(kept)
                         await self._write(kept, contents)
+                        await self._publish_again(kept)
                     except VolumeRefused as error:
                         self._failed(kept, error)
                     else:
@@ -183,6 +193,24 @@ class VolumeKeeper:
                     bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
         return bound
 
+    async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, Path]:
+        """Beside each other; the first refusal is raised when all have ended."""
+        volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
+        making = (self._csi.set_up(kept.pod, v, bound.get(v.name), kept.leaving) for v in volumes)
+        made = await asyncio.gather(*making, return_exceptions=True)
+        for failure in made:
+            if isinstance(failure, BaseException):
+                raise failure
+        return {v.name: path for v, path in zip(volumes, made, strict=True) if isinstance(path, Path)}
+
+    async def _publish_again(self, kept: _Kept) -> None:
+        names = self._csi.to_publish_again(kept.pod.uid)
+        if names:
+            bound = await self._bound(kept.pod)
+            for volume in used_volumes(kept.pod):
+                if volume.name in names and not kept.left:
+                    await self._csi.set_up(kept.pod, volume, bound.get(volume.name), kept.leaving)
+
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         for volume in used_volumes(kept.pod):
             if volume.name in contents and not kept.left:
@@ -202,9 +230,11 @@ class VolumeKeeper:
             self._look_again_in(kept, delay)
 
     def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """When the first token is to be renewed."""
+        """When the first token is to be renewed, or a driver to be asked again."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
+        if self._csi.to_publish_again(kept.pod.uid):
+            first = min(first, self._clock() + REPUBLISH_SECONDS)
         if first != float("inf"):
             self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))
 
@@ -218,14 +248,20 @@ class VolumeKeeper:
 class _Kept:
     """One pod's volumes. `shown` once they are made, `stale` when what they show may be another."""
 
-    __slots__ = ("failures", "left", "lock", "pod", "refreshing", "said", "shown", "stale", "timer")
+    __slots__ = ("failures", "leaving", "lock", "pod", "refreshing", "said", "shown", "stale", "timer")
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.lock = asyncio.Lock()
-        self.shown = self.stale = self.refreshing = self.left = False
+        self.leaving = asyncio.Event()
+        self.shown = self.stale = self.refreshing = False
         self.failures, self.said = 0, ""
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def left(self) -> bool:
+        """Its volumes are being taken away."""
+        return self.leaving.is_set()
 
     def forget_time(self) -> None:
         if self.timer is not None:

@@ -10,13 +10,14 @@ from engine.api.errors import Refused
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
+from engine.api.storage import LocalVolume
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
-from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.claims import BoundVolume, is_of_driver
 from engine.node.volumes.contents import Contents
-from engine.node.volumes.refusals import refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 
 Given = Contents | BoundVolume
 
@@ -38,7 +39,7 @@ class PodVolumes:
     def set_up(
         self, pod: Pod, given: Mapping[str, Given], *, allocatable: Mapping[str, Quantity]
     ) -> dict[str, Path]:
-        """Makes what containers use but images, which are the runtime's, again where it exists;
+        """Makes what containers use but images and what drivers make, again where it exists;
         name → host path. `given` has what is not in the pod itself, by the volumes' names: contents of those
         that the agent writes, what claims are bound to.
 
@@ -51,8 +52,10 @@ class PodVolumes:
         paths = {}
         for volume in used_volumes(pod):
             bound = given.get(volume.name)
+            if is_of_driver(volume, bound):
+                continue
             block = isinstance(bound, BoundVolume) and bound.block
-            with refusing(_shown_name(volume, given), block=block):
+            with refusing(_shown_name(volume, given), SET_UP_DEVICE if block else SET_UP):
                 paths[volume.name] = self._set_up(pod, volume, bound, allocatable)
         return paths
 
@@ -88,6 +91,8 @@ class PodVolumes:
             raise Refused("no source that this node knows")
         if isinstance(given.source, HostPathVolume):
             return host_path.set_up(given.source)
+        if not isinstance(given.source, LocalVolume):
+            raise Refused("its driver makes it")
         if given.block:
             return block_device.set_up(directory, given.name, given.source)
         context = pod.spec.security_context
@@ -98,13 +103,16 @@ class PodVolumes:
         """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
         _remove(self.pod_directory(uid))
 
+    def remove_sub_paths(self, uid: str) -> None:
+        """Unmounts and removes parts of a pod's volumes that hold these. Raises `Refused` naming the path."""
+        _remove(self.pod_directory(uid) / sub_path.DIRECTORY)
+
     def remove_agent_written(self, uid: str) -> None:
         """Unmounts and removes what the agent wrote for a pod of which nothing runs any more.
 
         Raises `Refused` naming the path.
         """
         directory = self.pod_directory(uid)
-        _remove(directory / sub_path.DIRECTORY)
         for plugin in agent_written.PLUGINS:
             _remove(directory / "volumes" / plugin)
 

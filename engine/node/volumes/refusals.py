@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from engine.api.errors import KubengineError, Refused
+
+SET_UP: Final = "MountVolume.SetUp"
+SET_UP_DEVICE: Final = "MapVolume.SetUpDevice"
 
 
 class VolumeRefused(Refused):
@@ -17,16 +21,14 @@ class VolumeRefused(Refused):
 
 
 @contextmanager
-def refusing(volume: str, *, block: bool = False) -> Iterator[None]:
-    """What goes wrong with a volume is raised as `VolumeRefused` naming it; `block`: with a device."""
+def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
+    """What goes wrong with a volume is raised as `VolumeRefused` naming it and what was done."""
     try:
         yield
     except VolumeRefused:
         raise
     except (KubengineError, OSError) as error:
-        doing, reason = (
-            ("MapVolume.SetUpDevice", "FailedMapVolume") if block else ("MountVolume.SetUp", "FailedMount")
-        )
+        reason = "FailedMapVolume" if doing.startswith("MapVolume") else "FailedMount"
         text = f'{doing} failed for volume "{volume}" : {_words(error)}'
         raise VolumeRefused(text, reason=reason, errno=getattr(error, "errno", None)) from error
 

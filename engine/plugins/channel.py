@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from engine.api.errors import Unavailable
+from engine.api.errors import InvalidInput, Unavailable
 from engine.transport.grpc_channel import INTERNAL, CallFailed, Channel
 
 MAX_MESSAGE = 64 * 1024 * 1024
+MAX_SOCKET_PATH = 107
 
 Answer = TypeVar("Answer", bound=Message)
+
+
+def check_socket_path(path: Path) -> None:
+    """`InvalidInput` if the kernel could not bind or connect to the path."""
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH:
+        raise InvalidInput(
+            f"longer than the {MAX_SOCKET_PATH} bytes that a unix socket's path may have", subject=str(path)
+        )
 
 
 class PluginChannel:

@@ -1,0 +1,153 @@
+"""What the cluster knows of this node's storage drivers: its CSINode, and what of it stands on the Node.
+
+Source: kubelet v1.36 (`pkg/volume/csi/nodeinfomanager`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from engine.api.errors import Refused, Unavailable
+from engine.api.meta import ObjectMeta, OwnerReference
+from engine.api.node import Node
+from engine.api.storage import CSINode, CSINodeAllocatable, CSINodeDriver
+from engine.api.struct import to_builtins
+from engine.cluster.client import MERGE, ApiClient, ApiError
+
+NODE_IDS: Final = "csi.volume.kubernetes.io/nodeid"
+MOST_VOLUMES: Final = 2**31 - 1
+TRIES: Final = 4
+FIRST_DELAY: Final = 0.01
+FACTOR: Final = 5.0
+
+log = logging.getLogger("kubengine.cluster")
+
+
+class CsiNodeKeeper:
+    """Of the node `name`, whose Node has `node_uid()` once it is `registered`. What is said, is said one
+    after another."""
+
+    def __init__(
+        self, client: ApiClient, name: str, *, node_uid: Callable[[], str], registered: asyncio.Event
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._node_uid = node_uid
+        self._registered = registered
+        self._node = f"/api/v1/nodes/{name}"
+        self._all = "/apis/storage.k8s.io/v1/csinodes"
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Makes the CSINode, so that who looks for this node's drivers finds that there are none."""
+        await self._registered.wait()
+        async with self._turn:
+            await self._known()
+
+    async def install(
+        self, driver: str, node_id: str, most_volumes: int, topology: Mapping[str, str]
+    ) -> None:
+        """Makes a driver known. Raises `Refused`."""
+        if not node_id:
+            raise Refused("error adding CSI driver node info: driverNodeID must not be empty")
+        wanted = CSINodeDriver(name=driver, node_id=node_id, topology_keys=sorted(topology) or None)
+        if most_volumes > 0:
+            wanted.allocatable = CSINodeAllocatable(count=min(most_volumes, MOST_VOLUMES))
+        said = "error updating {} object with CSI driver node info: {}"
+        await self._try(said, "Node", lambda: self._note(driver, node_id, topology))
+        await self._try(said, "CSINode", lambda: self._put(driver, wanted))
+
+    async def uninstall(self, driver: str) -> None:
+        """A driver is here no more. Raises `Refused`."""
+        said = "error removing CSI driver node info from {} object: {}"
+        await self._try(said, "CSINode", lambda: self._put(driver, None))
+        await self._try(said, "Node", lambda: self._note(driver, None, {}))
+
+    async def _try(self, said: str, kind: str, change: Callable[[], Awaitable[None]]) -> None:
+        delay = FIRST_DELAY
+        for left in reversed(range(TRIES)):
+            try:
+                if not self._registered.is_set():
+                    raise Unavailable("the node is not registered yet")
+                async with self._turn:
+                    await change()
+                return
+            except Refused as error:
+                if not left:
+                    raise Refused(said.format(kind, error)) from error
+            await asyncio.sleep(delay)
+            delay *= FACTOR
+
+    async def _note(self, driver: str, node_id: str | None, topology: Mapping[str, str]) -> None:
+        """The driver's id of this node, and where it is, on the Node."""
+        metadata = (await self._client.get(self._node, Node)).metadata
+        labels, annotations = metadata.labels or {}, metadata.annotations or {}
+        for key, value in topology.items():
+            if labels.get(key, value) != value:
+                text = f'driver reported "{key}":"{value}" but existing label is "{key}":"{labels[key]}"'
+                raise Refused(f"detected topology value collision: {text}")
+        ids = _ids(annotations.get(NODE_IDS, ""))
+        changed = {name: id for name, id in ids.items() if name != driver}
+        if node_id is not None:
+            changed[driver] = node_id
+        patch: dict[str, Any] = {}
+        if changed != ids:
+            written = json.dumps(changed, sort_keys=True, separators=(",", ":")) if changed else None
+            patch["annotations"] = {NODE_IDS: written}
+        new = {key: value for key, value in topology.items() if key not in labels}
+        if new:
+            patch["labels"] = new
+        if patch:
+            await self._client.patch(self._node, {"metadata": patch}, Node)
+
+    async def _put(self, driver: str, wanted: CSINodeDriver | None) -> None:
+        """A driver that is known otherwise is taken out first: what is said of one cannot be changed."""
+        known = await self._known()
+        others = [each for each in known.spec.drivers if each.name != driver]
+        here = [each for each in known.spec.drivers if each.name == driver]
+        if here == [wanted] or (not here and wanted is None):
+            return
+        if here:
+            known = await self._tell(known, others)
+        if wanted is not None:
+            await self._tell(known, [*others, wanted])
+
+    async def _tell(self, known: CSINode, drivers: list[CSINodeDriver]) -> CSINode:
+        version = {"resourceVersion": known.metadata.resource_version}
+        patch = {"metadata": version, "spec": {"drivers": to_builtins(drivers)}}
+        return await self._client.patch(f"{self._all}/{self._name}", patch, CSINode, form=MERGE)
+
+    async def _known(self) -> CSINode:
+        """The server's, made where there is none; one of another Node of this name goes first."""
+        try:
+            known = await self._client.get(f"{self._all}/{self._name}", CSINode)
+        except ApiError as error:
+            if error.code != 404:
+                raise
+        else:
+            owners = known.metadata.owner_references or []
+            if any(o.kind == "Node" and o.uid == self._node_uid() for o in owners):
+                return known
+            log.info("the CSINode %s belongs to another Node of this name; it is made anew", self._name)
+            await self._client.delete(f"{self._all}/{self._name}", {})
+        owner = OwnerReference(api_version="v1", kind="Node", name=self._name, uid=self._node_uid())
+        made = CSINode(metadata=ObjectMeta(name=self._name, owner_references=[owner]))
+        wanted = {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", "spec": {"drivers": []}}
+        return await self._client.create(self._all, {**to_builtins(made), **wanted}, CSINode)
+
+
+def _ids(text: str) -> dict[str, str]:
+    """Raises `Refused` where somebody else wrote something else there."""
+    if not text:
+        return {}
+    try:
+        said = json.loads(text)
+    except ValueError as error:
+        raise Refused(f'failed to parse node\'s "{NODE_IDS}" annotation value ({text!r})') from error
+    if not isinstance(said, dict):
+        raise Refused(f'failed to parse node\'s "{NODE_IDS}" annotation value ({text!r})')
+    return {str(name): str(id) for name, id in said.items()}

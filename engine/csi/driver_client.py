@@ -1,0 +1,179 @@
+"""Calls to one driver (csi.v1), each with a deadline, in the protocol's messages."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import Message
+
+from engine.api.errors import Refused
+from engine.api.grpc_codes import NAMES, rpc_error
+from engine.csi.driver_calls import Capabilities, DriverFailed, NodeInfo, Usage
+from engine.csi.volume import (
+    READ_ONLY_MANY,
+    READ_WRITE_MANY,
+    READ_WRITE_ONCE,
+    READ_WRITE_ONCE_POD,
+    CsiVolume,
+)
+from engine.metrics import Registry
+from engine.plugins.channel import Answer, PluginChannel
+from engine.transport.grpc_channel import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    CallFailed,
+)
+from engine.wire import csi_v1_pb2 as wire
+
+CALL_SECONDS: Final = 120.0
+MAX_ANSWER: Final = 4 << 20
+BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600)
+_ABORTED = 10
+_UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, _ABORTED})
+_NODE = "/csi.v1.Node/"
+_MODES = {
+    READ_WRITE_ONCE: wire.VolumeCapability.AccessMode.SINGLE_NODE_WRITER,
+    READ_WRITE_ONCE_POD: wire.VolumeCapability.AccessMode.SINGLE_NODE_WRITER,
+    READ_ONLY_MANY: wire.VolumeCapability.AccessMode.MULTI_NODE_READER_ONLY,
+    READ_WRITE_MANY: wire.VolumeCapability.AccessMode.MULTI_NODE_MULTI_WRITER,
+}
+_MODES_OF_MULTI_WRITERS = _MODES | {
+    READ_WRITE_ONCE: wire.VolumeCapability.AccessMode.SINGLE_NODE_MULTI_WRITER,
+    READ_WRITE_ONCE_POD: wire.VolumeCapability.AccessMode.SINGLE_NODE_SINGLE_WRITER,
+}
+_RPC = wire.NodeServiceCapability.RPC
+
+
+class DriverClient:
+    """The driver that answers at `socket`; `seconds` is each call's deadline. Every call raises
+    `DriverFailed`."""
+
+    def __init__(self, name: str, socket: Path, registry: Registry, seconds: float = CALL_SECONDS) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._channel = PluginChannel(socket, limit=MAX_ANSWER)
+        self._lasted = registry.histogram(
+            "csi_operations_seconds",
+            "Container Storage Interface operation duration with gRPC error code total.",
+            ("driver_name", "method_name", "grpc_status_code", "migrated"),
+            buckets=BUCKETS,
+        )
+
+    def close(self) -> None:
+        """Calls that are under way fail."""
+        self._channel.close()
+
+    async def info(self) -> NodeInfo:
+        answer = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
+        topology = dict(answer.accessible_topology.segments)
+        return NodeInfo(answer.node_id, answer.max_volumes_per_node, topology)
+
+    async def capabilities(self) -> Capabilities:
+        request, answer = wire.NodeGetCapabilitiesRequest(), wire.NodeGetCapabilitiesResponse
+        found = {c.rpc.type for c in (await self._call("NodeGetCapabilities", request, answer)).capabilities}
+        return Capabilities(
+            stages=_RPC.STAGE_UNSTAGE_VOLUME in found,
+            tells_usage=_RPC.GET_VOLUME_STATS in found,
+            expands=_RPC.EXPAND_VOLUME in found,
+            multi_writer=_RPC.SINGLE_NODE_MULTI_WRITER in found,
+            gives_to_group=_RPC.VOLUME_MOUNT_GROUP in found,
+        )
+
+    async def stage(self, volume: CsiVolume, able: Capabilities, staging: Path) -> None:
+        request = wire.NodeStageVolumeRequest(
+            volume_id=volume.handle,
+            publish_context=volume.attachment,
+            staging_target_path=str(staging),
+            volume_capability=_wanted(volume, able),
+            secrets=volume.secrets,
+            volume_context=volume.attributes,
+        )
+        await self._call("NodeStageVolume", request, wire.NodeStageVolumeResponse)
+
+    async def unstage(self, handle: str, staging: Path) -> None:
+        request = wire.NodeUnstageVolumeRequest(volume_id=handle, staging_target_path=str(staging))
+        await self._call("NodeUnstageVolume", request, wire.NodeUnstageVolumeResponse)
+
+    async def publish(
+        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None
+    ) -> None:
+        request = wire.NodePublishVolumeRequest(
+            volume_id=volume.handle,
+            publish_context=volume.attachment,
+            staging_target_path=_text(staging),
+            target_path=str(target),
+            volume_capability=_wanted(volume, able),
+            readonly=volume.read_only,
+            secrets=volume.secrets,
+            volume_context=volume.attributes,
+        )
+        await self._call("NodePublishVolume", request, wire.NodePublishVolumeResponse)
+
+    async def unpublish(self, handle: str, target: Path) -> None:
+        request = wire.NodeUnpublishVolumeRequest(volume_id=handle, target_path=str(target))
+        await self._call("NodeUnpublishVolume", request, wire.NodeUnpublishVolumeResponse)
+
+    async def expand(
+        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None, size: int
+    ) -> None:
+        """To so many bytes."""
+        request = wire.NodeExpandVolumeRequest(
+            volume_id=volume.handle,
+            volume_path=str(target),
+            capacity_range=wire.CapacityRange(required_bytes=size),
+            staging_target_path=_text(staging),
+            volume_capability=_wanted(volume, able),
+            secrets=volume.secrets,
+        )
+        await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
+
+    async def usage(self, handle: str, target: Path) -> dict[str, Usage]:
+        """By unit: `bytes`, `inodes`."""
+        request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
+        answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
+        units = {wire.VolumeUsage.BYTES: "bytes", wire.VolumeUsage.INODES: "inodes"}
+        return {
+            units[used.unit]: Usage(used.available, used.total, used.used)
+            for used in answer.usage
+            if used.unit in units
+        }
+
+    async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        begun, code = time.perf_counter(), 0
+        try:
+            return await self._channel.call(f"{_NODE}{method}", request, answer, self._seconds)
+        except CallFailed as error:
+            code = error.status
+            text = rpc_error(code, error.details)
+            raise DriverFailed(text, code=code, settled=code not in _UNSETTLED) from None
+        finally:
+            name = NAMES[code] if 0 <= code < len(NAMES) else str(code)
+            lasted = time.perf_counter() - begun
+            self._lasted.observe(lasted, self._name, f"{_NODE}{method}", name, "false")
+
+
+def _wanted(volume: CsiVolume, able: Capabilities) -> wire.VolumeCapability:
+    modes = _MODES_OF_MULTI_WRITERS if able.multi_writer else _MODES
+    mode = modes.get(volume.access_mode)
+    if mode is None:
+        raise Refused(f"unknown access mode {volume.access_mode}")
+    return wire.VolumeCapability(
+        access_mode=wire.VolumeCapability.AccessMode(mode=mode),
+        mount=wire.VolumeCapability.MountVolume(
+            fs_type=volume.fs_type,
+            mount_flags=list(volume.mount_options),
+            volume_mount_group=_group(volume, able),
+        ),
+    )
+
+
+def _group(volume: CsiVolume, able: Capabilities) -> str:
+    return str(volume.group) if able.gives_to_group and volume.group is not None else ""
+
+
+def _text(path: Path | None) -> str:
+    return "" if path is None else str(path)

@@ -1,0 +1,137 @@
+"""Which drivers are registered on this node, found by the plugin watcher and told to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.csi.driver_calls import Driver
+from engine.csi.records import DriverRecords
+from engine.csi.volume import SAYS
+from engine.metrics import Registry
+
+WAIT_SECONDS: Final = 5.0
+"""How long a volume waits for its driver: after a restart of the agent drivers register beside the pods."""
+
+_NAME = re.compile(r"[a-zA-Z0-9]([-a-zA-Z0-9.]{0,61}[a-zA-Z0-9])?")
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[-+].*)?")
+
+log = logging.getLogger("kubengine.csi")
+
+
+@dataclass(frozen=True, slots=True)
+class _Registered:
+    socket: Path
+    version: tuple[int, ...]
+    client: Driver
+
+
+class Drivers:
+    """`engine.plugins.watcher.PluginHandler` for drivers. `came(driver)` is called when one can be used."""
+
+    def __init__(self, records: DriverRecords, registry: Registry) -> None:
+        self._records = records
+        self._registry = registry
+        self._known: dict[str, _Registered] = {}
+        self._news = asyncio.Event()
+        self._came: list[Callable[[str], None]] = []
+
+    def on_arrival(self, came: Callable[[str], None]) -> None:
+        self._came.append(came)
+
+    def names(self) -> list[str]:
+        return sorted(self._known)
+
+    def get(self, name: str) -> Driver:
+        """Raises `Unavailable` where no such driver is registered."""
+        known = self._known.get(name)
+        if known is None:
+            raise Unavailable(f"driver name {name} not found in the list of registered CSI drivers")
+        return known.client
+
+    async def wait_for(self, name: str, seconds: float = WAIT_SECONDS) -> Driver:
+        """As `get`, once it is there or so many seconds have passed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while name not in self._known:
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        return self.get(name)
+
+    def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        whose = f"validation failed for CSI Driver {name} at endpoint {socket}: "
+        if not _NAME.fullmatch(name):
+            raise InvalidInput(f"{whose}expected the name of a driver, got {name!r}")
+        about = f"{whose}{SAYS}ValidatePlugin for CSI driver {_quoted(name)} failed. "
+        if not versions:
+            raise InvalidInput(f"{about}Plugin returned an empty list for supported versions")
+        version = highest_version(versions)
+        if version is None:
+            listed = " ".join(map(_quoted, versions))
+            raise InvalidInput(f"{about}None of the versions specified [{listed}] are supported")
+        known = self._known.get(name)
+        if known is not None and known.version >= version:
+            higher = _quoted(".".join(map(str, known.version)))
+            text = "Another driver with the same name is already registered with a higher supported version: "
+            raise Refused(f"{about}{text}{higher}")
+
+    async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        """The driver can be used when the cluster knows its node."""
+        from engine.csi.driver_client import DriverClient  # a node without drivers has no use for it
+
+        client = DriverClient(name, socket, self._registry)
+        try:
+            info = await client.info()
+            await self._records.install(name, info.node_id, info.most_volumes, info.topology)
+        except BaseException:
+            client.close()
+            raise
+        earlier = self._known.get(name)
+        self._known[name] = _Registered(socket, highest_version(versions) or (), client)
+        if earlier is not None:
+            earlier.client.close()
+        self._tell(name)
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        known = self._known.get(name)
+        if known is None or known.socket != socket:
+            return
+        del self._known[name]
+        known.client.close()
+        try:
+            await self._records.uninstall(name)
+        except Refused as error:
+            log.error("driver %s is gone, and the cluster could not be told: %s", name, error)
+
+    def close(self) -> None:
+        """Drivers stay what they are."""
+        for known in self._known.values():
+            known.client.close()
+        self._known.clear()
+
+    def _tell(self, name: str) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+        for came in self._came:
+            came(name)
+
+
+def highest_version(versions: Sequence[str]) -> tuple[int, ...] | None:
+    """The highest of a driver's versions of CSI that is 1.x or 0.x; None where there is none."""
+    found = [
+        tuple(int(part or 0) for part in match.groups())
+        for match in map(_VERSION.fullmatch, versions)
+        if match is not None and int(match[1]) <= 1
+    ]
+    return max(found, default=None)
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'

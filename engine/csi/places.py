@@ -1,0 +1,63 @@
+"""Where a kubelet has what belongs to volumes of drivers, and how things are named. Pure.
+
+<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount                   published for one pod
+<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/vol_data.json           whose it is
+<root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/globalmount     staged for all pods
+<root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/vol_data.json
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from engine.api.digest import sha256
+from engine.api.errors import InvalidInput
+
+VOLUMES: Final = "kubernetes.io~csi"
+MOUNT: Final = "mount"
+GLOBAL_MOUNT: Final = "globalmount"
+DATA: Final = "vol_data.json"
+
+
+def pods_volumes(root: Path, uid: str) -> Path:
+    return root / "pods" / uid / "volumes" / VOLUMES
+
+
+def published(root: Path, uid: str, name: str) -> Path:
+    """The directory of one pod's volume. Raises `InvalidInput` for a name that leads elsewhere."""
+    return pods_volumes(root, uid) / _one_name(name)
+
+
+def all_staged(root: Path) -> Path:
+    return root / "plugins" / "kubernetes.io" / "csi"
+
+
+def staged(root: Path, driver: str, handle: str) -> Path:
+    """The directory of a volume on this node. Raises `InvalidInput` for a name that leads elsewhere."""
+    return all_staged(root) / _one_name(driver) / _digest(handle)
+
+
+def ephemeral_handle(uid: str, volume: str) -> str:
+    """How a driver knows a volume that it makes for one pod."""
+    return f"csi-{_digest(uid + volume)}"
+
+
+def attachment_name(handle: str, driver: str, node: str) -> str:
+    """The VolumeAttachment of a volume and a node."""
+    return f"csi-{_digest(handle + driver + node)}"
+
+
+def unique_name(driver: str, handle: str) -> str:
+    """In a node's status."""
+    return f"kubernetes.io/csi/{driver}^{handle}"
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode())
+
+
+def _one_name(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise InvalidInput(f"expected the name of one directory, got {name!r}")
+    return name

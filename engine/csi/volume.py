@@ -1,0 +1,115 @@
+"""One volume of a driver as a pod wants it, and what the cluster's CSIDriver has to do with it. Pure.
+
+Source: kubelet v1.36 (`pkg/volume/csi`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.api.errors import Refused
+from engine.api.pod import Pod
+from engine.api.storage import CSIDriver, CSIDriverSpec
+
+PERSISTENT, EPHEMERAL = "Persistent", "Ephemeral"
+READ_WRITE_ONCE, READ_WRITE_ONCE_POD = "ReadWriteOnce", "ReadWriteOncePod"
+READ_ONLY_MANY, READ_WRITE_MANY = "ReadOnlyMany", "ReadWriteMany"
+GROUP_WITH_FILE_SYSTEM: Final = "ReadWriteOnceWithFSType"
+GROUP_ALWAYS, GROUP_NEVER = "File", "None"
+TOKENS: Final = "csi.storage.k8s.io/serviceAccount.tokens"
+SAYS: Final = "kubernetes.io/csi: "
+"""How a kubelet begins what it says of these volumes itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsiVolume:
+    """`name` is the persistent volume's, or the pod's own for it. Secrets and contexts are what the driver
+    gets with it, and part of no text."""
+
+    driver: str
+    handle: str
+    name: str
+    mode: str
+    read_only: bool = False
+    fs_type: str = ""
+    access_modes: Sequence[str] = ()
+    mount_options: Sequence[str] = ()
+    attributes: Mapping[str, str] = field(default_factory=dict, repr=False)
+    attachment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    group: int | None = None
+    group_policy: str = GROUP_WITH_FILE_SYSTEM
+    group_change_policy: str | None = None
+
+    @property
+    def persistent(self) -> bool:
+        return self.mode == PERSISTENT
+
+    @property
+    def access_mode(self) -> str:
+        """The one that a driver is told."""
+        return self.access_modes[0] if self.access_modes else READ_WRITE_ONCE
+
+    @property
+    def belongs_to_group(self) -> bool:
+        """Whether the node gives what is in it to the fsGroup, as no driver has done it."""
+        if self.group is None or self.group_policy == GROUP_NEVER or self.read_only:
+            return False
+        if self.group_policy == GROUP_ALWAYS:
+            return True
+        writers = {READ_WRITE_ONCE, READ_WRITE_ONCE_POD}
+        return bool(self.fs_type) and (not self.persistent or not writers.isdisjoint(self.access_modes))
+
+
+def needs_attachment(driver: CSIDriver | None) -> bool:
+    """Whether somebody attaches a persistent volume of the driver to the node before it is used."""
+    return driver is None or driver.spec.attach_required is not False
+
+
+def check_mode(name: str, driver: CSIDriver | None, mode: str) -> None:
+    """Raises `Refused` unless the driver has such volumes."""
+    if driver is None:
+        if mode == EPHEMERAL:
+            raise Refused(
+                _no_mode(f'volume mode "{mode}" not supported by driver {name} (no CSIDriver object)')
+            )
+        return
+    modes = driver.spec.volume_lifecycle_modes or []
+    if mode not in modes:
+        known = " ".join(f'"{each}"' for each in modes)
+        raise Refused(
+            _no_mode(f'volume mode "{mode}" not supported by driver {name} (only supports [{known}])')
+        )
+
+
+def _no_mode(text: str) -> str:
+    return f"{SAYS}mounter.SetupAt failed to check volume lifecycle mode: {text}"
+
+
+def group_policy(driver: CSIDriver | None) -> str:
+    """Raises `Refused` where the object does not say."""
+    if driver is None:
+        return GROUP_WITH_FILE_SYSTEM
+    if not driver.spec.fs_group_policy:
+        text = f"{SAYS}expected valid fsGroupPolicy, received nil value or empty string"
+        raise Refused(f"{SAYS}mounter.SetupAt failed to check fsGroup policy: {text}")
+    return driver.spec.fs_group_policy
+
+
+def spec_of(driver: CSIDriver | None) -> CSIDriverSpec:
+    """What holds where a cluster has no such object."""
+    return driver.spec if driver is not None else CSIDriverSpec()
+
+
+def pod_info(pod: Pod, mode: str) -> dict[str, str]:
+    """What a driver with `podInfoOnMount` is told of the pod."""
+    meta, prefix = pod.metadata, "csi.storage.k8s.io/"
+    return {
+        f"{prefix}pod.name": meta.name,
+        f"{prefix}pod.namespace": meta.namespace,
+        f"{prefix}pod.uid": meta.uid,
+        f"{prefix}serviceAccount.name": pod.spec.service_account_name,
+        f"{prefix}ephemeral": "true" if mode == EPHEMERAL else "false",
+    }

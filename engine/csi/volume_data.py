@@ -1,0 +1,81 @@
+"""vol_data.json: whose volume a mount is, kept beside it before a driver is asked for anything.
+
+What another agent, or this one after its death, needs to take the volume away again. The file is a kubelet's.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.api.errors import Refused
+from engine.csi import places
+from engine.csi.volume import EPHEMERAL
+from engine.host.files import replace_file
+
+MOST_BYTES: Final = 1 << 20
+
+log = logging.getLogger("kubengine.csi")
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeData:
+    """What a file says: the driver, its name for the volume, and whether it made it for one pod."""
+
+    driver: str
+    handle: str
+    ephemeral: bool = False
+
+
+def keep_published(directory: Path, name: str, data: VolumeData, mode: str, node: str) -> None:
+    """Beside one pod's mount. Raises `Refused`."""
+    attachment = places.attachment_name(data.handle, data.driver, node)
+    _keep(
+        directory,
+        {
+            "attachmentID": attachment,
+            "driverName": data.driver,
+            "nodeName": node,
+            "specVolID": name,
+            "volumeHandle": data.handle,
+            "volumeLifecycleMode": mode,
+        },
+    )
+
+
+def keep_staged(directory: Path, data: VolumeData) -> None:
+    """Beside the mount for all pods. Raises `Refused`."""
+    _keep(directory, {"driverName": data.driver, "volumeHandle": data.handle})
+
+
+def read(directory: Path) -> VolumeData | None:
+    """None where no file says whose volume it is. Raises `Refused` where it cannot be read now."""
+    path = directory / places.DATA
+    try:
+        said = _read(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Refused(f"cannot be read: {error.strerror}", subject=str(path), errno=error.errno) from error
+    except (ValueError, msgspec.DecodeError) as error:
+        log.error("%s says nothing: %s", path, error)
+        return None
+    driver, handle = said.get("driverName", ""), said.get("volumeHandle", "")
+    ephemeral = said.get("volumeLifecycleMode") == EPHEMERAL
+    return VolumeData(driver, handle, ephemeral) if driver and handle else None
+
+
+def _read(path: Path) -> dict[str, str]:
+    with path.open("rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"longer than {MOST_BYTES} bytes")
+    return msgspec.json.decode(data, type=dict[str, str])
+
+
+def _keep(directory: Path, said: dict[str, str]) -> None:
+    replace_file(directory / places.DATA, msgspec.json.encode(said) + b"\n")

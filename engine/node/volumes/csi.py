@@ -1,0 +1,242 @@
+"""Volumes of storage drivers for pods: what the cluster says of them is gathered, then the driver is asked.
+
+Source: kubelet v1.36 (`pkg/volume/csi`, events of `operationexecutor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from engine.api.errors import Missing, Refused, Unavailable
+from engine.api.moments import rfc3339
+from engine.api.pod import Pod, Volume
+from engine.api.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
+from engine.csi import places
+from engine.csi.driver_calls import Driver
+from engine.csi.drivers import Drivers
+from engine.csi.mounting import Mounting
+from engine.csi.volume import (
+    EPHEMERAL,
+    PERSISTENT,
+    SAYS,
+    TOKENS,
+    CsiVolume,
+    check_mode,
+    group_policy,
+    needs_attachment,
+    pod_info,
+    spec_of,
+)
+from engine.node.cluster_objects import ClusterObjects
+from engine.node.volumes.attachments import Attachments
+from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.refusals import SET_UP, refusing
+
+ATTACH_SECONDS: Final = 123.0
+DEFAULT_TOKEN_SECONDS: Final = 3600
+
+MOUNT_DEVICE: Final = "MountVolume.MountDevice"
+WAIT_FOR_ATTACH: Final = "MountVolume.WaitForAttach"
+
+T = TypeVar("T")
+
+
+class CsiVolumes:
+    """`node` is this node's name."""
+
+    def __init__(
+        self,
+        node: str,
+        drivers: Drivers,
+        mounting: Mounting,
+        objects: ClusterObjects,
+        attachments: Attachments,
+    ) -> None:
+        self._node = node
+        self._drivers = drivers
+        self._mounting = mounting
+        self._objects = objects
+        self._attachments = attachments
+        self._used: dict[str, set[str]] = {}
+        self._again: dict[str, set[str]] = {}
+
+    async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
+        """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+        wanted = _wanted(pod, volume, bound)
+        first = MOUNT_DEVICE if wanted.persistent else SET_UP
+        with refusing(wanted.name, first):
+            known = await self._known(wanted.driver)
+            attached = wanted.persistent and needs_attachment(known)
+            if attached:
+                self._use(pod.uid, wanted)
+            driver = await self._driver(wanted)
+            able = await driver.capabilities()
+        if attached:
+            with refusing(wanted.name, WAIT_FOR_ATTACH):
+                wanted = replace(wanted, attachment=await self._until(left, self._attached(wanted)))
+        source = bound.source if bound is not None else None
+        if isinstance(source, CSIPersistentVolume):
+            with refusing(wanted.name, MOUNT_DEVICE):
+                secret = source.node_stage_secret_ref if able.stages else None
+                staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))
+                await self._mounting.stage(pod.uid, staged, driver, able, attached=attached)
+        with refusing(wanted.name, SET_UP):
+            published = await self._for_publishing(pod, volume, source, wanted, known)
+            again = bool(spec_of(known).requires_republish)
+            path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
+        if again:
+            self._again.setdefault(pod.uid, set()).add(volume.name)
+        return path
+
+    def to_publish_again(self, uid: str) -> set[str]:
+        """The names of a pod's volumes whose drivers want to be asked again and again."""
+        return self._again.get(uid, set())
+
+    async def withdraw(self, uid: str) -> None:
+        """Takes away all that a pod has. Raises `Refused`."""
+        self._again.pop(uid, None)
+        await self._mounting.withdraw(uid)
+        for name in self._used.pop(uid, ()):
+            self._attachments.release(name, uid)
+
+    def _use(self, uid: str, wanted: CsiVolume) -> None:
+        """Said before it is used, so that nobody detaches it meanwhile."""
+        name = places.unique_name(wanted.driver, wanted.handle)
+        self._used.setdefault(uid, set()).add(name)
+        self._attachments.use(name, uid)
+
+    async def _known(self, driver: str) -> CSIDriver | None:
+        try:
+            return await self._objects.csi_driver(driver)
+        except Missing:
+            return None
+
+    async def _driver(self, wanted: CsiVolume) -> Driver:
+        try:
+            return await self._drivers.wait_for(wanted.driver)
+        except Unavailable as error:
+            doing = "mounter.SetUpAt failed to get CSI client"
+            if wanted.persistent:
+                doing = "attacher.MountDevice failed to create newCsiDriverClient"
+            raise Unavailable(f"{SAYS}{doing}: {error.message}") from error
+
+    async def _until(self, left: asyncio.Event, waiting: Coroutine[Any, Any, T]) -> T:
+        """What is waited for, unless nobody waits for it any more, or for ever."""
+        leaving = asyncio.ensure_future(left.wait())
+        wanted = asyncio.ensure_future(waiting)
+        both: set[asyncio.Future[Any]] = {leaving, wanted}
+        try:
+            await asyncio.wait(both, timeout=ATTACH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if wanted.done():
+                return wanted.result()
+            raise Refused("timed out waiting for the condition")
+        finally:
+            for each in both:
+                each.cancel()
+
+    async def _attached(self, wanted: CsiVolume) -> Mapping[str, str]:
+        """What was said when the volume was attached to this node."""
+        await self._attachments.attached(places.unique_name(wanted.driver, wanted.handle))
+        name = places.attachment_name(wanted.handle, wanted.driver, self._node)
+        try:
+            found = await self._objects.volume_attachment(name)
+        except Refused as error:
+            text = f"volume {wanted.handle} has GET error for volume attachment {name}: {error.message}"
+            raise Refused(text) from error
+        if found.metadata.deletion_timestamp is not None:
+            raise Refused("volume attachment is being deleted")
+        if found.status.attached:
+            return found.status.attachment_metadata or {}
+        if found.status.attach_error is not None:
+            raise Refused(found.status.attach_error.message)
+        raise Refused(f"volume {wanted.handle} is not attached for volume attachment {name}")
+
+    async def _for_publishing(
+        self,
+        pod: Pod,
+        volume: Volume,
+        source: object,
+        wanted: CsiVolume,
+        known: CSIDriver | None,
+    ) -> CsiVolume:
+        """With all that the driver gets with it."""
+        check_mode(wanted.driver, known, wanted.mode)
+        reference = None
+        if isinstance(source, CSIPersistentVolume):
+            reference = source.node_publish_secret_ref
+        elif volume.csi is not None and volume.csi.node_publish_secret_ref is not None:
+            name = volume.csi.node_publish_secret_ref.name
+            reference = SecretReference(name=name, namespace=pod.metadata.namespace)
+        secrets = await self._secret(reference, "NodePublishSecretRef")
+        attributes = dict(wanted.attributes)
+        spec = spec_of(known)
+        if spec.pod_info_on_mount:
+            attributes |= pod_info(pod, wanted.mode)
+        tokens = await self._tokens(pod, spec)
+        if spec.service_account_token_in_secrets:
+            secrets |= tokens
+        else:
+            attributes |= tokens
+        return replace(wanted, secrets=secrets, attributes=attributes, group_policy=group_policy(known))
+
+    async def _secret(self, reference: SecretReference | None, field: str) -> dict[str, str]:
+        if reference is None:
+            return {}
+        namespace, name = reference.namespace, reference.name
+        try:
+            secret = await self._objects.read_secret(namespace, name)
+        except Refused as error:
+            text = (
+                f"failed to find the secret {name} in the namespace {namespace} with error: {error.message}"
+            )
+            raise Refused(f"fetching {field} {namespace}/{name} failed: {SAYS}{text}") from error
+        return {key: value.decode(errors="surrogateescape") for key, value in (secret.data or {}).items()}
+
+    async def _tokens(self, pod: Pod, spec: CSIDriverSpec) -> dict[str, str]:
+        said = {}
+        for request in spec.token_requests or []:
+            seconds = request.expiration_seconds or DEFAULT_TOKEN_SECONDS
+            token = await self._objects.token(pod, request.audience, seconds)
+            said[request.audience] = {
+                "token": token.text,
+                "expirationTimestamp": rfc3339(token.expires_at),
+            }
+        return {TOKENS: json.dumps(said, sort_keys=True, separators=(",", ":"))} if said else {}
+
+
+def _wanted(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
+    context = pod.spec.security_context
+    group = context.fs_group if context is not None else None
+    change = context.fs_group_change_policy if context is not None else None
+    if bound is not None and isinstance(bound.source, CSIPersistentVolume):
+        claim, source = volume.persistent_volume_claim, bound.source
+        return CsiVolume(
+            driver=source.driver,
+            handle=source.volume_handle,
+            name=bound.name,
+            mode=PERSISTENT,
+            read_only=claim is not None and claim.read_only,
+            fs_type=source.fs_type,
+            access_modes=bound.spec.access_modes or (),
+            mount_options=bound.spec.mount_options or (),
+            attributes=source.volume_attributes or {},
+            group=group,
+            group_change_policy=change,
+        )
+    assert volume.csi is not None
+    return CsiVolume(
+        driver=volume.csi.driver,
+        handle=places.ephemeral_handle(pod.uid, volume.name),
+        name=volume.name,
+        mode=EPHEMERAL,
+        read_only=bool(volume.csi.read_only),
+        fs_type=volume.csi.fs_type or "",
+        attributes=volume.csi.volume_attributes or {},
+        group=group,
+        group_change_policy=change,
+    )

@@ -1,0 +1,104 @@
+"""Storage drivers for the node's pods; what it takes is loaded with the first driver or volume of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from engine.api.pod import Pod, Volume
+from engine.csi import places
+from engine.csi.records import DriverRecords
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+from engine.node.cluster_objects import ClusterObjects
+from engine.node.volumes.attachments import Attachments
+from engine.node.volumes.claims import BoundVolume
+
+if TYPE_CHECKING:
+    from engine.csi.drivers import Drivers
+    from engine.csi.mounting import Mounting
+    from engine.node.volumes.csi import CsiVolumes
+
+CSI_PLUGIN: Final = "CSIPlugin"
+"""The plugin watcher's word for drivers."""
+
+
+class _Parts(NamedTuple):
+    drivers: Drivers
+    mounting: Mounting
+    volumes: CsiVolumes
+
+
+class CsiStorage:
+    """`engine.plugins.watcher.PluginHandler` for drivers; their volumes under the node's directory `root`."""
+
+    def __init__(
+        self,
+        root: Path,
+        node: str,
+        objects: ClusterObjects,
+        records: DriverRecords,
+        attachments: Attachments,
+        *,
+        registry: Registry,
+        tasks: Tasks,
+    ) -> None:
+        self._root = root
+        self._node = node
+        self._objects = objects
+        self._records = records
+        self._registry = registry
+        self._tasks = tasks
+        self._attachments = attachments
+
+    @cached_property
+    def _parts(self) -> _Parts:
+        from engine.csi.drivers import Drivers
+        from engine.csi.mounting import Mounting
+        from engine.node.volumes.csi import CsiVolumes
+
+        drivers = Drivers(self._records, self._registry)
+        mounting = Mounting(self._root, self._node, drivers, self._tasks, self._attachments)
+        volumes = CsiVolumes(self._node, drivers, mounting, self._objects, self._attachments)
+        return _Parts(drivers, mounting, volumes)
+
+    @property
+    def _loaded(self) -> bool:
+        return "_parts" in self.__dict__
+
+    def start(self) -> None:
+        """What an earlier agent left staged is in use."""
+        if places.all_staged(self._root).exists():
+            _ = self._parts
+        self._attachments.complete()
+
+    def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        self._parts.drivers.check(name, socket, versions)
+
+    async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        await self._parts.drivers.register(name, socket, versions)
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        await self._parts.drivers.deregister(name, socket)
+
+    async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
+        """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+        return await self._parts.volumes.set_up(pod, volume, bound, left)
+
+    def to_publish_again(self, uid: str) -> set[str]:
+        """The names of a pod's volumes whose drivers want to be asked again and again."""
+        return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
+
+    async def withdraw(self, uid: str) -> None:
+        """Takes all volumes from a pod of which nothing runs. Raises `Refused`."""
+        if self._loaded or places.pods_volumes(self._root, uid).exists():
+            await self._parts.volumes.withdraw(uid)
+
+    async def stop(self) -> None:
+        """Leaves drivers and volumes as they are."""
+        if self._loaded:
+            await self._parts.mounting.stop()
+            self._parts.drivers.close()

@@ -1,0 +1,213 @@
+"""The plugin watcher: sockets that appear below `plugins_registry` are asked who they are.
+
+A plugin (`pluginregistration.Registration`) answers GetInfo and is told by NotifyRegistrationStatus whether
+the room for its kind takes it. Names that begin with a dot and files that are not sockets are passed over.
+Each socket has a task of its own, so that a hanging plugin keeps nobody else waiting; of one path a plugin
+is let go of before the next is taken on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.api.grpc_codes import rpc_error
+from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
+from engine.host.tasks import Tasks
+from engine.plugins.channel import PluginChannel, check_socket_path
+from engine.transport.grpc_channel import CallFailed
+from engine.wire import pluginregistration_v1_pb2 as wire
+
+SERVICE = "/pluginregistration.Registration/"
+FIRST_RETRY = 0.5
+LAST_RETRY = 122.0
+MAX_SOCKETS = 1000
+MAX_INFO = 4 * 1024 * 1024
+_APPEARANCES = IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_MOVED_FROM
+_FAILED = "RegisterPlugin error -- "
+
+log = logging.getLogger("kubengine.plugins")
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds that a plugin has (kubelet v1.36)."""
+
+    dial: float = 10
+    get_info: float = 1
+    notify: float = 5
+
+
+class PluginHandler(Protocol):
+    """The room for plugins of one kind. `socket` is where a plugin of this `name` answers."""
+
+    def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        """Raises `InvalidInput` for a plugin that is never taken, `Refused` for one that is not taken now."""
+
+    async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        """Takes it on. Raises a `KubengineError` where that does not work."""
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        """Lets go of it, its socket is gone; nothing where another has taken its place."""
+
+
+class PluginWatcher:
+    """Watches `directory` and its subdirectories. `handlers` by kind: DevicePlugin, CSIPlugin.
+
+    A socket that does not answer, or is refused, is tried again, ever more rarely, while it exists.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        handlers: Mapping[str, PluginHandler],
+        tasks: Tasks,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._directory = directory
+        self._handlers = handlers
+        self._deadlines = deadlines or Deadlines()
+        self._watch: Watch | None = None
+        self._watched: set[Path] = set()
+        self._serving = tasks.passing("plugin-socket")
+        self._tasks: dict[Path, asyncio.Task[None]] = {}
+        self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
+
+    async def start(self) -> None:
+        """Watch, and take on the sockets that are there already."""
+        self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        self._directory = self._directory.resolve()
+        self._watch = Watch(self._event)
+        self._scan(self._directory)
+
+    async def stop(self) -> None:
+        """Plugins stay what they are."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        await self._serving.stop()
+        self._tasks.clear()
+
+    def _event(self, mask: int, directory: Path, name: str) -> None:
+        if mask & IN_Q_OVERFLOW:
+            self._scan(self._directory)
+        elif name:
+            self._look(directory / name)
+
+    def _scan(self, directory: Path) -> None:
+        assert self._watch is not None
+        if directory not in self._watched:
+            self._watched.add(directory)
+            self._watch.add(directory, _APPEARANCES)
+        for entry in directory.iterdir():
+            self._look(entry)
+
+    def _look(self, path: Path) -> None:
+        """Take on a path that appeared, or end what was done for one that is gone."""
+        try:
+            mode = path.lstat().st_mode
+        except OSError:
+            self._watched.discard(path)
+            self._end(path)
+            return
+        if path.name.startswith("."):
+            return
+        if stat.S_ISDIR(mode):
+            self._scan(path)
+        elif stat.S_ISSOCK(mode):
+            self._end(path)
+            if len(self._tasks) >= MAX_SOCKETS:
+                log.error("%s: %d plugin sockets are the most; passed over", path, MAX_SOCKETS)
+                return
+            turn = self._turns.setdefault(path, asyncio.Lock())
+            self._tasks[path] = self._serving.start(self._serve(path, turn), str(path))
+
+    def _end(self, path: Path) -> None:
+        task = self._tasks.pop(path, None)
+        if task is not None:
+            task.cancel()
+
+    async def _serve(self, path: Path, turn: asyncio.Lock) -> None:
+        """Register one socket and hold on to it until it is removed."""
+        async with turn:
+            delay = FIRST_RETRY
+            while True:
+                try:
+                    handler, name, endpoint = await self._register(path)
+                    break
+                except KubengineError as error:
+                    log.warning("plugin socket %s: %s", path, error)
+                    if isinstance(error, InvalidInput):
+                        return
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LAST_RETRY)
+            log.info("plugin %s registered, which answers at %s", name, endpoint)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                if self._watch is not None:
+                    await handler.deregister(name, endpoint)
+
+    async def _register(self, path: Path) -> tuple[PluginHandler, str, Path]:
+        check_socket_path(path)
+        with closing(PluginChannel(path, limit=MAX_INFO)) as channel:
+            info = await self._info(channel, path)
+            endpoint = Path(info.endpoint) if info.endpoint else path
+            failure: KubengineError | None = None
+            handler = self._handlers.get(info.type)
+            try:
+                if handler is None:
+                    words = f"no handler registered for plugin type: {info.type} at socket {path}"
+                    raise InvalidInput(f"{_FAILED}{words}")
+                await _take_on(handler, info, endpoint)
+            except KubengineError as error:
+                failure = error
+            try:
+                await self._notify(channel, failure)
+            except CallFailed as error:
+                if handler is not None and failure is None:
+                    await handler.deregister(info.name, endpoint)
+                said = f"NotifyRegistrationStatus: {rpc_error(error.status, error.details)}"
+                failure = failure or Refused(said, subject=str(path))
+        if failure is not None:
+            raise failure
+        assert handler is not None
+        return handler, info.name, endpoint
+
+    async def _info(self, channel: PluginChannel, path: Path) -> wire.PluginInfo:
+        request, seconds = wire.InfoRequest(), self._deadlines.get_info
+        try:
+            await channel.reach(self._deadlines.dial)
+            return await channel.call(f"{SERVICE}GetInfo", request, wire.PluginInfo, seconds)
+        except Unavailable as error:
+            raise Unavailable(error.message, subject=str(path)) from None
+        except CallFailed as error:
+            said = f"GetInfo: {rpc_error(error.status, error.details)}"
+            raise Unavailable(said, subject=str(path)) from None
+
+    async def _notify(self, channel: PluginChannel, failure: KubengineError | None) -> None:
+        status = wire.RegistrationStatus(plugin_registered=failure is None, error=str(failure or ""))
+        method, answer = f"{SERVICE}NotifyRegistrationStatus", wire.RegistrationStatusResponse
+        await channel.call(method, status, answer, self._deadlines.notify)
+
+
+async def _take_on(handler: PluginHandler, info: wire.PluginInfo, endpoint: Path) -> None:
+    """Raises what is wrong in the kubelet's words."""
+    versions = list(info.supported_versions)
+    doing = "validation"
+    try:
+        check_socket_path(endpoint)
+        handler.check(info.name, endpoint, versions)
+        doing = "registration"
+        await handler.register(info.name, endpoint, versions)
+    except KubengineError as error:
+        kind = InvalidInput if isinstance(error, InvalidInput) and doing == "validation" else Refused
+        raise kind(f"{_FAILED}plugin {doing} failed with err: {error}") from error

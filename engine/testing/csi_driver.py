@@ -1,0 +1,230 @@
+"""A small storage driver that speaks the public protocol, mounts directories, and fails where it is told to.
+
+A volume is a directory under `volumes`, named by its handle. Staging and publishing are bind mounts of it,
+so it needs root. Every call is written down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from engine.csi.places import DATA
+from engine.host.mounts import bind, is_mount, unmount_below
+from engine.wire import csi_v1_pb2 as wire
+from engine.wire import pluginregistration_v1_pb2 as registration
+from engine.wire.csi_v1_pb2_grpc import (
+    IdentityServicer,
+    NodeServicer,
+    add_IdentityServicer_to_server,
+    add_NodeServicer_to_server,
+)
+from engine.wire.pluginregistration_v1_pb2_grpc import (
+    RegistrationServicer,
+    add_RegistrationServicer_to_server,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+RPC = wire.NodeServiceCapability.RPC
+ALL = (RPC.STAGE_UNSTAGE_VOLUME, RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME)
+HANGS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One call: its method's name and its request."""
+
+    method: str
+    request: Any
+
+
+class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
+    """The driver `name` with its sockets `driver.sock` in `directory` and `<name>-reg.sock` in `registry`.
+
+    `capabilities` are those of the node service. `faults` maps a method to the gRPC status that it fails
+    with, having done nothing (`HANGS`: it never answers); `half_done` methods do their work and fail then.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        registry: Path,
+        name: str = "sample.csi.example.com",
+        *,
+        node_id: str = "node-1",
+        most_volumes: int = 0,
+        topology: Mapping[str, str] | None = None,
+        capabilities: Sequence[RPC.Type] = ALL,
+        versions: Sequence[str] = ("1.0.0",),
+    ) -> None:
+        self.name = name
+        self.volumes = directory / "volumes"
+        self.socket = directory / "driver.sock"
+        self.registration = registry / f"{name}-reg.sock"
+        self.node_id = node_id
+        self.most_volumes = most_volumes
+        self.topology = dict(topology or {})
+        self.capabilities = capabilities
+        self.versions = versions
+        self.faults: dict[str, int] = {}
+        self.half_done: dict[str, int] = {}
+        self.calls: list[Called] = []
+        self.status: list[registration.RegistrationStatus] = []
+        self._servers: list[grpc.aio.Server] = []
+
+    async def start(self) -> None:
+        """Serve, and wait to be found."""
+        self.volumes.mkdir(parents=True, exist_ok=True)
+        self.registration.parent.mkdir(parents=True, exist_ok=True)
+        for path, add in (
+            (self.socket, (add_IdentityServicer_to_server, add_NodeServicer_to_server)),
+            (self.registration, (add_RegistrationServicer_to_server,)),
+        ):
+            path.unlink(missing_ok=True)
+            server = grpc.aio.server()
+            for each in add:
+                each(self, server)  # type: ignore[no-untyped-call]
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            self._servers.append(server)
+
+    async def stop(self) -> None:
+        """Gone, as after a crash; what is mounted stays."""
+        servers, self._servers = self._servers, []
+        self.registration.unlink(missing_ok=True)
+        await asyncio.gather(*(server.stop(None) for server in servers))
+        self.socket.unlink(missing_ok=True)
+
+    def called(self, method: str) -> list[Any]:
+        """The requests of one method, in order."""
+        return [call.request for call in self.calls if call.method == method]
+
+    def volume(self, handle: str) -> Path:
+        """Where the driver has what is in a volume."""
+        path = self.volumes / handle
+        path.mkdir(exist_ok=True)
+        return path
+
+    # The protocol
+
+    async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:  # noqa: N802
+        return registration.PluginInfo(
+            type="CSIPlugin", name=self.name, endpoint=str(self.socket), supported_versions=self.versions
+        )
+
+    async def NotifyRegistrationStatus(  # noqa: N802
+        self, request: registration.RegistrationStatus, context: Context
+    ) -> registration.RegistrationStatusResponse:
+        self.status.append(request)
+        return registration.RegistrationStatusResponse()
+
+    async def GetPluginInfo(  # noqa: N802
+        self, request: wire.GetPluginInfoRequest, context: Context
+    ) -> wire.GetPluginInfoResponse:
+        return wire.GetPluginInfoResponse(name=self.name, vendor_version="1")
+
+    async def NodeGetInfo(self, request: Any, context: Context) -> wire.NodeGetInfoResponse:  # noqa: N802
+        await self._begin("NodeGetInfo", request, context)
+        return wire.NodeGetInfoResponse(
+            node_id=self.node_id,
+            max_volumes_per_node=self.most_volumes,
+            accessible_topology=wire.Topology(segments=self.topology),
+        )
+
+    async def NodeGetCapabilities(  # noqa: N802
+        self, request: Any, context: Context
+    ) -> wire.NodeGetCapabilitiesResponse:
+        await self._begin("NodeGetCapabilities", request, context)
+        able = [wire.NodeServiceCapability(rpc=RPC(type=each)) for each in self.capabilities]
+        return wire.NodeGetCapabilitiesResponse(capabilities=able)
+
+    async def NodeStageVolume(self, request: Any, context: Context) -> wire.NodeStageVolumeResponse:  # noqa: N802
+        await self._begin("NodeStageVolume", request, context)
+        staging = Path(request.staging_target_path)
+        if not staging.is_dir():
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{staging} is not there")
+        _show(self.volume(request.volume_id), staging)
+        await self._end("NodeStageVolume", context)
+        return wire.NodeStageVolumeResponse()
+
+    async def NodeUnstageVolume(self, request: Any, context: Context) -> wire.NodeUnstageVolumeResponse:  # noqa: N802
+        await self._begin("NodeUnstageVolume", request, context)
+        _hide(Path(request.staging_target_path))
+        await self._end("NodeUnstageVolume", context)
+        return wire.NodeUnstageVolumeResponse()
+
+    async def NodePublishVolume(self, request: Any, context: Context) -> wire.NodePublishVolumeResponse:  # noqa: N802
+        await self._begin("NodePublishVolume", request, context)
+        target = Path(request.target_path)
+        if not (target.parent / DATA).exists():
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody has kept whose volume this is")
+        source = self.volume(request.volume_id)
+        if request.staging_target_path:
+            source = Path(request.staging_target_path)
+            if not is_mount(source):
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{source} is not staged")
+        target.mkdir(exist_ok=True)
+        _show(source, target)
+        await self._end("NodePublishVolume", context)
+        return wire.NodePublishVolumeResponse()
+
+    async def NodeUnpublishVolume(  # noqa: N802
+        self, request: Any, context: Context
+    ) -> wire.NodeUnpublishVolumeResponse:
+        await self._begin("NodeUnpublishVolume", request, context)
+        target = Path(request.target_path)
+        _hide(target)
+        if target.is_dir() and not target.is_symlink():
+            target.rmdir()
+        await self._end("NodeUnpublishVolume", context)
+        return wire.NodeUnpublishVolumeResponse()
+
+    async def NodeGetVolumeStats(  # noqa: N802
+        self, request: Any, context: Context
+    ) -> wire.NodeGetVolumeStatsResponse:
+        await self._begin("NodeGetVolumeStats", request, context)
+        return wire.NodeGetVolumeStatsResponse(
+            usage=[
+                wire.VolumeUsage(available=70, total=100, used=30, unit=wire.VolumeUsage.BYTES),
+                wire.VolumeUsage(available=7, total=10, used=3, unit=wire.VolumeUsage.INODES),
+            ]
+        )
+
+    async def NodeExpandVolume(self, request: Any, context: Context) -> wire.NodeExpandVolumeResponse:  # noqa: N802
+        await self._begin("NodeExpandVolume", request, context)
+        return wire.NodeExpandVolumeResponse(capacity_bytes=request.capacity_range.required_bytes)
+
+    async def _begin(self, method: str, request: Any, context: Context) -> None:
+        self.calls.append(Called(method, request))
+        await _fail(self.faults.get(method), method, context)
+
+    async def _end(self, method: str, context: Context) -> None:
+        await _fail(self.half_done.get(method), method, context)
+
+
+async def _fail(status: int | None, method: str, context: Context) -> None:
+    if status == HANGS:
+        await asyncio.sleep(3600)
+    elif status is not None:
+        code = next(code for code in grpc.StatusCode if code.value[0] == status)
+        await context.abort(code, f"told to fail: {method}")
+
+
+def _show(source: Path, target: Path) -> None:
+    if not is_mount(target):
+        directory = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            bind(directory, target)
+        finally:
+            os.close(directory)
+
+
+def _hide(target: Path) -> None:
+    if target.exists() and not target.is_symlink():
+        unmount_below(target)

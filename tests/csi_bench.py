@@ -1,0 +1,146 @@
+"""A node of a cluster with storage drivers, and what users make for volumes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from engine.csi.places import VOLUMES, staged
+from engine.host.mountinfo import mounts_below
+from engine.node import Node
+from engine.testing.csi_driver import SampleCsiDriver
+from tests.cluster_bench import Cluster, Joined, Object
+from tests.node_bench import container
+from tests.waiting import eventually
+
+LEFT = ("globalmount", "vol_data.json")
+DRIVER = "sample.csi.example.com"
+STORAGE = "/apis/storage.k8s.io/v1"
+INLINE: Object = {"csi": {"driver": DRIVER}}
+CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "claim"}}
+
+
+class CsiBench:
+    """`joined` is the node's bench; drivers end with it."""
+
+    def __init__(self, joined: Joined, cluster: Cluster, directory: Path) -> None:
+        self.joined, self.cluster, self._directory = joined, cluster, directory
+        self.drivers: list[SampleCsiDriver] = []
+        directory.mkdir()
+
+    @property
+    def root(self) -> Path:
+        return self.joined.root
+
+    @property
+    def node(self) -> Node:
+        assert self.joined.node is not None
+        return self.joined.node
+
+    async def driver(self, **options: Any) -> SampleCsiDriver:
+        """One that has been taken on."""
+        driver = self.new_driver(**options)
+        await driver.start()
+        await self.taken_on(driver)
+        return driver
+
+    def new_driver(self, name: str = DRIVER, **options: Any) -> SampleCsiDriver:
+        driver = SampleCsiDriver(self._directory / name, self.root / "plugins_registry", name, **options)
+        self.drivers.append(driver)
+        return driver
+
+    async def taken_on(self, driver: SampleCsiDriver, times: int = 1) -> None:
+        await eventually(lambda: len(driver.status) >= times)
+        assert driver.status[-1].plugin_registered, driver.status[-1].error
+
+    def known(self, name: str = DRIVER, **spec: Any) -> Object:
+        """The CSIDriver of the cluster, with an API server's defaults."""
+        defaults = {
+            "attachRequired": False,
+            "podInfoOnMount": False,
+            "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+            "fsGroupPolicy": "ReadWriteOnceWithFSType",
+            "requiresRepublish": False,
+        }
+        made = {"metadata": {"name": name}, "spec": {**defaults, **spec}}
+        return self.cluster.server.create(f"{STORAGE}/csidrivers", made)
+
+    def claim(self, name: str = "claim", handle: str = "h1", **spec: Any) -> None:
+        """A claim that is bound to a volume of the driver."""
+        source = {"driver": DRIVER, "volumeHandle": handle, **spec.pop("csi", {})}
+        made = self.cluster.server.create(
+            "/api/v1/namespaces/default/persistentvolumeclaims",
+            {
+                "metadata": {"name": name},
+                "spec": {"volumeName": f"pv-{name}"},
+                "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}},
+            },
+        )
+        reference = {"namespace": "default", "name": name, "uid": made["metadata"]["uid"]}
+        self.cluster.server.create(
+            "/api/v1/persistentvolumes",
+            {
+                "metadata": {"name": f"pv-{name}"},
+                "spec": {
+                    "capacity": {"storage": "1Gi"},
+                    "accessModes": ["ReadWriteOnce"],
+                    "claimRef": reference,
+                    "csi": source,
+                    **spec,
+                },
+            },
+        )
+
+    async def run(self, source: Object = INLINE, name: str = "p", **spec: Any) -> Object:
+        """A pod that mounts one volume at /v; returns once it is ready."""
+        await self.ask(source, name, **spec)
+        return await self.cluster.ready(name)
+
+    async def ask(self, source: Object = INLINE, name: str = "p", **spec: Any) -> Object:
+        mounts = [{"name": "v", "mountPath": "/v"}]
+        volumes = [{"name": "v", **source}]
+        return await self.cluster.run(
+            name, containers=[container(volumeMounts=mounts)], volumes=volumes, **spec
+        )
+
+    async def delete(self, name: str = "p") -> None:
+        await self.cluster.delete(name)
+        await self.cluster.gone(name)
+
+    def published(self, pod: Object, volume: str = "v") -> Path:
+        """The directory of a pod's volume."""
+        return self.root / "pods" / pod["metadata"]["uid"] / "volumes" / VOLUMES / volume
+
+    def staged(self, handle: str = "h1") -> Path:
+        return staged(self.root, DRIVER, handle)
+
+    def csi_node(self) -> Object:
+        found: Object = self.cluster.server.get(f"{STORAGE}/csinodes/n1")
+        return found
+
+    def node_ids(self) -> Object:
+        node = self.cluster.server.get("/api/v1/nodes/n1")
+        said: Object = json.loads(
+            node["metadata"].get("annotations", {}).get("csi.volume.kubernetes.io/nodeid", "{}")
+        )
+        return said
+
+    def in_use(self) -> list[str]:
+        """What the Node says."""
+        said: list[str] = self.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse") or []
+        return said
+
+    def messages(self, reason: str = "FailedMount") -> list[str]:
+        return [event.message for event in self.node.recorder if event.reason == reason]
+
+    def leaves_nothing(self) -> bool:
+        """Of volumes, wherever they were."""
+        plugins = self.root / "plugins"
+        left = [n for _, below, files in os.walk(plugins) for n in (*below, *files) if n in LEFT]
+        return not left and not list((self.root / "pods").iterdir()) and not mounts_below(self.root)
+
+    async def close(self) -> None:
+        for driver in self.drivers:
+            await driver.stop()
