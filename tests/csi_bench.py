@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.csi.places import VOLUMES, staged
+from engine.csi.places import pods_volumes, staged
 from engine.host.mountinfo import mounts_below
 from engine.node import Node
 from engine.testing.csi_driver import SampleCsiDriver
@@ -111,7 +111,8 @@ class CsiBench:
 
     def published(self, pod: Object, volume: str = "v") -> Path:
         """The directory of a pod's volume."""
-        return self.root / "pods" / pod["metadata"]["uid"] / "volumes" / VOLUMES / volume
+        uid: str = pod["metadata"]["uid"]
+        return pods_volumes(self.root, uid) / volume
 
     def staged(self, handle: str = "h1") -> Path:
         return staged(self.root, DRIVER, handle)
