@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +46,9 @@ log = logging.getLogger("kubengine.images")
 class ImageManager:
     """Keeps the image file system below its thresholds.
 
-    `active_pods` says which pods exist (their image volumes are looked at), `state_dir` is where records
-    are kept if `section.keep_records`, `pod_logs_dir` is measured when a run cannot free enough.
+    `active_pods` says which pods exist (their image volumes are looked at), `looked_at` hears after each
+    periodic run the ids of what is there, and when that was asked for. `state_dir` is where records are
+    kept if `section.keep_records`, `pod_logs_dir` is measured when a run cannot free enough.
     Raises `InvalidInput` for thresholds that make no sense.
     """
 
@@ -62,6 +63,7 @@ class ImageManager:
         registry: Registry | None = None,
         tasks: Tasks | None = None,
         active_pods: Callable[[], Sequence[Pod]] = tuple,
+        looked_at: Callable[[Sequence[str], float], Awaitable[None]] | None = None,
         state_dir: Path | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -77,6 +79,7 @@ class ImageManager:
         self._now = SteadyClock(clock, monotonic)
         self._began = self._now()
         self._period = period
+        self._looked_at = looked_at
         self._pod_logs_dir = Path(config.pod_logs_dir)
         self._image_volumes = config.gate("ImageVolume", False)
         self._file = state_dir / records_file.FILE_NAME if state_dir and self.section.keep_records else None
@@ -195,10 +198,16 @@ class ImageManager:
     async def _periodic(self) -> str:
         """The error of one periodic run, or an empty string."""
         if not self.policy.off:
-            return (await self.garbage_collect()).error
-        with contextlib.suppress(ImageGCFailure):
-            await self.detect()
-        return ""
+            error = (await self.garbage_collect()).error
+        else:
+            error = ""
+            with contextlib.suppress(ImageGCFailure):
+                await self.detect()
+        if self._looked_at is not None:
+            with contextlib.suppress(KubengineError):
+                images = await self.images()
+                await self._looked_at([image.id for image in images], self._listed[0])
+        return error
 
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:

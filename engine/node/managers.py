@@ -5,7 +5,7 @@ Each gets what it needs from the node and knows nothing of the others but what i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from errno import EADDRINUSE
 from pathlib import Path
 from typing import Protocol
@@ -43,6 +43,7 @@ class Managers:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
     `pods()` gives the node's pods, which are made after the managers: nobody asks before `start_before_pods`.
+    `images_looked_at` hears of the images that are there, as in `ImageManager`.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Managers:
         cgroups: NodeCgroups,
         watch: RuntimeWatch,
         pods: Callable[[], NodePods],
+        images_looked_at: Callable[[Sequence[str], float], Awaitable[None]],
         capacity_changed: Callable[[], None],
         conditions_changed: Callable[[], None],
     ) -> None:
@@ -69,6 +71,7 @@ class Managers:
             registry=registry,
             tasks=tasks,
             active_pods=lambda: pods().active(),
+            looked_at=images_looked_at,
             state_dir=root,
             clock=clock,
         )

@@ -112,6 +112,7 @@ class RunningNode:
             cgroups=cgroups,
             watch=watch,
             pods=lambda: self.pods,
+            images_looked_at=self._images_looked_at,
             capacity_changed=self._capacity_changed,
             conditions_changed=self._conditions_changed,
         )
@@ -310,6 +311,9 @@ class RunningNode:
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
             self.pods.notify(uid)
+
+    async def _images_looked_at(self, present: Sequence[str], at: float) -> None:
+        await self._access.looked_at(present, at)
 
     def _attachments_changed(self) -> None:
         self._belonging.conditions_changed()

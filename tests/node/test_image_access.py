@@ -276,6 +276,22 @@ def test_an_image_whose_pull_outlived_the_agent_is_for_nobody_known(tmp_path: Pa
     assert list((tmp_path / "image_manager/pulling").iterdir()) == []
 
 
+def test_records_of_images_that_are_gone_go(tmp_path: Path) -> None:
+    now = NOW
+    records = PullRecords(tmp_path, lambda: now)
+    for reference in ("sha256:stays", "sha256:gone", "sha256:damaged"):
+        records.came("a:1", reference, None)
+    now += 300.5
+    records.came("late:1", "sha256:late", None)
+    pulled = tmp_path / "image_manager/pulled"
+    (pulled / f"sha256-{hashlib.sha256(b'sha256:damaged').hexdigest()}").write_bytes(b"{")
+    records.prune(["sha256:stays"], NOW + 300.2)
+    kept = {json.loads(file.read_bytes())["imageRef"] for file in pulled.iterdir()}
+    assert kept == {"sha256:stays", "sha256:late"}
+    records.prune(["sha256:stays"], NOW + 302)
+    assert len(list(pulled.iterdir())) == 1
+
+
 # A node whose registry asks who is there
 
 

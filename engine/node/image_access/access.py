@@ -74,16 +74,23 @@ class ImageAccess:
         except (Refused, OSError) as error:
             log.error("records of pulled images are left as they are: %s", error)
 
+    async def looked_at(self, present: Sequence[str], at: float) -> None:
+        """The ids of all images that were there at a moment: of others nothing is kept any more."""
+        try:
+            await asyncio.to_thread(self._records.prune, present, at)
+        except OSError as error:
+            log.error("records of images that are gone are left as they are: %s", error)
+
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
         """Whether a pod may use an image that is there without pulling it again."""
         try:
             ours = await asyncio.to_thread(self._records.is_ours, image, reference)
+            if not must_verify(self._policy, self._allowed, image, ours=ours):
+                return True
+            known = await asyncio.to_thread(self._records.who_may_use, image, reference)
         except OSError as error:
             log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
             return False
-        if not must_verify(self._policy, self._allowed, image, ours=ours):
-            return True
-        known = await asyncio.to_thread(self._records.who_may_use, image, reference)
         if known is None:
             return False
         if known.node_pods_accessible:

@@ -9,8 +9,10 @@ are about.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -51,6 +53,14 @@ class PulledRecord(Struct):
     credential_mapping: dict[str, PullCredentials] | None = None
     kind: str = "ImagePulledRecord"
     api_version: str = API_VERSION
+
+    @property
+    def written_at(self) -> float:
+        """Unix seconds, in the whole; 0 where it does not say."""
+        try:
+            return datetime.fromisoformat(self.last_updated_time).timestamp()
+        except ValueError:
+            return 0.0
 
 
 class PullIntent(Struct):
@@ -142,9 +152,17 @@ class PullRecords:
                 self.allow(name, reference, None)
         for name in names:
             self.failed(name)
+        self.prune(ids, math.inf)
+
+    def prune(self, present: Collection[str], looked_at: float) -> None:
+        """Of images that are gone nothing is kept; `present` are the ids that were there at a moment in Unix
+        seconds, and what came later stays. Raises `OSError`."""
+        kept = {_file(self._pulled, reference).name for reference in present}
         for file in _files(self._pulled):
+            if file.name in kept:
+                continue
             record = _read(file, _pulled)
-            if record is not None and record.image_ref not in ids:
+            if record is None or record.written_at + 1 <= looked_at:
                 file.unlink(missing_ok=True)
 
     def _record(self, reference: str) -> PulledRecord | None:
