@@ -85,6 +85,8 @@ class ControlPlane:
             f"--token-auth-file={tokens}",
             "--authorization-mode=Node,RBAC",
             "--enable-admission-plugins=NodeRestriction",
+            "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",
+            "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://test",

@@ -39,8 +39,8 @@ def said(bench: Bench, reason: str) -> list[str]:
 async def test_an_init_container_writes_what_its_successor_has_as_variables(bench: Bench) -> None:
     await bench.start()
     write = container("write", "printf \"A='one\\n two'\\nB='3' # three\\n\" > /cfg/env", **MOUNT)
-    env = [variable("X", "A"), variable("Y", "B"), variable("Z", "C", optional=True)]
-    show = 'printf "%s|%s|%s" "$X" "$Y" "${Z-unset}" > /cfg/shown; '
+    env = [variable("ONE", "A"), variable("TWO", "B"), variable("NONE", "C", optional=True)]
+    show = 'printf "%s|%s|%s" "$ONE" "$TWO" "${NONE-unset}" > /cfg/shown; '
     spec = {"initContainers": [write], "containers": [container("c", show + WAIT, env=env, **MOUNT)]}
     bench.write("p", {**SHARED, **spec})
     await eventually(lambda: bench.phase("p") == "Running")
