@@ -35,8 +35,10 @@ def status_to_send(
     status: PodStatus, server: PodStatus, meta: ObjectMeta, *, may_run: bool, now: datetime
 ) -> PodStatus:
     """`status` is the node's, `server` the API's; `meta` the API's metadata; `may_run`: something of the
-    pod runs, or will."""
-    generation = 0 if MIRROR_ANNOTATION in (meta.annotations or {}) else meta.generation
+    pod runs, or will; then the node says of which generation it speaks."""
+    generation = status.observed_generation if may_run else meta.generation
+    if MIRROR_ANNOTATION in (meta.annotations or {}):
+        generation = 0
     told = msgspec.structs.replace(status, observed_generation=generation)
     conditions = {c.type: c for c in status.conditions or ()}
     if server.phase in TERMINAL and told.phase != server.phase:

@@ -10,6 +10,7 @@ from engine.cgroups.resize import status_resources
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.node.pod.in_hand import PodInHand
 from engine.node.pod.life import State
+from engine.node.pod.resize import State as Resizing
 from engine.node.services import Services
 from engine.node.status import FAILED, SUCCEEDED, StatusInputs, pod_status
 from engine.node.termination_message import LastWords
@@ -35,10 +36,18 @@ class Publishing:
         services.probes.observed(hand.pod, record)
         services.accounts.observed(hand.pod, record)
         current = pod_status(hand.pod, record, self._inputs(record))
+        current.observed_generation = self._generation()
         if current != hand.pod.status:
             hand.pod.status = current
             services.probes.remember(hand.pod)
             services.belonging.pod_changed(hand.pod, may_run=hand.life.holds)
+
+    def _generation(self) -> int:
+        """Of the spec that the status speaks of: a resize that nobody has looked at yet is not in it."""
+        resize = self._hand.resize
+        if resize is not None and resize.state is Resizing.PROPOSED:
+            return self._hand.pod.status.observed_generation
+        return self._hand.wanted.metadata.generation
 
     def _inputs(self, record: PodRecord) -> StatusInputs:
         hand, services = self._hand, self._services

@@ -45,10 +45,12 @@ def types(sent: Object) -> list[str]:
 
 def test_each_of_the_node_s_conditions_speaks_of_the_generation_and_others_come_first():
     server = status(conditions={"Ready": "False", "example.com/gate": "True"})
-    sent = told(status(conditions={"Ready": "True", "PodScheduled": "True"}), server, may_run=True)
+    ours = status(conditions={"Ready": "True", "PodScheduled": "True"}, observedGeneration=6)
+    sent = told(ours, server, may_run=True)
     assert types(sent) == ["example.com/gate", "Ready", "PodScheduled"]
-    assert sent["observedGeneration"] == 7
-    assert [c.get("observedGeneration") for c in sent["conditions"]] == [None, 7, 7]
+    assert sent["observedGeneration"] == 6, "of which the node speaks, though the API has a newer one"
+    assert [c.get("observedGeneration") for c in sent["conditions"]] == [None, 6, 6]
+    assert told(ours, server, may_run=False)["observedGeneration"] == 7, "it has ended: nothing is to be done"
 
 
 def test_a_static_pod_has_no_generation_though_its_mirror_has():

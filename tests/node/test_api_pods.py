@@ -285,6 +285,36 @@ async def test_a_resize_shows_in_the_api_while_it_waits_while_it_is_done_and_whe
     assert said[2][1] == f"Pod resize completed: {asked}}}"
 
 
+async def test_a_resize_that_nobody_has_looked_at_is_not_said_to_be_known(
+    joined: Joined, cluster: Cluster, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    update, may_go = hollow.backend.update_resources, asyncio.Event()
+
+    async def slow(*args: Any) -> None:
+        await may_go.wait()
+        await update(*args)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", slow)
+    node = await joined.start()
+    await cluster.run("web", **cpu(100))
+    await cluster.ready("web")
+    await resize(cluster, "web", 200)
+    await cluster.when("web", lambda pod: bool(condition(pod or {}, "PodResizeInProgress")))
+    await resize(cluster, "web", 300)
+    await cluster.when("web", lambda pod: not condition(pod or {}, "PodResizeInProgress"))
+    await cluster.client.patch(f"{PODS}/web", {"metadata": {"labels": {"a": "b"}}}, Object)
+    await eventually(lambda: node.pods()[0].metadata.labels == {"a": "b"})
+    pod = await cluster.pod("web")
+    assert pod is not None
+    assert (pod["metadata"]["generation"], pod["status"]["observedGeneration"]) == (3, 2)
+    may_go.set()
+    done = await cluster.when("web", lambda pod: bool(pod and pod["status"]["observedGeneration"] == 3))
+    assert done is not None
+    assert condition(done, "PodResizeInProgress") or done["status"]["containerStatuses"][0]["resources"] == {
+        "requests": {"cpu": "300m"}
+    }
+
+
 async def test_a_resize_that_waits_still_does_after_a_restart(joined: Joined, cluster: Cluster):
     node = await joined.start()
     most = int(node.node_object().allocatable["cpu"].milli)
