@@ -1,8 +1,8 @@
 """One HTTP/1.1 connection: h11 says what the bytes mean, this file moves them within bounds.
 
 A peer may be slow, hostile or gone. Each request has a deadline to arrive whole, a limit on its head
-and its body; each piece of an answer has a deadline to be taken. Whatever goes wrong ends this
-connection only.
+and its body; who takes nothing of an answer for a while gets no more of it. Whatever goes wrong ends
+this connection only.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import h11
 from engine.api.errors import InvalidInput
 from engine.host.crowd import Place
 from engine.server.exchange import Answer, Request, Response, Takeover, failure
+from engine.server.taking import while_it_takes
 
 MAX_HEAD = 16 * 1024
 MAX_BODY = 64 * 1024
@@ -36,7 +37,8 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Connection:
     """Serves requests from one peer until it goes, errs or idles too long.
 
-    Deadlines are seconds; `live_deadline` is that of a piece of an answer that comes bit by bit.
+    Deadlines are seconds; `live_deadline` is how long nothing need be taken of an answer that comes bit by
+    bit.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class Connection:
                 if not head:
                     await self._send_live(body)
         else:
-            pieces: Iterable[bytes] = (body,) if isinstance(body, bytes) else body
+            pieces = _cut(body) if isinstance(body, bytes) else body
             await self._send_pieces(self._head(response, close=close), () if head else pieces)
 
     def _head(self, response: Response, *, close: bool) -> bytes | None:
@@ -208,12 +210,9 @@ class Connection:
             return
         self._writer.write(data)
         self._place.fall_silent()
-        try:
-            async with asyncio.timeout(deadline or WRITE_DEADLINE):
-                await self._writer.drain()
-        except TimeoutError:
+        if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
             self._writer.transport.abort()
-            raise ConnectionAbortedError("the peer does not read") from None
+            raise ConnectionAbortedError("the peer does not read")
 
     async def _refuse(self, status: int, message: str) -> None:
         """Says why the connection ends, if the peer can still be told."""
@@ -222,3 +221,9 @@ class Connection:
                 await self._send(failure(status, message), close=True)
             except (ConnectionError, h11.LocalProtocolError):
                 return
+
+
+def _cut(body: bytes) -> Iterable[bytes]:
+    """So that no more of it is copied than the peer takes."""
+    whole = memoryview(body)
+    return (bytes(whole[at : at + PIECE]) for at in range(0, len(body), PIECE))

@@ -38,6 +38,12 @@ class Request:
         """All values under a name, in lower case, with commas between them."""
         return ", ".join(value for known, value in self.headers if known == name)
 
+    @property
+    def upgrade(self) -> str:
+        """The protocol that the connection is offered to, in lower case; "" for none."""
+        offered = self.header("connection").lower().replace(" ", "").split(",")
+        return self.header("upgrade").lower() if "upgrade" in offered else ""
+
     def values(self, name: str) -> list[str]:
         """Every value that the query has under a name."""
         return [value for known, value in self.pairs if known == name]

@@ -12,7 +12,6 @@ who comes. Some places of the work behind it are for `/healthz` alone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,14 +20,15 @@ from typing import Protocol
 
 from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
-from engine.server.connection import Connection, Handler
+from engine.server.connection import WRITE_DEADLINE, Connection, Handler
 from engine.server.exchange import Answer, Request, failure
 from engine.server.routes import answer, answer_health
+from engine.server.taking import part
 from engine.server.tcp import BACKLOG, bind_tcp
+from engine.server.turns import in_turn
 from engine.server.view import ServedNode
 
 MAX_CONNECTIONS = 128
-MAX_AT_WORK = 64
 ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
 
 
@@ -139,22 +139,14 @@ class Server:
         place = door.crowd.enter(writer.transport.abort) if not door.closed else None
         try:
             if place is not None:
-                await Connection(
-                    reader,
-                    writer,
-                    handler=partial(_answer_in_turn, door, place),
-                    trusted=door.trusted,
-                    place=place,
-                ).serve()
+                await _converse(door, reader, writer, place)
         except asyncio.CancelledError:
-            writer.transport.abort()
+            return
         finally:
+            writer.transport.abort()
             door.connections.discard(task)
             if place is not None:
                 place.leave()
-            writer.close()
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await writer.wait_closed()
 
     def _bind_unix(self, path: Path) -> socket.socket:
         bound = socket.socket(socket.AF_UNIX)
@@ -172,9 +164,11 @@ class Server:
         return bound
 
 
-async def _answer_in_turn(door: _Door, place: Place, request: Request) -> Answer:
-    """Work that takes long is bounded, and leaves room for the question whether the agent lives."""
-    place.work()
-    if door.crowd.at_work > MAX_AT_WORK and not request.asks_health:
-        return failure(503, f"{MAX_AT_WORK} requests are being answered; try again")
-    return await door.handler(request)
+async def _converse(
+    door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place
+) -> None:
+    async def answered(request: Request) -> Answer:
+        return await in_turn(door.crowd, place, request, door.handler, failure)
+
+    await Connection(reader, writer, handler=answered, trusted=door.trusted, place=place).serve()
+    await part(writer, WRITE_DEADLINE)

@@ -15,7 +15,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
-from engine.server import Server, connection, listeners
+from engine.server import Server, connection, listeners, turns
 from tests.ports import free_port
 from tests.server.served import View, parse
 from tests.waiting import eventually
@@ -141,16 +141,16 @@ async def test_work_that_hangs_leaves_health_answered(serve: Any) -> None:
 
     view.stats_summary = hang  # type: ignore[method-assign]
     served = await serve(view)
-    asked = [asyncio.ensure_future(served.get("/stats/summary")) for _ in range(3 * listeners.MAX_AT_WORK)]
+    asked = [asyncio.ensure_future(served.get("/stats/summary")) for _ in range(3 * turns.MAX_AT_WORK)]
     done, waiting = await asyncio.wait(asked, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-    while len(done) < 2 * listeners.MAX_AT_WORK:
+    while len(done) < 2 * turns.MAX_AT_WORK:
         more, waiting = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
         assert more
         done |= more
     assert {task.result().status for task in done} == {503}
     assert await alive(served)
     released.set()
-    assert [(await task).status for task in waiting] == [200] * listeners.MAX_AT_WORK
+    assert [(await task).status for task in waiting] == [200] * turns.MAX_AT_WORK
 
 
 async def test_the_socket_is_for_its_owner_and_goes_with_the_server(serve: Any) -> None:

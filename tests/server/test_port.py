@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.server.port.access import needs
 from engine.server.port.door import MAX_STRANGERS, SecurePort
-from engine.testing.apiserver import ApiServer, Authority
+from engine.server.port.websocket_token import PREFIX
+from engine.testing.apiserver import ApiServer, Authority, CertificatePair
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown
 from tests.waiting import eventually
@@ -75,13 +78,13 @@ async def open_port(server: ApiServer, client: ApiClient, tmp_path: Path) -> Asy
     opened: list[SecurePort] = []
     pair = server.authority.issue("n1", alternatives="IP:127.0.0.1")
 
-    async def begin(*, api: bool = True, **fields: Any) -> Secured:
+    async def begin(*, api: bool = True, clock: Callable[[], float] = time.time, **fields: Any) -> Secured:
         document = {"authentication": {"x509": {"clientCAFile": str(server.authority.certificate)}}, **fields}
         config = msgspec.convert(document, KubeletConfiguration, dec_hook=decode_hook)
         view = SecuredView(config=config, serving_certificate=Shown(pair), logs=tmp_path)
         view.api = client if api else None
         view.runtime.error = Refused("nothing stands behind this")
-        port = SecurePort(view, "127.0.0.1", number := free_port())
+        port = SecurePort(view, "127.0.0.1", number := free_port(), clock=clock)
         opened.append(port)
         await port.start()
         return Secured(view, port, number, server.authority)
@@ -103,14 +106,14 @@ async def test_the_matrix_of_paths_credentials_and_rights(server: ApiServer, ope
         answers = await port.several(asked, **poor)  # type: ignore[arg-type]
         assert answers == [(403, refused(*each)) for each in asked]
     assert not port.view.runtime.asked
-    wanted = {path: needs(method, path.partition("?")[0]).subresources for method, path in asked}
-    for subresource in {name for names in wanted.values() for name in names}:
+    wanted = {each: needs(each[0], each[1].partition("?")[0]).subresources for each in asked}
+    for subresource in {"nothing", *(name for names in wanted.values() for name in names)}:
         server.reviews.allowed = {(READER, subresource)}
-        allowed = [each for each in PATHS if subresource in wanted[each[1]]]
+        expected = [status if subresource in wanted[method, path] else 403 for method, path, status in PATHS]
         for good in ({"token": "good"}, {"certificate": certificates[READER]}):
             fresh(port)
-            answers = await port.several([each[:2] for each in allowed], **good)  # type: ignore[arg-type]
-            assert [status for status, _ in answers] == [status for _, _, status in allowed], subresource
+            answers = await port.several(asked, **good)  # type: ignore[arg-type]
+            assert [status for status, _ in answers] == expected, subresource
 
 
 def refused(method: str, path: str) -> bytes:
@@ -224,6 +227,112 @@ async def test_of_several_common_names_the_last_one_counts(server: ApiServer, op
     twice = server.authority.issue(f"{READER}/CN={NOBODY}")
     answer = await port.ask("GET", "/pods", certificate=twice)
     assert (answer.status, b"user=nobody" in answer.body) == (403, True)
+
+
+@dataclass
+class Clock:
+    ahead: float = 0.0
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
+
+
+async def known(port: Secured, pair: CertificatePair) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which one question has been answered."""
+    reader, writer = await port.connect(pair)
+    writer.write(HEALTH)
+    assert (await reader.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    return reader, writer
+
+
+async def test_a_connection_ends_with_its_certificate(server: ApiServer, open_port: Open) -> None:
+    clock = Clock()
+    port = await open_port(clock=clock)
+    server.reviews.allowed = {(READER, "*")}
+    reader, writer = await known(port, server.authority.issue(READER))
+    clock.ahead = 3 * 86400
+    writer.write(HEALTH)
+    assert await ended(reader)
+    writer.transport.abort()
+    assert (await port.ask("GET", "/healthz", token="good")).status == 200
+
+
+async def test_a_silent_connection_ends_with_its_certificate(server: ApiServer, open_port: Open) -> None:
+    pair = server.authority.issue(READER)
+    port = await open_port(clock=Clock(end_of(pair) - time.time() - 2))
+    server.reviews.allowed = {(READER, "*")}
+    reader, writer = await known(port, pair)
+    assert await ended(reader)
+    writer.transport.abort()
+
+
+def end_of(pair: CertificatePair) -> float:
+    asked = ["openssl", "x509", "-noout", "-enddate", "-in", pair.certificate]
+    said = subprocess.check_output(asked, text=True)
+    return ssl.cert_time_to_seconds(said.strip().partition("=")[2])
+
+
+@pytest.mark.parametrize("seen_by", ["another", "itself"])
+async def test_a_connection_ends_with_the_authority_that_vouched_for_it(
+    server: ApiServer, open_port: Open, tmp_path: Path, seen_by: str
+) -> None:
+    authorities = tmp_path / "authorities.crt"
+    authorities.write_bytes(server.authority.certificate.read_bytes())
+    port = await open_port(authentication={"x509": {"clientCAFile": str(authorities)}})
+    server.reviews.allowed = {(READER, "*")}
+    reader, writer = await known(port, server.authority.issue(READER))
+    by_token, other = await port.connect()
+    authorities.write_bytes(authorities.read_bytes())
+    assert (await port.ask("GET", "/healthz", token="good")).status == 200
+    writer.write(HEALTH)
+    await reader.readuntil(b"\r\n\r\nok")
+    authorities.write_bytes(Authority(tmp_path / "other").certificate.read_bytes())
+    if seen_by == "itself":
+        writer.write(HEALTH)
+    else:
+        assert (await port.ask("GET", "/healthz", token="good")).status == 200
+    assert await ended(reader)
+    other.write(HEALTH.replace(b"Host: n", b"Host: n\r\nAuthorization: Bearer good"))
+    assert (await by_token.readuntil(b"\r\n\r\nok")).startswith(b"HTTP/1.1 200")
+    for each in (writer, other):
+        each.transport.abort()
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    """Whether nothing came but the connection's end."""
+    async with asyncio.timeout(20):
+        try:
+            return await reader.read() == b""
+        except (ConnectionError, ssl.SSLError):
+            return True
+
+
+@pytest.mark.parametrize(
+    ("subprotocols", "status"),
+    [
+        (f"v4.channel.k8s.io, {PREFIX}Z29vZA", 200),
+        (f"{PREFIX}Z29vZA,v4.channel.k8s.io", 200),
+        (f"{PREFIX}Z29vZA", 401),
+        (f"v4.channel.k8s.io, {PREFIX}Z29vZA, {PREFIX}Z29vZA", 401),
+        (f"v4.channel.k8s.io, {PREFIX}Z29vZA==", 401),
+        (f"v4.channel.k8s.io, {PREFIX}YmFk", 401),
+        (f"v4.channel.k8s.io, {PREFIX}_w", 401),
+        (f"v4.channel.k8s.io, {PREFIX}", 401),
+        ("v4.channel.k8s.io", 401),
+    ],
+)
+async def test_a_websocket_may_name_its_token_among_the_subprotocols(
+    server: ApiServer, open_port: Open, subprotocols: str, status: int
+) -> None:
+    port = await open_port()
+    server.reviews.allowed = {(READER, "*")}
+    upgrade = ["Connection: Upgrade", "Upgrade: websocket", f"Sec-WebSocket-Protocol: {subprotocols}"]
+    assert (await port.ask("GET", "/pods", headers=upgrade)).status == status
+    assert (await port.ask("GET", "/pods", headers=upgrade[2:])).status == 401, "this is no WebSocket"
+    assert (await port.ask("GET", "/pods", token="good", headers=upgrade)).status == 200
 
 
 async def test_files_that_change_are_used_from_the_next_connection_on(

@@ -102,6 +102,43 @@ async def test_bytes_go_both_ways_and_the_users_token_goes_nowhere(port: Secured
     )
 
 
+async def test_a_token_among_the_subprotocols_goes_nowhere_either(port: Secured, backend: Backend) -> None:
+    secret = "base64url.bearer.authorization.k8s.io.c2VjcmV0"
+    for named, kept in ((f"v5.channel.k8s.io, {secret}", "v5.channel.k8s.io"), (secret, "")):
+        asked = UPGRADE.format(EXEC).replace("SPDY/3.1", f"websocket\r\nSec-WebSocket-Protocol: {named}")
+        reader, writer = await port.connect()
+        writer.write(asked.encode())
+        await reader.readuntil(b"hello")
+        writer.transport.abort()
+        head = backend.heads[-1].lower()
+        assert "c2vjcmv0" not in head
+        assert head.count("sec-websocket-protocol") == bool(kept)
+        assert kept in head
+
+
+async def test_who_reads_slowly_loses_nothing_of_the_end(port: Secured, backend: Backend) -> None:
+    """Neither of a page nor of a session."""
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * 6_000_000)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    backend.talk = talk
+    port.view.summary = {"blob": "x" * 6_000_000}
+    page = "GET /stats/summary HTTP/1.1\r\nHost: n\r\nConnection: close\r\n\r\n"
+    readers = []
+    for asked in (page, UPGRADE.format(EXEC)):
+        reader, writer = await port.connect()
+        writer.write(asked.encode())
+        readers.append((reader, writer))
+    await asyncio.sleep(3)  # so long that a connection which is only waited for a moment would be gone
+    for reader, writer in readers:
+        assert (await reader.read()).count(b"x" * 1000) == 6000
+        writer.transport.abort()
+
+
 async def test_the_end_of_the_runtimes_words_ends_the_session_with_all_of_them(
     port: Secured, backend: Backend
 ) -> None:

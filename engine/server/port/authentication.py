@@ -1,8 +1,8 @@
 """Who a request comes from: a client certificate, a bearer token, or nobody (kubelet v1.36).
 
 A certificate was verified in the handshake; its common name is the user and its organizations the groups. A
-token is for the API server to judge, by TokenReview. What has neither is anonymous, if that is allowed at
-all; a token that was judged to be no good never is.
+token is for the API server to judge, by TokenReview; with a WebSocket it may be among the subprotocols. What
+has neither is anonymous, if that is allowed at all; a token that was judged to be no good never is.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import msgspec
 
 from engine.api.config import KubeletAuthentication
 from engine.api.errors import InvalidInput
+from engine.server.exchange import Request
 from engine.server.port.access import User
 from engine.server.port.reviews import Reviews
+from engine.server.port.websocket_token import websocket_token
 from engine.server.view import ApiServer
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105
@@ -64,14 +66,20 @@ class Authentication:
         lifetime = float(config.webhook.cache_ttl)
         self._reviews: Reviews[User | None] = Reviews(lifetime=lambda _: lifetime, monotonic=monotonic)
 
-    async def user(self, certificate: ssl.SSLObject | None, authorization: str) -> User | None:
+    async def user(self, certificate: ssl.SSLObject | None, request: Request) -> User | None:
         """None for one that cannot be told. Raises KubengineError where the API server could not be asked."""
         named = _of_certificate(certificate) if certificate is not None else None
         if named is not None:
             return named
-        token = _bearer(authorization)
-        if token and self._api is not None:
-            return await self._of_token(self._api, token)
+        if self._api is not None:
+            tokens = (_bearer(request.header("authorization")), websocket_token(request))
+            given = [token for token in tokens if token != ""]
+            for token in given:
+                user = None if token is None else await self._of_token(self._api, token)
+                if user is not None:
+                    return user
+            if given:
+                return None
         return ANONYMOUS if self._anonymous else None
 
     def stop(self) -> None:

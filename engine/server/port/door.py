@@ -3,38 +3,42 @@
 Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
 may. A bounded number of strangers is inside; who has been silent longest makes room for who comes. Answers
 that go on for as long as a user wants (logs, sessions) are counted apart: strangers can't end them.
+
+A connection ends with the certificate that its client showed. It ends too when other authorities vouch for
+clients, which is seen with the next connection or request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 from engine.api.errors import KubengineError
 from engine.host.crowd import Crowd, Place
-from engine.server.connection import Connection
+from engine.server.connection import WRITE_DEADLINE, Connection
 from engine.server.exchange import Answer, Request, Takeover, plain
 from engine.server.port import routes
 from engine.server.port.access import needs, no_answer, refusal
 from engine.server.port.authentication import Authentication
 from engine.server.port.authorization import Authorization, NoReview
+from engine.server.port.presented import Presented, presented
 from engine.server.port.serving_tls import ServingTLS
+from engine.server.taking import CLOSE_SECONDS, part
 from engine.server.tcp import bind_tcp
+from engine.server.turns import in_turn
 from engine.server.view import PortNode
 
 MAX_STRANGERS = 128
-MAX_AT_WORK = 64
 MAX_SESSIONS = 256
 MAX_HEAD = 64 * 1024
 MAX_FIELDS = 1024
 HANDSHAKE_SECONDS = 10.0
-CLOSE_SECONDS = 2.0
 PAUSE_SECONDS = 0.5
 KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -44,7 +48,6 @@ KEEP_ALIVE = (
 )
 UNAUTHORIZED = "Unauthorized"
 
-_Ask = Callable[[Request], Awaitable[Answer]]
 _Answer = Callable[[ssl.SSLObject, Request], Awaitable[Answer]]
 
 log = logging.getLogger("kubengine.port")
@@ -53,13 +56,17 @@ log = logging.getLogger("kubengine.port")
 class SecurePort:
     """Listens from `bind` on, answers from `start` on."""
 
-    def __init__(self, view: PortNode, address: str, port: int) -> None:
+    def __init__(
+        self, view: PortNode, address: str, port: int, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._view = view
+        self._clock = clock
         self._where = (address, port)
         self._socket: socket.socket | None = None
         self._crowd = Crowd(MAX_STRANGERS)
         self._sessions: set[asyncio.Task[None]] = set()
         self._connections: set[asyncio.Task[None]] = set()
+        self._presented: dict[asyncio.Task[None], Presented] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._authentication: Authentication | None = None
         self._authorization: Authorization | None = None
@@ -95,9 +102,9 @@ class SecurePort:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for part in (self._authentication, self._authorization):
-            if part is not None:
-                part.stop()
+        for asked in (self._authentication, self._authorization):
+            if asked is not None:
+                asked.stop()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -125,52 +132,71 @@ class SecurePort:
             return
         try:
             opened = await _shake_hands(peer, tls)
+            self._end_who_is_unvouched(tls)
             if opened is not None:
-                await self._converse(*opened, place, answer)
-        except asyncio.CancelledError:
+                await self._converse(*opened, place, tls, answer)
+        except (asyncio.CancelledError, TimeoutError):
             return
         finally:
             place.leave()
             self._sessions.discard(task)
+            self._presented.pop(task, None)
 
     async def _converse(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place, answer: _Answer
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        place: Place,
+        tls: ServingTLS,
+        answer: _Answer,
     ) -> None:
         session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        shown = presented(session, tls.authorities)
+        task = asyncio.current_task()
+        assert task is not None
+        if shown is not None:
+            self._presented[task] = shown
+
+        async def answered(request: Request) -> Answer:
+            tls.context()
+            self._end_who_is_unvouched(tls)
+            if shown is not None and not shown.holds(self._clock(), tls.authorities):
+                raise ConnectionAbortedError("its certificate holds no more")
+            given = await in_turn(self._crowd, place, request, partial(answer, session), plain)
+            return await self._counted(given, task, place)
+
         try:
-            await Connection(
-                reader,
-                writer,
-                handler=partial(self._in_turn, place, partial(answer, session)),
-                trusted=False,
-                place=place,
-                live_deadline=float(self._view.config.streaming_connection_idle_timeout),
-                max_head=MAX_HEAD,
-                max_fields=MAX_FIELDS,
-            ).serve()
-            writer.close()
-            with contextlib.suppress(OSError, TimeoutError):
-                async with asyncio.timeout(CLOSE_SECONDS):
-                    await writer.wait_closed()
+            async with asyncio.timeout(None if shown is None else shown.until - self._clock()):
+                await Connection(
+                    reader,
+                    writer,
+                    handler=answered,
+                    trusted=False,
+                    place=place,
+                    live_deadline=float(self._view.config.streaming_connection_idle_timeout),
+                    max_head=MAX_HEAD,
+                    max_fields=MAX_FIELDS,
+                ).serve()
+                await part(writer, WRITE_DEADLINE)
         finally:
             writer.transport.abort()
 
-    async def _in_turn(self, place: Place, ask: _Ask, request: Request) -> Answer:
-        """Work is bounded, and what goes on for long is counted apart."""
-        place.work()
-        if self._crowd.at_work > MAX_AT_WORK and not request.asks_health:
-            return plain(503, f"{MAX_AT_WORK} requests are being answered; try again\n")
-        answer = await ask(request)
+    async def _counted(self, answer: Answer, task: asyncio.Task[None], place: Place) -> Answer:
+        """What goes on for long is counted apart."""
         if not _goes_on(answer):
             return answer
         if len(self._sessions) >= MAX_SESSIONS:
             await _give_up(answer)
             return plain(429, f"{MAX_SESSIONS} sessions are open\n")
-        task = asyncio.current_task()
-        assert task is not None
         self._sessions.add(task)
         place.leave()
         return answer
+
+    def _end_who_is_unvouched(self, tls: ServingTLS) -> None:
+        now = self._clock()
+        for task, shown in self._presented.items():
+            if not shown.holds(now, tls.authorities) and task is not asyncio.current_task():
+                task.cancel()
 
     async def _answer(
         self,
@@ -181,7 +207,7 @@ class SecurePort:
     ) -> Answer:
         """401 for whom nobody knows, 403 for who may not, in the kubelet's words; else what was asked for."""
         try:
-            user = await authentication.user(session, request.header("authorization"))
+            user = await authentication.user(session, request)
         except KubengineError as error:
             log.error("a token was not reviewed: %s", error)
             return plain(401, UNAUTHORIZED)

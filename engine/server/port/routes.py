@@ -12,7 +12,7 @@ from engine.node.container_access import Streams, Unknown
 from engine.node.container_logs import OutOfRange, log_options
 from engine.server import routes
 from engine.server.exchange import JSON, TEXT, Answer, Request, Response, plain
-from engine.server.port.streams import NO_UPGRADE, handed_to, wants_upgrade
+from engine.server.port.streams import NO_UPGRADE, handed_to
 from engine.server.port.system_logs import system_logs
 from engine.server.port.zpages import flagz, statusz
 from engine.server.view import PortNode
@@ -75,7 +75,7 @@ async def _exec(view: PortNode, request: Request, names: list[str]) -> Answer:
     namespace, pod, _, container = _named(names)
     streams, command = _streams(request), request.values("command")
     view.containers.pod(namespace, pod)
-    if not wants_upgrade(request):
+    if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.exec_url(namespace, pod, container, command, streams)
     return await _handed(view, url, request)
@@ -85,7 +85,7 @@ async def _attach(view: PortNode, request: Request, names: list[str]) -> Answer:
     namespace, pod, uid, container = _named(names)
     streams = _streams(request)
     view.containers.pod(namespace, pod)
-    if not wants_upgrade(request):
+    if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.attach_url(namespace, pod, uid, container, streams)
     return await _handed(view, url, request)
@@ -97,7 +97,7 @@ async def _port_forward(view: PortNode, request: Request, names: list[str]) -> A
     namespace, pod, uid = (*names, "")[:3]
     ports = _ports(request)
     view.containers.pod(namespace, pod)
-    if not wants_upgrade(request):
+    if not request.upgrade:
         return plain(500, NO_UPGRADE)
     url = await view.containers.port_forward_url(namespace, pod, uid, ports)
     return await _handed(view, url, request)

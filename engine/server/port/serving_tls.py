@@ -54,7 +54,8 @@ Seen = tuple[tuple[str, int, int, int], ...]
 class ServingTLS:
     """`context()` for the next connection; `pair` says which files to use now.
 
-    Without `client_authorities` no certificate is asked for. Raises InvalidInput for a version or cipher that
+    `authorities` are those, in PEM, that vouch for clients since the last call of it. Without
+    `client_authorities` no certificate is asked for. Raises InvalidInput for a version or cipher that
     is none.
     """
 
@@ -76,6 +77,7 @@ class ServingTLS:
         self._seen: Seen | None = None
         self._context: ssl.SSLContext | None = None
         self._trouble = ""
+        self.authorities = b""
 
     def context(self) -> ssl.SSLContext:
         """Raises InvalidInput, naming the files, where there has never been a usable one."""
@@ -112,8 +114,11 @@ class ServingTLS:
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(pair.certificate, pair.key)
         if self._authorities is not None:
+            authorities = self._authorities.read_bytes()
             context.verify_mode = ssl.CERT_OPTIONAL
             context.load_verify_locations(self._authorities)
+            if authorities != self.authorities:
+                self.authorities = authorities
         return context
 
 

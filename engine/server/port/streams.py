@@ -16,6 +16,7 @@ import h11
 
 from engine.api.errors import Refused, Unavailable
 from engine.server.exchange import Answer, Headers, Request, Response, Takeover
+from engine.server.port.websocket_token import without_tokens
 
 CONNECT_SECONDS = 10.0
 HEAD_SECONDS = 30.0
@@ -26,12 +27,6 @@ NOT_PASSED_ON = frozenset(
     ("host", "authorization", "connection", "content-length", "transfer-encoding", "expect", "te", "trailer")
 )
 NO_UPGRADE = "Upgrade request required\n"
-
-
-def wants_upgrade(request: Request) -> bool:
-    """Whether the connection is offered to another protocol."""
-    offered = request.header("connection").lower().replace(" ", "").split(",")
-    return "upgrade" in offered and request.header("upgrade") != ""
 
 
 async def handed_to(url: str, request: Request, *, idle: float) -> Answer:
@@ -74,7 +69,8 @@ class _Session:
 
     async def ask(self, request: Request, host: str, target: str) -> Answer:
         headers = [("host", host), ("connection", "Upgrade")]
-        headers += [(name, value) for name, value in request.headers if name not in NOT_PASSED_ON]
+        kept = ((name, value) for name, value in request.headers if name not in NOT_PASSED_ON)
+        headers += without_tokens(tuple(kept))
         head = h11.Request(method=request.method, target=target, headers=headers)
         self._writer.write((self._http.send(head) or b"") + (self._http.send(h11.EndOfMessage()) or b""))
         await self._writer.drain()

@@ -1,0 +1,58 @@
+"""The bearer token among a WebSocket's subprotocols: `base64url.bearer.authorization.k8s.io.TOKEN`.
+
+The rule is an API server's and a kubelet's, v1.36 (`pkg/authentication/request/websocket`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from engine.server.exchange import Headers, Request
+
+SUBPROTOCOLS = "sec-websocket-protocol"
+PREFIX = "base64url.bearer.authorization.k8s.io."
+
+
+def websocket_token(request: Request) -> str | None:
+    """ "" where there is none; None for what is no token: two of them, one in no base64url, or one that no
+    other subprotocol stands beside, which could be agreed on."""
+    if request.upgrade != "websocket":
+        return ""
+    named = _subprotocols(request.header(SUBPROTOCOLS))
+    tokens = [name.removeprefix(PREFIX) for name in named if name.startswith(PREFIX)]
+    if not tokens:
+        return ""
+    if len(tokens) > 1:
+        return None
+    token = _decoded(tokens[0])
+    return None if token and len(named) == 1 else token
+
+
+def without_tokens(headers: Headers) -> Headers:
+    """Headers for somebody who is to see no token."""
+    kept = []
+    for name, value in headers:
+        if name == SUBPROTOCOLS:
+            value = ", ".join(each for each in _subprotocols(value) if not each.startswith(PREFIX))
+            if not value:
+                continue
+        kept.append((name, value))
+    return tuple(kept)
+
+
+def _subprotocols(value: str) -> list[str]:
+    return [name for name in (part.strip() for part in value.split(",")) if name]
+
+
+def _decoded(text: str) -> str | None:
+    """Base64url without padding, of UTF-8."""
+    if not text.isascii() or not set(text) <= _ALPHABET:
+        return None
+    try:
+        return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return None
+
+
+_ALPHABET = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")

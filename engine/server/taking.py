@@ -1,0 +1,76 @@
+"""Whether a peer still takes what it is sent: who reads, however slowly, loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+from collections.abc import Awaitable, Callable
+
+LOOK_SECONDS = 1.0
+CLOSE_SECONDS = 24 * 3600.0  # by then the peer has been given up long ago
+_TCP_INFO = 128
+_ACKNOWLEDGED = struct.Struct("120xQ")  # tcpi_bytes_acked, include/uapi/linux/tcp.h
+
+
+async def while_it_takes(
+    writer: asyncio.StreamWriter, step: Callable[[], Awaitable[object]], seconds: float
+) -> bool:
+    """Waits for `step`, and does it again as long as the peer has taken something in the last `seconds`;
+    whether it came to its end. Each try may be cancelled."""
+    before: tuple[int, ...] | None = None
+    while True:
+        try:
+            async with asyncio.timeout(seconds) as patience:
+                await step()
+            return True
+        except TimeoutError:
+            if not patience.expired():
+                raise
+        now = _account(writer)
+        if now == before:
+            return False
+        before = now
+
+
+async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
+    """Closes a connection once its peer has everything, or has taken nothing for `seconds`.
+
+    One that has everything and stays is waited for a moment.
+    """
+    writer.close()
+    closed = asyncio.ensure_future(writer.wait_closed())
+    before: tuple[int, ...] = ()
+    idle = 0.0
+    try:
+        while idle < (seconds if _queued(writer) else LOOK_SECONDS):
+            if (await asyncio.wait({closed}, timeout=LOOK_SECONDS))[0]:
+                return
+            now = _account(writer)
+            idle = idle + LOOK_SECONDS if now == before else 0.0
+            before = now
+    finally:
+        writer.transport.abort()
+        closed.cancel()
+        await asyncio.gather(closed, return_exceptions=True)
+
+
+def _queued(writer: asyncio.StreamWriter) -> int:
+    """Bytes in the kernel that the peer has not taken; none of a connection that is over."""
+    number = writer.get_extra_info("socket").fileno()
+    if number < 0:
+        return 0
+    size: int = struct.unpack("i", fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4)))[0]
+    return size
+
+
+def _account(writer: asyncio.StreamWriter) -> tuple[int, ...]:
+    """Numbers that are others when the peer has taken something."""
+    peer = writer.get_extra_info("socket")
+    left = (_queued(writer), writer.transport.get_write_buffer_size())
+    if peer.fileno() < 0 or peer.family == socket.AF_UNIX:
+        return left
+    taken: int = _ACKNOWLEDGED.unpack(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO))[0]
+    return (*left, taken)
