@@ -10,7 +10,7 @@ import pytest
 from engine._fast.reading.groups import COLUMNS
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.usage import shown
-from engine.node.usage.group import GroupSample, GroupTable
+from engine.node.usage.group import WHOLE_SECONDS, GroupSample, GroupTable
 from engine.node.usage.network import interfaces_of, read_devices
 from engine.node.usage.sampler import UsageSampler, UsedGroup
 
@@ -96,7 +96,8 @@ def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
 
 def test_a_group_in_the_shape_of_the_summary(tmp_path: Path) -> None:
     files = {**V2, "g/memory.max": "4000000\n"}
-    used = UsedGroup("/g", read("/g", tree(tmp_path, files)), rate=250)
+    used = UsedGroup("/g", read("/g", tree(tmp_path, files)))
+    used.sample.table.rates = [250]
     time = "1970-01-01T00:01:40Z"
     psi = {"full": {"total": 5, "avg10": 0, "avg60": 0, "avg300": 0},
            "some": {"total": 77, "avg10": 1.5, "avg60": 0.2, "avg300": 0}}  # fmt: skip
@@ -155,14 +156,29 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
     assert all(each is many[0] for each in many)
     assert readings == [100.0]
     (pod,) = many[0].pods
-    assert pod.group.rate is None
+    assert pod.group.sample.rate is None
     assert [group.cgroup for group in pod.containers] == ["/g/cri-id.scope"]
     (tmp_path / "cpuacct/g/cpuacct.usage").write_text("3500000000\n")
     now[0] = 102.0
     later = await sampler.sample()
-    assert later.pods[0].group.rate == 500_000_000
+    assert later.pods[0].group.sample.rate == 500_000_000
     assert readings == [100.0, 102.0]
     assert "runtime" not in later.system
+
+
+def test_what_is_set_from_outside_is_looked_at_now_and_then(tmp_path: Path) -> None:
+    """Where nothing runs nothing else changes; io and other numbers stay as they were."""
+    calm = {name: text for name, text in V2.items() if not name.endswith("pressure")}
+    mount, table, limits = tree(tmp_path, calm), None, []
+    for time in (0.0, 30.0, WHOLE_SECONDS - 1, WHOLE_SECONDS + 31, WHOLE_SECONDS + 61):
+        table = GroupTable(table, time)
+        sample = table.add("/g")
+        table.read(mount)
+        limits.append(sample.memory_limit)
+        (mount / "g/memory.max").write_text(f"{int(time) + 1000}\n")
+        assert (sample.rss, table.io) == (600, [(0, 8, 0, 10, 20, 1, 2)])
+        assert sample.rate == (None if time == 0 else 0)
+    assert limits == [None, None, None, 1299, 1299]
 
 
 async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> None:
@@ -182,6 +198,7 @@ async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> 
     found = []
     for move in (None, None, "id-again", None, None):
         if move is not None:
+            (tmp_path / "cpuacct/g/cpuacct.usage").write_text("2600000000\n")
             for controller in ("cpuacct", "cpu", "memory", "pids", "blkio"):
                 (tmp_path / controller / "g/cri-id.scope").rename(tmp_path / controller / "g" / move)
         now[0] += 10

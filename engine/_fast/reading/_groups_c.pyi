@@ -1,3 +1,3 @@
-from engine._fast.reading._groups_py import read_groups
+from engine._fast.reading._groups_py import refresh_groups
 
-__all__ = ["read_groups"]
+__all__ = ["refresh_groups"]

@@ -4,13 +4,14 @@ import os
 
 import numpy as np
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
 
 cdef extern from "groups.h" nogil:
     enum:
         G_MOST
         G_WIDTH
+        G_CONTROLLERS
     ctypedef struct g_io:
         int64_t row
         int64_t major
@@ -21,33 +22,48 @@ cdef extern from "groups.h" nogil:
         size_t used
         size_t room
         int failed
-    void g_group(const char *, const char *, int, int64_t, char *, int64_t, int64_t *, g_ios *)
+    void g_open(const char *, int, int *)
+    void g_close(const int *)
+    int g_group(const int *, const char *, int, int64_t, int, int, char *, int64_t, int64_t *, g_ios *)
 
 
-def read_groups(mount, cgroups, bint v1):
+def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
+                   int64_t[:, ::1] numbers, bint v1):
     """Read as the twin does, without the interpreter's lock."""
     cdef bytes top = os.fsencode(mount)
-    cdef list names = [os.fsencode(cgroup.strip("/")) for cgroup in cgroups]
-    cdef Py_ssize_t n = len(names)
+    cdef Py_ssize_t n = len(cgroups)
     cdef Py_ssize_t row
     cdef int64_t tick = 10**9 // os.sysconf("SC_CLK_TCK")
-    numbers = np.empty((n, G_WIDTH), np.int64)
-    cdef int64_t[:, ::1] out = numbers
+    if parents.shape[0] != n or due.shape[0] != n or numbers.shape[0] != n or numbers.shape[1] != G_WIDTH:
+        raise ValueError(f"{n} groups, but other columns")
+    for row in range(n):
+        if parents[row] >= row:
+            raise ValueError(f"group {row} comes before its parent")
+    seen = np.ones(n, np.uint8)
+    cdef uint8_t[::1] moved = seen
     cdef g_ios ios = g_ios(NULL, 0, 0, 0)
+    cdef int tops[G_CONTROLLERS]
     cdef const char *mount_path = top
+    cdef int resting
     cdef char *buffer = <char *>malloc(G_MOST)
     cdef const char **paths = <const char **>malloc((n + 1) * sizeof(char *))
     try:
         if buffer == NULL or paths == NULL:
             raise MemoryError
         for row in range(n):
-            paths[row] = <bytes>names[row]
+            if not isinstance(cgroups[row], bytes):
+                raise TypeError(f"{cgroups[row]!r} is no path in bytes")
+            paths[row] = <bytes>cgroups[row]
         with nogil:
+            g_open(mount_path, v1, tops)
             for row in range(n):
-                g_group(mount_path, paths[row], v1, tick, buffer, row, &out[row, 0], &ios)
+                resting = parents[row] >= 0 and not moved[parents[row]]
+                moved[row] = g_group(tops, paths[row], v1, tick, due[row], resting, buffer, row,
+                                     &numbers[row, 0], &ios)
+            g_close(tops)
         if ios.failed:
             raise MemoryError
-        return numbers, [
+        return seen, [
             (io.row, io.major, io.minor, io.moved[0], io.moved[1], io.moved[2], io.moved[3])
             for io in ios.rows[:ios.used]
         ]

@@ -2,6 +2,11 @@
 
 Files: the kernel's documents cgroup-v1/{cpuacct,memory,blkio,pids} and cgroup-v2. Times are nanoseconds,
 amounts bytes; a file's first 64 KiB count, of cgroup.procs all.
+
+A group rests when it has used no CPU time and holds as much memory as before, nothing of it waits to be
+written and its pressure has faded: nothing ran in it or in groups within it, so all their other files say
+what they said. What somebody sets from outside (limits, weights) may be another all the same: `due` says
+whose is to be looked at.
 """
 
 from __future__ import annotations
@@ -42,6 +47,8 @@ COLUMNS: Final = (
     "threads_limit",
     "processes",
     "first_process",
+    "dirty",
+    "writeback",
 )
 PRESSURE: Final = tuple((name, kind) for name in ("cpu", "memory", "io") for kind in ("some", "full"))
 """After the columns, four for each: microseconds in all, and the averages in hundredths of a percent."""
@@ -69,102 +76,188 @@ class IoRow(NamedTuple):
     writes: int
 
 
-def read_groups(
-    mount: str, cgroups: Sequence[str], v1: bool
-) -> tuple[NDArray[np.int64], list[tuple[int, ...]]]:
-    """A row for each of `cgroups` (paths below `mount`, or below each controller's directory of it), and one
-    `IoRow` for each group and device. A group that is gone has a row of `ABSENT`."""
-    numbers = np.full((len(cgroups), _WIDTH), ABSENT, np.int64)
-    moved: list[tuple[int, ...]] = []
+def refresh_groups(
+    mount: str,
+    cgroups: list[bytes],
+    parents: NDArray[np.int64],
+    due: NDArray[np.uint8],
+    numbers: NDArray[np.int64],
+    v1: bool,
+) -> tuple[NDArray[np.uint8], list[tuple[int, ...]]]:
+    """Brings `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read. They are
+    paths below `mount`, or below each controller's directory of it, without a slash at either end. A group
+    that is gone has a row of `ABSENT`. `parents` has the row of the group that one is in, -1 for none; it
+    comes first.
+
+    Returns 1 for each group that was read, 0 for one that rests, and an `IoRow` for each device of those that
+    were read. Raises ValueError where columns differ in length or a group comes before its parent.
+    """
+    if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
+        raise ValueError(f"{len(cgroups)} groups, but other columns")
+    if (parents >= np.arange(len(cgroups))).any():
+        raise ValueError("a group comes before its parent")
+    moved = np.ones(len(cgroups), np.uint8)
+    io: list[tuple[int, ...]] = []
+    form = _V1 if v1 else _V2
     for row, cgroup in enumerate(cgroups):
-        name = cgroup.strip("/")
-        found, io = _v1(Path(mount), name) if v1 else _v2(Path(mount) / name)
-        for column, field in enumerate(COLUMNS):
-            value = found.get(field)
+        known = dict(zip(_ALL, numbers[row].tolist(), strict=True))
+        whole = bool(due[row]) or ABSENT in (known["cpu"], known["memory"])
+        if not whole and parents[row] >= 0 and not moved[parents[row]]:
+            moved[row] = 0
+            continue
+        group = form(Path(mount), os.fsdecode(cgroup))
+        pulse = group.pulse()
+        if whole:
+            numbers[row] = ABSENT
+            found = pulse | group.settings() | group.rest({})
+        elif pulse["cpu"] is None or pulse["memory"] is None:
+            numbers[row] = ABSENT
+            continue
+        elif all(pulse[name] == known[name] for name in ("cpu", "memory")) and _settled(known):
+            moved[row] = 0
+            found = pulse
+        else:
+            found = pulse | group.rest(known)
+        for column, name in enumerate(_ALL):
+            value = found.get(name)
             if value is not None:
                 numbers[row, column] = _held(value)
-        if not v1:
-            for at, (resource, kind) in enumerate(PRESSURE):
-                stalled = _pressure(_read(Path(mount) / name / f"{resource}.pressure"), kind)
-                if stalled is not None:
-                    begin = len(COLUMNS) + 4 * at
-                    numbers[row, begin : begin + 4] = stalled
-        moved += [(row, *device, *counts) for device, counts in io.items()]
-    return numbers, moved
+        if moved[row]:
+            io += [(row, *device, *counts) for device, counts in group.io().items()]
+    return moved, io
 
 
-def _v1(mount: Path, cgroup: str) -> tuple[Row, dict[tuple[int, int], list[int]]]:
-    cpuacct, cpu, memory, pids, blkio = (
-        mount / controller / cgroup for controller in ("cpuacct", "cpu", "memory", "pids", "blkio")
-    )
-    ticks, bandwidth = _flat(cpuacct / "cpuacct.stat"), _flat(cpu / "cpu.stat")
-    stat = _flat(memory / "memory.stat")
-    processes, first = _processes(memory / "cgroup.procs")
-    found: Row = {
-        "cpu": _number(cpuacct / "cpuacct.usage"),
-        "cpu_user": _times(ticks.get("user"), _TICK),
-        "cpu_system": _times(ticks.get("system"), _TICK),
-        "periods": bandwidth.get("nr_periods"),
-        "throttled_periods": bandwidth.get("nr_throttled"),
-        "throttled": bandwidth.get("throttled_time"),
-        "shares": _number(cpu / "cpu.shares"),
-        "quota": _number(cpu / "cpu.cfs_quota_us"),
-        "period": _number(cpu / "cpu.cfs_period_us"),
-        "memory": _number(memory / "memory.usage_in_bytes"),
-        "memory_limit": _number(memory / "memory.limit_in_bytes"),
-        "memory_peak": _number(memory / "memory.max_usage_in_bytes"),
-        "memory_failures": _number(memory / "memory.failcnt"),
-        "swap_limit": _number(memory / "memory.memsw.limit_in_bytes"),
-        "inactive_file": stat.get("total_inactive_file"),
-        "rss": stat.get("total_rss"),
-        "cache": stat.get("total_cache"),
-        "mapped": stat.get("total_mapped_file"),
-        "swap": stat.get("total_swap"),
-        "faults": stat.get("total_pgfault"),
-        "major_faults": stat.get("total_pgmajfault"),
-        "oom_kills": _flat(memory / "memory.oom_control").get("oom_kill"),
-        "threads": _number(pids / "pids.current"),
-        "threads_limit": _number(pids / "pids.max"),
-        "processes": processes,
-        "first_process": first,
-    }
-    return found, _io_v1(blkio)
+def _settled(known: Mapping[str, int]) -> bool:
+    """Whether nothing of it can go on by itself."""
+    return all(known[name] <= 0 for name in ("dirty", "writeback", *_AVERAGES))
 
 
-def _v2(group: Path) -> tuple[Row, dict[tuple[int, int], list[int]]]:
-    cpu, stat, events = (_flat(group / name) for name in ("cpu.stat", "memory.stat", "memory.events"))
-    quota, _, period = _read(group / "cpu.max").partition(" ")
-    weight = _number(group / "cpu.weight")
-    processes, first = _processes(group / "cgroup.procs")
-    found: Row = {
-        "cpu": _times(cpu.get("usage_usec"), 1000),
-        "cpu_user": _times(cpu.get("user_usec"), 1000),
-        "cpu_system": _times(cpu.get("system_usec"), 1000),
-        "periods": cpu.get("nr_periods"),
-        "throttled_periods": cpu.get("nr_throttled"),
-        "throttled": _times(cpu.get("throttled_usec"), 1000),
-        "shares": None if weight is None else 2 + (weight - 1) * 262142 // 9999,
-        "quota": -1 if quota == "max" else _limit(quota),
-        "period": _limit(period),
-        "memory": _number(group / "memory.current"),
-        "memory_limit": _number(group / "memory.max"),
-        "memory_peak": _number(group / "memory.peak"),
-        "memory_failures": events.get("max"),
-        "swap_limit": _number(group / "memory.swap.max"),
-        "inactive_file": stat.get("inactive_file"),
-        "rss": stat.get("anon"),
-        "cache": stat.get("file"),
-        "mapped": stat.get("file_mapped"),
-        "swap": _number(group / "memory.swap.current"),
-        "faults": stat.get("pgfault"),
-        "major_faults": stat.get("pgmajfault"),
-        "oom_kills": events.get("oom_kill"),
-        "threads": _number(group / "pids.current"),
-        "threads_limit": _number(group / "pids.max"),
-        "processes": processes,
-        "first_process": first,
-    }
-    return found, _io_v2(_read(group / "io.stat"))
+class _V1:
+    def __init__(self, mount: Path, cgroup: str) -> None:
+        self._cpuacct, self._cpu, self._memory, self._pids, self._blkio = (
+            mount / controller / cgroup for controller in ("cpuacct", "cpu", "memory", "pids", "blkio")
+        )
+
+    def pulse(self) -> Row:
+        return {
+            "cpu": _number(self._cpuacct / "cpuacct.usage"),
+            "memory": _number(self._memory / "memory.usage_in_bytes"),
+        }
+
+    def settings(self) -> Row:
+        return {
+            "shares": _number(self._cpu / "cpu.shares"),
+            "quota": _number(self._cpu / "cpu.cfs_quota_us"),
+            "period": _number(self._cpu / "cpu.cfs_period_us"),
+            "memory_limit": _number(self._memory / "memory.limit_in_bytes"),
+            "swap_limit": _number(self._memory / "memory.memsw.limit_in_bytes"),
+            "threads_limit": _number(self._pids / "pids.max"),
+        }
+
+    def rest(self, known: Mapping[str, int]) -> Row:
+        """`known` is what was read before, empty to read all: what meets no limit is not counted."""
+        ticks, stat = _flat(self._cpuacct / "cpuacct.stat"), _flat(self._memory / "memory.stat")
+        found: Row = {
+            "cpu_user": _times(ticks.get("user"), _TICK),
+            "cpu_system": _times(ticks.get("system"), _TICK),
+            "memory_peak": _number(self._memory / "memory.max_usage_in_bytes"),
+            "inactive_file": stat.get("total_inactive_file"),
+            "rss": stat.get("total_rss"),
+            "cache": stat.get("total_cache"),
+            "mapped": stat.get("total_mapped_file"),
+            "swap": stat.get("total_swap"),
+            "faults": stat.get("total_pgfault"),
+            "major_faults": stat.get("total_pgmajfault"),
+            "dirty": stat.get("total_dirty"),
+            "writeback": stat.get("total_writeback"),
+            "oom_kills": _flat(self._memory / "memory.oom_control").get("oom_kill"),
+            "threads": _number(self._pids / "pids.current"),
+        }
+        if not known or known["quota"] > 0:
+            bandwidth = _flat(self._cpu / "cpu.stat")
+            found |= {
+                "periods": bandwidth.get("nr_periods"),
+                "throttled_periods": bandwidth.get("nr_throttled"),
+                "throttled": bandwidth.get("throttled_time"),
+            }
+        if not known or known["memory_limit"] > 0:
+            found["memory_failures"] = _number(self._memory / "memory.failcnt")
+        return found | _processes_if_others(self._memory / "cgroup.procs", found["threads"], known)
+
+    def io(self) -> dict[tuple[int, int], list[int]]:
+        return _io_v1(self._blkio)
+
+
+class _V2:
+    def __init__(self, mount: Path, cgroup: str) -> None:
+        self._group = mount / cgroup
+
+    def pulse(self) -> Row:
+        cpu = _flat(self._group / "cpu.stat")
+        return {
+            "cpu": _times(cpu.get("usage_usec"), 1000),
+            "cpu_user": _times(cpu.get("user_usec"), 1000),
+            "cpu_system": _times(cpu.get("system_usec"), 1000),
+            "periods": cpu.get("nr_periods"),
+            "throttled_periods": cpu.get("nr_throttled"),
+            "throttled": _times(cpu.get("throttled_usec"), 1000),
+            "memory": _number(self._group / "memory.current"),
+        }
+
+    def settings(self) -> Row:
+        quota, _, period = _read(self._group / "cpu.max").partition(" ")
+        weight = _number(self._group / "cpu.weight")
+        return {
+            "shares": None if weight is None else 2 + (weight - 1) * 262142 // 9999,
+            "quota": -1 if quota == "max" else _limit(quota),
+            "period": _limit(period),
+            "memory_limit": _number(self._group / "memory.max"),
+            "swap_limit": _number(self._group / "memory.swap.max"),
+            "threads_limit": _number(self._group / "pids.max"),
+        }
+
+    def rest(self, known: Mapping[str, int]) -> Row:
+        stat, events = (_flat(self._group / name) for name in ("memory.stat", "memory.events"))
+        found: Row = {
+            "memory_peak": _number(self._group / "memory.peak"),
+            "memory_failures": events.get("max"),
+            "inactive_file": stat.get("inactive_file"),
+            "rss": stat.get("anon"),
+            "cache": stat.get("file"),
+            "mapped": stat.get("file_mapped"),
+            "swap": _number(self._group / "memory.swap.current"),
+            "faults": stat.get("pgfault"),
+            "major_faults": stat.get("pgmajfault"),
+            "dirty": stat.get("file_dirty"),
+            "writeback": stat.get("file_writeback"),
+            "oom_kills": events.get("oom_kill"),
+            "threads": _number(self._group / "pids.current"),
+        }
+        for resource, kind in PRESSURE:
+            stalled = _pressure(_read(self._group / f"{resource}.pressure"), kind)
+            if stalled is not None:
+                found |= zip(_stalled_names(resource, kind), stalled, strict=True)
+        return found | _processes_if_others(self._group / "cgroup.procs", found["threads"], known)
+
+    def io(self) -> dict[tuple[int, int], list[int]]:
+        return _io_v2(_read(self._group / "io.stat"))
+
+
+def _processes_if_others(path: Path, threads: int | None, known: Mapping[str, int]) -> Row:
+    """As many threads as before are the same processes."""
+    now = known.get("threads", ABSENT) if threads is None else threads
+    if known and now == known["threads"]:
+        return {}
+    processes, first = _processes(path)
+    return {"processes": processes, "first_process": first}
+
+
+def _stalled_names(resource: str, kind: str) -> list[str]:
+    return [f"{resource}-{kind}-{what}" for what in ("total", "avg10", "avg60", "avg300")]
+
+
+_ALL: Final = (*COLUMNS, *(name for each in PRESSURE for name in _stalled_names(*each)))
+_AVERAGES: Final = tuple(name for name in _ALL if "-avg" in name)
 
 
 def _pressure(text: str, kind: str) -> tuple[int, int, int, int] | None:

@@ -12,9 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { G_MOST = 1 << 16, G_MOST_READS = 64, G_PRESSURE = 26, G_WIDTH = G_PRESSURE + 24, G_PATH = 4096 };
+enum { G_MOST = 1 << 16, G_MOST_READS = 64, G_CONTROLLERS = 5, G_PRESSURE = 28, G_WIDTH = G_PRESSURE + 24, G_PATH = 4096 };
 #define G_ABSENT INT64_MIN
 #define G_NO_LIMIT ((int64_t)1 << 62)
+#define G_TICK (-1)
 
 enum {
     CPU,
@@ -42,7 +43,9 @@ enum {
     THREADS,
     THREADS_LIMIT,
     PROCESSES,
-    FIRST_PROCESS
+    FIRST_PROCESS,
+    DIRTY,
+    WRITEBACK
 };
 
 typedef struct {
@@ -59,13 +62,16 @@ typedef struct {
     int64_t factor;
 } g_wanted;
 typedef enum { G_NUMBER, G_WEIGHT, G_FLAT, G_MAX, G_PROCESSES, G_STALLED, G_IO_V1, G_IO_V2 } g_kind;
+typedef enum { G_PULSE, G_MOVES, G_IF_LIMITED, G_IF_OTHER_THREADS, G_SET } g_when;
 typedef struct {
-    const char *controller; /* NULL: the same as the file before */
+    g_when when;
+    int controller;
     const char *name;
     const char *otherwise; /* read where the first has nothing */
     g_kind kind;
     int column;
     const g_wanted *wanted;
+    int limit; /* the column of the limit that is met, for G_IF_LIMITED */
 } g_file;
 
 typedef struct {
@@ -118,14 +124,14 @@ static void g_limit(g_text text, int64_t *out) {
     if (g_integer(text, &value) && value < G_NO_LIMIT) *out = value;
 }
 
-static void g_flat(g_text text, const g_wanted *wanted, int64_t *row) {
+static void g_flat(g_text text, const g_wanted *wanted, int64_t tick, int64_t *row) {
     g_text line, name;
     int64_t value;
     while (g_next(&text, '\n', &line)) {
         if (!g_next(&line, ' ', &name)) continue;
         for (const g_wanted *one = wanted; one->name; one++)
             if (g_is(name, one->name) && g_integer(line, &value))
-                row[one->column] = g_times(value, one->factor);
+                row[one->column] = g_times(value, one->factor == G_TICK ? tick : one->factor);
     }
 }
 
@@ -224,16 +230,16 @@ static void g_io_v2(g_text text, g_ios *ios, size_t first, int64_t row) {
     }
 }
 
-static ssize_t g_read(int directory, const char *name, char *buffer) {
-    int file = openat(directory, name, O_RDONLY | O_CLOEXEC);
+static ssize_t g_read(int top, const char *path, char *buffer) {
+    int file = openat(top, path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return -1;
     ssize_t got = read(file, buffer, G_MOST);
     close(file);
     return got;
 }
 
-static void g_processes(int directory, const char *name, char *buffer, int64_t *row) {
-    int file = openat(directory, name, O_RDONLY | O_CLOEXEC);
+static void g_processes(int top, const char *path, char *buffer, int64_t *row) {
+    int file = openat(top, path, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
     int64_t count = 0, value;
     int some = 0;
@@ -249,7 +255,7 @@ static void g_processes(int directory, const char *name, char *buffer, int64_t *
     if (some) row[PROCESSES] = count;
 }
 
-static const g_wanted g_v1_ticks[] = {{"user", CPU_USER, 1}, {"system", CPU_SYSTEM, 1}, {0}};
+static const g_wanted g_v1_ticks[] = {{"user", CPU_USER, G_TICK}, {"system", CPU_SYSTEM, G_TICK}, {0}};
 static const g_wanted g_v1_cpu[] = {{"nr_periods", PERIODS, 1},
                                     {"nr_throttled", THROTTLED_PERIODS, 1},
                                     {"throttled_time", THROTTLED, 1},
@@ -261,6 +267,8 @@ static const g_wanted g_v1_memory[] = {{"total_inactive_file", INACTIVE_FILE, 1}
                                        {"total_swap", SWAP, 1},
                                        {"total_pgfault", FAULTS, 1},
                                        {"total_pgmajfault", MAJOR_FAULTS, 1},
+                                       {"total_dirty", DIRTY, 1},
+                                       {"total_writeback", WRITEBACK, 1},
                                        {0}};
 static const g_wanted g_v1_oom[] = {{"oom_kill", OOM_KILLS, 1}, {0}};
 static const g_wanted g_v2_cpu[] = {{"usage_usec", CPU, 1000},
@@ -276,52 +284,59 @@ static const g_wanted g_v2_memory[] = {{"inactive_file", INACTIVE_FILE, 1},
                                        {"file_mapped", MAPPED, 1},
                                        {"pgfault", FAULTS, 1},
                                        {"pgmajfault", MAJOR_FAULTS, 1},
+                                       {"file_dirty", DIRTY, 1},
+                                       {"file_writeback", WRITEBACK, 1},
                                        {0}};
 static const g_wanted g_v2_events[] = {{"max", MEMORY_FAILURES, 1}, {"oom_kill", OOM_KILLS, 1}, {0}};
 
+static const char *const g_v1_controllers[G_CONTROLLERS] = {"cpuacct", "cpu", "memory", "pids", "blkio"};
+static const char *const g_v2_controllers[G_CONTROLLERS] = {"."};
+enum { G_CPUACCT, G_CPU, G_MEMORY, G_PIDS, G_BLKIO };
+static const char G_SERVICE_BYTES[] = "blkio.throttle.io_service_bytes_recursive";
 static const g_file g_v1[] = {
-    {"cpuacct", "cpuacct.usage", 0, G_NUMBER, CPU, 0},
-    {0, "cpuacct.stat", 0, G_FLAT, 0, g_v1_ticks},
-    {"cpu", "cpu.stat", 0, G_FLAT, 0, g_v1_cpu},
-    {0, "cpu.shares", 0, G_NUMBER, SHARES, 0},
-    {0, "cpu.cfs_quota_us", 0, G_NUMBER, QUOTA, 0},
-    {0, "cpu.cfs_period_us", 0, G_NUMBER, PERIOD, 0},
-    {"memory", "memory.usage_in_bytes", 0, G_NUMBER, MEMORY, 0},
-    {0, "memory.limit_in_bytes", 0, G_NUMBER, MEMORY_LIMIT, 0},
-    {0, "memory.max_usage_in_bytes", 0, G_NUMBER, MEMORY_PEAK, 0},
-    {0, "memory.failcnt", 0, G_NUMBER, MEMORY_FAILURES, 0},
-    {0, "memory.memsw.limit_in_bytes", 0, G_NUMBER, SWAP_LIMIT, 0},
-    {0, "memory.stat", 0, G_FLAT, 0, g_v1_memory},
-    {0, "memory.oom_control", 0, G_FLAT, 0, g_v1_oom},
-    {0, "cgroup.procs", 0, G_PROCESSES, 0, 0},
-    {"pids", "pids.current", 0, G_NUMBER, THREADS, 0},
-    {0, "pids.max", 0, G_NUMBER, THREADS_LIMIT, 0},
-    {"blkio", "blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes", G_IO_V1, 0, 0},
-    {0, "blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced", G_IO_V1, 2, 0},
+    {G_PULSE, G_CPUACCT, "cpuacct.usage", 0, G_NUMBER, CPU, 0},
+    {G_PULSE, G_MEMORY, "memory.usage_in_bytes", 0, G_NUMBER, MEMORY, 0},
+    {G_SET, G_CPU, "cpu.shares", 0, G_NUMBER, SHARES, 0},
+    {G_SET, G_CPU, "cpu.cfs_quota_us", 0, G_NUMBER, QUOTA, 0},
+    {G_SET, G_CPU, "cpu.cfs_period_us", 0, G_NUMBER, PERIOD, 0},
+    {G_SET, G_MEMORY, "memory.limit_in_bytes", 0, G_NUMBER, MEMORY_LIMIT, 0},
+    {G_SET, G_MEMORY, "memory.memsw.limit_in_bytes", 0, G_NUMBER, SWAP_LIMIT, 0},
+    {G_SET, G_PIDS, "pids.max", 0, G_NUMBER, THREADS_LIMIT, 0},
+    {G_MOVES, G_CPUACCT, "cpuacct.stat", 0, G_FLAT, 0, g_v1_ticks},
+    {G_IF_LIMITED, G_CPU, "cpu.stat", 0, G_FLAT, 0, g_v1_cpu, QUOTA},
+    {G_MOVES, G_MEMORY, "memory.max_usage_in_bytes", 0, G_NUMBER, MEMORY_PEAK, 0},
+    {G_IF_LIMITED, G_MEMORY, "memory.failcnt", 0, G_NUMBER, MEMORY_FAILURES, 0, MEMORY_LIMIT},
+    {G_MOVES, G_MEMORY, "memory.stat", 0, G_FLAT, 0, g_v1_memory},
+    {G_MOVES, G_MEMORY, "memory.oom_control", 0, G_FLAT, 0, g_v1_oom},
+    {G_MOVES, G_PIDS, "pids.current", 0, G_NUMBER, THREADS, 0},
+    {G_IF_OTHER_THREADS, G_MEMORY, "cgroup.procs", 0, G_PROCESSES, 0, 0},
+    {G_MOVES, G_BLKIO, G_SERVICE_BYTES, "blkio.throttle.io_service_bytes", G_IO_V1, 0, 0},
+    {G_MOVES, G_BLKIO, "blkio.throttle.io_serviced_recursive", "blkio.throttle.io_serviced", G_IO_V1, 2, 0},
     {0},
 };
 static const g_file g_v2[] = {
-    {"", "cpu.stat", 0, G_FLAT, 0, g_v2_cpu},
-    {0, "cpu.max", 0, G_MAX, 0, 0},
-    {0, "cpu.weight", 0, G_WEIGHT, SHARES, 0},
-    {0, "memory.current", 0, G_NUMBER, MEMORY, 0},
-    {0, "memory.max", 0, G_NUMBER, MEMORY_LIMIT, 0},
-    {0, "memory.peak", 0, G_NUMBER, MEMORY_PEAK, 0},
-    {0, "memory.swap.max", 0, G_NUMBER, SWAP_LIMIT, 0},
-    {0, "memory.swap.current", 0, G_NUMBER, SWAP, 0},
-    {0, "memory.stat", 0, G_FLAT, 0, g_v2_memory},
-    {0, "memory.events", 0, G_FLAT, 0, g_v2_events},
-    {0, "cgroup.procs", 0, G_PROCESSES, 0, 0},
-    {0, "pids.current", 0, G_NUMBER, THREADS, 0},
-    {0, "pids.max", 0, G_NUMBER, THREADS_LIMIT, 0},
-    {0, "io.stat", 0, G_IO_V2, 0, 0},
-    {0, "cpu.pressure", 0, G_STALLED, G_PRESSURE, 0},
-    {0, "memory.pressure", 0, G_STALLED, G_PRESSURE + 8, 0},
-    {0, "io.pressure", 0, G_STALLED, G_PRESSURE + 16, 0},
+    {G_PULSE, 0, "cpu.stat", 0, G_FLAT, 0, g_v2_cpu},
+    {G_PULSE, 0, "memory.current", 0, G_NUMBER, MEMORY, 0},
+    {G_SET, 0, "cpu.max", 0, G_MAX, 0, 0},
+    {G_SET, 0, "cpu.weight", 0, G_WEIGHT, SHARES, 0},
+    {G_SET, 0, "memory.max", 0, G_NUMBER, MEMORY_LIMIT, 0},
+    {G_SET, 0, "memory.swap.max", 0, G_NUMBER, SWAP_LIMIT, 0},
+    {G_SET, 0, "pids.max", 0, G_NUMBER, THREADS_LIMIT, 0},
+    {G_MOVES, 0, "memory.peak", 0, G_NUMBER, MEMORY_PEAK, 0},
+    {G_MOVES, 0, "memory.swap.current", 0, G_NUMBER, SWAP, 0},
+    {G_MOVES, 0, "memory.stat", 0, G_FLAT, 0, g_v2_memory},
+    {G_MOVES, 0, "memory.events", 0, G_FLAT, 0, g_v2_events},
+    {G_MOVES, 0, "pids.current", 0, G_NUMBER, THREADS, 0},
+    {G_IF_OTHER_THREADS, 0, "cgroup.procs", 0, G_PROCESSES, 0, 0},
+    {G_MOVES, 0, "io.stat", 0, G_IO_V2, 0, 0},
+    {G_MOVES, 0, "cpu.pressure", 0, G_STALLED, G_PRESSURE, 0},
+    {G_MOVES, 0, "memory.pressure", 0, G_STALLED, G_PRESSURE + 8, 0},
+    {G_MOVES, 0, "io.pressure", 0, G_STALLED, G_PRESSURE + 16, 0},
     {0},
 };
 
-static void g_take(const g_file *file, g_text text, int64_t *row, g_ios *ios, size_t first, int64_t at) {
+static void g_take(const g_file *file, g_text text, int64_t tick, int64_t *row, g_ios *ios, size_t first,
+                   int64_t at) {
     g_text piece;
     switch (file->kind) {
     case G_NUMBER: g_limit(text, &row[file->column]); break;
@@ -333,7 +348,7 @@ static void g_take(const g_file *file, g_text text, int64_t *row, g_ios *ios, si
             row[SHARES] = scaled > INT64_MAX ? INT64_MAX : scaled < -INT64_MAX ? -INT64_MAX : (int64_t)scaled;
         }
         break;
-    case G_FLAT: g_flat(text, file->wanted, row); break;
+    case G_FLAT: g_flat(text, file->wanted, tick, row); break;
     case G_MAX:
         if (!g_next(&text, ' ', &piece)) break;
         if (g_is(piece, "max"))
@@ -349,31 +364,77 @@ static void g_take(const g_file *file, g_text text, int64_t *row, g_ios *ios, si
     }
 }
 
-/* One group into its row. `buffer` has G_MOST bytes. */
-static void g_group(const char *mount, const char *cgroup, int v1, int64_t tick, char *buffer, int64_t at,
-                    int64_t *row, g_ios *ios) {
+/* Directories of the controllers, -1 where there is none. */
+static void g_open(const char *mount, int v1, int *tops) {
     char path[G_PATH];
-    int directory = -1;
-    size_t first = ios->used;
+    const char *const *names = v1 ? g_v1_controllers : g_v2_controllers;
+    for (int i = 0; i < G_CONTROLLERS; i++) {
+        tops[i] = -1;
+        if (!names[i]) continue;
+        int n = snprintf(path, sizeof path, "%s/%s", mount, names[i]);
+        if (n > 0 && (size_t)n < sizeof path) tops[i] = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    }
+}
+
+static void g_close(const int *tops) {
+    for (int i = 0; i < G_CONTROLLERS; i++)
+        if (tops[i] >= 0) close(tops[i]);
+}
+
+static void g_clear(int64_t *row) {
     for (int i = 0; i < G_WIDTH; i++) row[i] = G_ABSENT;
+}
+
+/* Whether nothing of the row can go on by itself: averages fall and files are written when nobody runs. */
+static int g_settled(const int64_t *row) {
+    for (int i = 0; i < 24; i++)
+        if (i % 4 && row[G_PRESSURE + i] > 0) return 0;
+    return row[DIRTY] <= 0 && row[WRITEBACK] <= 0;
+}
+
+/* One group into its row, which has what was read before; 0 if it rests and nothing more of it was read.
+   `buffer` has G_MOST bytes. */
+static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, int whole, int within_rest,
+                   char *buffer, int64_t at, int64_t *row, g_ios *ios) {
+    char path[G_PATH];
+    const int64_t cpu = row[CPU], memory = row[MEMORY], threads = row[THREADS];
+    const size_t first = ios->used, length = strlen(cgroup);
+    int moved = 0;
+    whole |= cpu == G_ABSENT || memory == G_ABSENT;
+    if (!whole && within_rest) return 0;
+    if (whole) g_clear(row);
+    row[CPU] = row[MEMORY] = G_ABSENT;
+    if (length + 64 > sizeof path) return 1;
+    memcpy(path, cgroup, length);
+    if (length) path[length] = '/';
+    char *name = path + length + (length > 0);
     for (const g_file *file = v1 ? g_v1 : g_v2; file->name && !ios->failed; file++) {
-        if (file->controller) {
-            if (directory >= 0) close(directory);
-            int n = snprintf(path, sizeof path, "%s/%s/%s", mount, file->controller, cgroup);
-            directory = n < 0 || (size_t)n >= sizeof path ? -1 : open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (!whole && file->when != G_PULSE) {
+            if (!moved) {
+                if (row[CPU] == G_ABSENT || row[MEMORY] == G_ABSENT) {
+                    g_clear(row);
+                    return 1;
+                }
+                if (row[CPU] == cpu && row[MEMORY] == memory && g_settled(row)) return 0;
+                moved = 1;
+            }
+            if (file->when == G_SET || (file->when == G_IF_LIMITED && row[file->limit] <= 0) ||
+                (file->when == G_IF_OTHER_THREADS && row[THREADS] == threads))
+                continue;
         }
-        if (directory < 0) continue;
+        int top = tops[file->controller];
+        if (top < 0) continue;
+        strcpy(name, file->name);
         if (file->kind == G_PROCESSES) {
-            g_processes(directory, file->name, buffer, row);
+            g_processes(top, path, buffer, row);
             continue;
         }
-        ssize_t got = g_read(directory, file->name, buffer);
-        if (got <= 0 && file->otherwise) got = g_read(directory, file->otherwise, buffer);
-        if (got > 0) g_take(file, (g_text){buffer, buffer + got}, row, ios, first, at);
+        ssize_t got = g_read(top, path, buffer);
+        if (got <= 0 && file->otherwise) {
+            strcpy(name, file->otherwise);
+            got = g_read(top, path, buffer);
+        }
+        if (got > 0) g_take(file, (g_text){buffer, buffer + got}, tick, row, ios, first, at);
     }
-    if (directory >= 0) close(directory);
-    if (v1) {
-        for (int column = CPU_USER; column <= CPU_SYSTEM; column++)
-            if (row[column] != G_ABSENT) row[column] = g_times(row[column], tick);
-    }
+    return 1;
 }

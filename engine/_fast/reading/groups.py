@@ -4,8 +4,8 @@ from engine._fast._select import PURE
 from engine._fast.reading._groups_py import ABSENT, COLUMNS, PRESSURE, IoRow
 
 if PURE:
-    from engine._fast.reading._groups_py import read_groups
+    from engine._fast.reading._groups_py import refresh_groups
 else:
-    from engine._fast.reading._groups_c import read_groups
+    from engine._fast.reading._groups_c import refresh_groups
 
-__all__ = ["ABSENT", "COLUMNS", "PRESSURE", "IoRow", "read_groups"]
+__all__ = ["ABSENT", "COLUMNS", "PRESSURE", "IoRow", "refresh_groups"]

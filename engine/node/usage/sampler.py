@@ -15,18 +15,14 @@ from engine.node.usage.group import MOUNT, GroupSample, GroupTable, children, is
 from engine.node.usage.network import Interface, interfaces_of
 
 SHARED_SECONDS = 1.0
-SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
-NANO = 10**9
 
 
 @dataclass(slots=True)
 class UsedGroup:
-    """A group and whose it is: `owner` is the id of a container or sandbox, "" for others. `rate` is
-    nanoseconds of CPU per second since it was read before."""
+    """A group and whose it is: `owner` is the id of a container or sandbox, "" for others."""
 
     cgroup: str
     sample: GroupSample
-    rate: int | None = None
     owner: str = ""
     container: ContainerRecord | None = None
 
@@ -73,7 +69,6 @@ class UsageSampler:
         self._runtime = runtime
         self._clock = clock
         self._mount = mount
-        self._before: dict[str, tuple[float, int]] = {}
         self._where: dict[str, str] = {}
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
@@ -97,7 +92,7 @@ class UsageSampler:
 
     def _read_all(self, places: Sequence[tuple[PodRecord, str]], pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        table = GroupTable()
+        table = GroupTable(self._last.table if self._last is not None else None, now)
         system = {
             "kubelet": own_cgroup("self"),
             "runtime": _cgroup_of_server(self._runtime),
@@ -109,7 +104,6 @@ class UsageSampler:
         }
         pods = [self._pod(record, cgroup, table) for record, cgroup in places]
         table.read(self._mount)
-        self._count_rates(table, now, [root, *system_groups.values(), *_groups_of(pods)])
         there = (table.column("memory") != ABSENT).tolist()
         self._where = {
             group.owner: group.cgroup for group in _groups_of(pods) if group.owner and there[group.sample.row]
@@ -124,7 +118,8 @@ class UsageSampler:
 
     def _pod(self, record: PodRecord, cgroup: str, table: GroupTable) -> UsedPod:
         """Its groups, of which those are looked for that nobody has seen before."""
-        pod = UsedPod(record, UsedGroup(cgroup, table.add(cgroup)))
+        whole = table.add(cgroup)
+        pod = UsedPod(record, UsedGroup(cgroup, whole))
         names: list[str] | None = None
 
         def used(owner: str, container: ContainerRecord | None = None) -> UsedGroup | None:
@@ -137,24 +132,12 @@ class UsageSampler:
                 if name is None:
                     return None
                 place = f"{cgroup}/{name}"
-            return UsedGroup(place, table.add(place), owner=owner, container=container)
+            return UsedGroup(place, table.add(place, whole), owner=owner, container=container)
 
         pod.containers = [group for each in record.may_run if (group := used(each.id, each)) is not None]
         if record.sandbox is not None:
             pod.sandbox = used(record.sandbox.id)
         return pod
-
-    def _count_rates(self, table: GroupTable, now: float, groups: Iterable[UsedGroup]) -> None:
-        known, self._before = self._before, {}
-        used = table.column("cpu").tolist()
-        for group in groups:
-            cpu = used[group.sample.row]
-            if cpu == ABSENT:
-                continue
-            before = known.get(group.cgroup)
-            self._before[group.cgroup] = (now, cpu)
-            if before is not None:
-                group.rate = _rate(before, (now, cpu))
 
 
 def _groups_of(pods: Iterable[UsedPod]) -> Iterator[UsedGroup]:
@@ -163,13 +146,6 @@ def _groups_of(pods: Iterable[UsedPod]) -> Iterator[UsedGroup]:
         yield from pod.containers
         if pod.sandbox is not None:
             yield pod.sandbox
-
-
-def _rate(before: tuple[float, int], now: tuple[float, int]) -> int | None:
-    seconds, used = now[0] - before[0], now[1] - before[1]
-    if not SHORTEST_RATE <= seconds <= LONGEST_RATE or used < 0:
-        return None
-    return int(used / seconds)
 
 
 def own_cgroup(pid: int | str) -> str | None:

@@ -29,7 +29,8 @@ def group(used: UsedGroup, now: float) -> dict[str, Any]:
     """cpu, memory, io (where the kernel has PSI) and swap of a group."""
     sample, time = used.sample, _second(int(now))
     numbers = sample.numbers
-    cpu: dict[str, Any] = {"time": time} if used.rate is None else {"time": time, "usageNanoCores": used.rate}
+    rate = sample.rate
+    cpu: dict[str, Any] = {"time": time} if rate is None else {"time": time, "usageNanoCores": rate}
     memory: dict[str, Any] = {"time": time}
     swap: dict[str, Any] = {"time": time}
     working_set, limit = sample.working_set, numbers[_MEMORY_LIMIT]
