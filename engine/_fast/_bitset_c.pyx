@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from cpython.list cimport PyList_Append
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
 
@@ -75,12 +76,15 @@ def first(const uint64_t[::1] a, Py_ssize_t n):
 
 
 def first_of_difference(const uint64_t[::1] a, const uint64_t[::1] b, Py_ssize_t n):
-    cdef Py_ssize_t i, filled = 0, words = _words(a, b)
-    out = np.empty(min(max(n, 0), 64 * words), np.int32)
-    cdef int32_t[::1] view = out
-    with nogil:
-        for i in range(words):
-            filled = _emit(a[i] & ~b[i], i, view, filled)
-            if filled == view.shape[0]:
-                break
-    return out[:filled]
+    cdef Py_ssize_t i, words = _words(a, b)
+    cdef uint64_t word
+    cdef list found = []
+    for i in range(words):
+        word = a[i] & ~b[i]
+        while word and n > 0:
+            PyList_Append(found, 64 * i + __builtin_ctzll(word))
+            word &= word - 1
+            n -= 1
+        if n <= 0:
+            break
+    return found

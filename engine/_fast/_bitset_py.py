@@ -56,6 +56,6 @@ def first(a: Bits, n: int) -> Indices:
     return np.array(_members(a)[: max(n, 0)], np.int32)
 
 
-def first_of_difference(a: Bits, b: Bits, n: int) -> Indices:
-    """The `n` lowest members of `a` that are not in `b`."""
-    return first(difference(a, b), n)
+def first_of_difference(a: Bits, b: Bits, n: int) -> list[int]:
+    """The `n` lowest members of `a` that are not in `b`, in ascending order, fewer if there are fewer."""
+    return _members(difference(a, b))[: max(n, 0)]

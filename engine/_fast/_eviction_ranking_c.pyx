@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -12,6 +14,55 @@ cdef extern from "radix_order.h" nogil:
         int32_t row
         int32_t rest
     void kb_radix_sort(kb_keyed_row *rows, kb_keyed_row *spare, int64_t n)
+
+
+cdef extern from "slot_member.h":
+    ctypedef struct kb_slot:
+        pass
+    PyObject *kb_slot_get(object, kb_slot *slot, object name)
+
+cdef object METADATA = "metadata"
+cdef object UID = "uid"
+cdef kb_slot metadata_slot, uid_slot, memory_slot, processes_slot, amount_slot
+
+
+cdef inline PyObject *attribute(object holder, kb_slot *slot, str name) except NULL:
+    """Borrowed from the holder's slot."""
+    cdef PyObject *found = kb_slot_get(holder, slot, name)
+    if found == NULL:
+        raise TypeError(f"{type(holder).__name__} has no slot {name}")
+    return found
+
+
+def look_up(pods, dict usage not None, dict row_of not None, str name not None):
+    cdef list listed = pods if type(pods) is list else list(pods)
+    cdef Py_ssize_t n = len(listed), i
+    cdef kb_slot *slot
+    cdef PyObject *uid
+    cdef PyObject *found
+    if name == "memory":
+        slot = &memory_slot
+    elif name == "processes":
+        slot = &processes_slot
+    elif name == "amount":
+        slot = &amount_slot
+    else:
+        raise ValueError(f"{name} is none of memory, processes, amount")
+    rows, amounts, known = np.empty(n, np.int32), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+    cdef int32_t[::1] row = rows
+    cdef int64_t[::1] amount = amounts
+    cdef uint8_t[::1] is_known = known
+    for i in range(n):
+        found = attribute(listed[i], &metadata_slot, METADATA)
+        uid = attribute(<object>found, &uid_slot, UID)
+        found = PyDict_GetItemWithError(row_of, <object>uid)
+        row[i] = -1 if found == NULL else <int32_t><object>found
+        found = PyDict_GetItemWithError(usage, <object>uid)
+        if found != NULL:
+            found = attribute(<object>found, slot, name)
+            if <object>found is not None:
+                amount[i], is_known[i] = <object>found, 1
+    return rows, amounts, known
 
 
 cdef inline uint64_t rising(int32_t priority) noexcept nogil:

@@ -5,8 +5,28 @@ Source: kubelet v1.36 `eviction/helpers.go` (rankMemoryPressure, rankDiskPressur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
+
+
+def look_up(
+    pods: Sequence[Any], usage: dict[str, Any], row_of: dict[str, int], name: str
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]:
+    """Of each pod (`metadata.uid`): its row, -1 for none; the amount `name` of its usage (memory, processes,
+    amount); whether that is known, which it is not where there is no usage or the amount is None.
+
+    Amounts are not negative. int32[n], int64[n], uint8[n].
+    """
+    uids = [pod.metadata.uid for pod in pods]
+    amounts = [getattr(usage[uid], name) if uid in usage else None for uid in uids]
+    return (
+        np.array([row_of.get(uid, -1) for uid in uids], np.int32),
+        np.array([amount or 0 for amount in amounts], np.int64),
+        np.array([amount is not None for amount in amounts], np.uint8),
+    )
 
 
 def order_by_excess(

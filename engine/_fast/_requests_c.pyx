@@ -383,3 +383,31 @@ def requests(pod, dict ids, list names):
                 return None
             answer[names[i]] = amount
     return answer
+
+
+cdef dict NATIVE = {"cpu": CPU, "memory": MEMORY, "ephemeral-storage": STORAGE}
+cdef tuple NAMES = ("BestEffort", "Burstable", "Guaranteed")
+
+
+def amounts(pod):
+    cdef PyObject *spec = kb_slot_get(pod, &spec_slot, SPEC)
+    cdef PyObject *status = kb_slot_get(pod, &status_slot, STATUS)
+    cdef PyObject *field
+    cdef measured m
+    cdef int64_t found[4]
+    cdef int i
+    if spec == NULL or status == NULL or not measure(<object>spec, &m, NATIVE, 3):
+        return None
+    field = kb_slot_get(<object>spec, &inits_slot, INIT_CONTAINERS)
+    if <object>field is not None and not (m.every_cpu and m.every_memory):
+        return None
+    for i in range(2):
+        found[i] = as_requested(&m, i)
+        found[2 + i] = as_limited(&m, i)
+        if found[i] < 0 or found[2 + i] < 0:
+            return None
+    field = kb_slot_get(<object>status, &class_slot, QOS_CLASS)
+    if field == NULL:
+        return None
+    name = <object>field or NAMES[qos_of(&m)]
+    return name, bool(m.every_cpu), bool(m.every_memory), found[0], found[1], found[2], found[3]

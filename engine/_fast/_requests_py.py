@@ -38,3 +38,13 @@ def requests(pod: Any, ids: dict[str, int], names: list[str]) -> dict[str, int] 
     """The pod's scaled requests by name as admission counts them, or None to leave it to the caller: also
     where it names a resource that is not in `ids`."""
     return None
+
+
+Amounts = tuple[str, bool, bool, int, int, int, int]
+
+
+def amounts(pod: Any) -> Amounts | None:
+    """The pod's class; whether cpu, and memory, are limited throughout; its requests of cpu (milli) and
+    memory (bytes), and its limits of them. None leaves it to the caller: also where it names another
+    resource, or has init containers and a container without a limit."""
+    return None

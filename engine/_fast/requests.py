@@ -3,8 +3,8 @@
 from engine._fast._select import PURE
 
 if PURE:
-    from engine._fast._requests_py import Filler, requests
+    from engine._fast._requests_py import Filler, amounts, requests
 else:
-    from engine._fast._requests_c import Filler, requests  # type: ignore[assignment]
+    from engine._fast._requests_c import Filler, amounts, requests  # type: ignore[assignment]
 
-__all__ = ["Filler", "requests"]
+__all__ = ["Filler", "amounts", "requests"]

@@ -91,11 +91,13 @@ class AdmittedPods:
         failures += other_failures(pod, self.node, self._ports)
         return failures
 
-    def add(self, pod: Pod) -> None:
-        """Count a pod, whether it fits or not. Raises `InvalidInput` for a uid that is there."""
+    def add(self, pod: Pod) -> dict[str, int]:
+        """Count a pod, whether it fits or not; what it asks for. Raises `InvalidInput` for a uid that is
+        there."""
         self.table.add(pod)
         sums = dict(self.used)
-        for name, amount in self._amounts(pod.uid).items():
+        amounts = {name: amount for name, amount in requests_of(pod, self.table.resources).items() if amount}
+        for name, amount in amounts.items():
             sums[name] = sums.get(name, 0) + amount
             if sums[name] > _LARGEST_SUM:
                 self.table.remove(pod.uid)
@@ -105,6 +107,7 @@ class AdmittedPods:
         self.used = sums
         self._ports.add(pod)
         self._pods[pod.uid] = pod
+        return amounts
 
     def update(self, pod: Pod) -> None:
         """The pod's requests changed (a resize). Raises `InvalidInput` if it is not there."""
@@ -120,8 +123,7 @@ class AdmittedPods:
 
     def expect(self, pod: Pod) -> None:
         """Count a pod that has not started: until `started` it holds nothing yet. Raises as `add`."""
-        self.add(pod)
-        self._coming[pod.uid] = self._amounts(pod.uid)
+        self._coming[pod.uid] = self.add(pod)
 
     def started(self, uid: str) -> None:
         """An expected pod starts now."""

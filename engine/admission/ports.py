@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from engine.api.pod import Pod
 
 Port = tuple[str, str, int]
 _ANY = "0.0.0.0"
 
 
-def host_ports(pod: Pod) -> Iterator[Port]:
+def host_ports(pod: Pod) -> list[Port]:
     """(address, protocol, port) of sidecars and app containers, as the kubelet v1.36 counts them."""
-    for container in (*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers):
-        for port in container.ports or ():
-            if port.host_port > 0:
-                yield port.host_ip or _ANY, port.protocol or "TCP", port.host_port
+    containers = pod.spec.containers
+    if pod.spec.init_containers:
+        containers = [*(c for c in pod.spec.init_containers if c.is_sidecar), *containers]
+    found = []
+    for container in containers:
+        if container.ports:
+            for port in container.ports:
+                if port.host_port > 0:
+                    found.append((port.host_ip or _ANY, port.protocol or "TCP", port.host_port))
+    return found
 
 
 class UsedPorts:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.admission.admitted import AdmittedPods
 from engine.admission.decision import NotEnoughToPreempt, Preemption
@@ -14,8 +13,7 @@ from engine.api.pod import Pod
 from engine.api.qos import is_critical
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Yes; yes once `preemption.victims` are gone; or no, with the reason and message for the pod's status.
 
     `failures` are all failed checks in the kubelet's order, also where preemption cures them.

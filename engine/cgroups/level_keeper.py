@@ -6,6 +6,8 @@ import errno
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from engine.api.errors import Refused
 from engine.api.qos import GUARANTEED
 from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
@@ -34,7 +36,7 @@ class LevelKeeper:
         """Make the three groups, or adopt them; all CPUs of the groups' parent are theirs."""
         cpuset = self._inherited_cpuset()
         self._rules = replace(self._rules, cpuset=cpuset)
-        self._root_values = replace(self._root_values, cpuset=cpuset)
+        self._root_values = msgspec.structs.replace(self._root_values, cpuset=cpuset)
         for name in self.names.values():
             self._tree.group(name).delegates = True
             self._tree.make(name)
@@ -48,7 +50,7 @@ class LevelKeeper:
         levels = self.sums.values(self._rules)
         protection = levels[GUARANTEED].unified
         root = self._root_values
-        levels[GUARANTEED] = replace(root, unified=protection) if protection else root
+        levels[GUARANTEED] = msgspec.structs.replace(root, unified=protection) if protection else root
         return levels
 
     def files(self, level: str, values: GroupValues) -> dict[str, str]:
@@ -117,7 +119,9 @@ class LevelKeeper:
             limit = levels[level].memory
             if limit is not None and usage > limit:
                 self._raised.add(level)
-                levels = levels | {level: replace(levels[level], memory=-(-usage // PAGE) * PAGE)}
+                levels = levels | {
+                    level: msgspec.structs.replace(levels[level], memory=-(-usage // PAGE) * PAGE)
+                }
         return levels
 
     def _usage(self, levels: Iterable[str]) -> dict[str, int]:

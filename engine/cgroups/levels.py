@@ -6,7 +6,9 @@ Source: kubelet v1.32 `qosContainerManager`, KEP-2570; pinned by `tests/conforma
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from engine.api.cpu_weight import MIN_SHARES
 from engine.api.pod import Pod
@@ -115,7 +117,7 @@ def _file(name: str, amount: int) -> dict[str, str]:
 def raised_to_usage(values: Mapping[str, GroupValues], usage: Mapping[str, int]) -> dict[str, GroupValues]:
     """After a refused write: a level whose usage is above its limit gets its usage as limit."""
     return {
-        level: replace(wanted, memory=usage[level])
+        level: msgspec.structs.replace(wanted, memory=usage[level])
         if wanted.memory is not None and usage.get(level, 0) > wanted.memory
         else wanted
         for level, wanted in values.items()

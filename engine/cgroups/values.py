@@ -7,8 +7,11 @@ pinned by `tests/conformance` (cgroup_pod).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
+
+from engine._fast.requests import amounts
 from engine.api.cpu_weight import MIN_SHARES
 from engine.api.pod import Pod, ResourceList
 from engine.api.qos import BEST_EFFORT, GUARANTEED, qos_class
@@ -29,8 +32,7 @@ MEMORY_SWAP_MAX = "memory.swap.max"
 MEMORY_OOM_GROUP = "memory.oom.group"
 
 
-@dataclass(frozen=True, slots=True)
-class GroupValues:
+class GroupValues(msgspec.Struct, frozen=True):
     """The values of one cgroup. None means "leave as the kernel made it".
 
     Shares, quota and period in kernel units (microseconds), memory in bytes, huge pages as page size
@@ -43,8 +45,8 @@ class GroupValues:
     memory: int | None = None
     pids: int | None = None
     cpuset: str | None = None
-    huge_pages: Mapping[int, int] = field(default_factory=dict)
-    unified: Mapping[str, str] = field(default_factory=dict)
+    huge_pages: Mapping[int, int] = {}
+    unified: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,28 @@ class PodRules:
 
 def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
     """The pod cgroup's values. A limit counts only where every container declares one."""
+    found = amounts(pod)
+    if found is None or not pod.spec.containers:
+        return _values_by_the_rule(pod, rules)
+    pod_class, with_cpu, with_memory, cpu, memory, cpu_limit, memory_limit = found
+    protection = {}
+    if rules.memory_qos and memory > 0:
+        soft = rules.tiered_memory and pod_class != GUARANTEED
+        protection = {MEMORY_LOW if soft else MEMORY_MIN: str(memory)}
+    pids = rules.pids_limit if rules.pids_limit > 0 else None
+    if pod_class == BEST_EFFORT:
+        return GroupValues(MIN_SHARES, None, None, None, pids, None, {}, protection)
+    quota = period = None
+    if with_cpu or pod_class == GUARANTEED:
+        period = rules.cpu_period_us
+        quota = UNLIMITED_QUOTA
+        if rules.enforce_cpu_limits:
+            quota = milli_cpu_to_quota(cpu_limit, period, custom_period=rules.custom_cpu_period)
+    limit = memory_limit if with_memory or pod_class == GUARANTEED else None
+    return GroupValues(milli_cpu_to_shares(cpu), quota, period, limit, pids, None, {}, protection)
+
+
+def _values_by_the_rule(pod: Pod, rules: PodRules) -> GroupValues:
     requests = pod_requests(pod)
     limits = pod_limits(pod)
     period = rules.cpu_period_us

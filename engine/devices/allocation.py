@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from engine.api.decisions import Decisions
@@ -168,7 +168,7 @@ class Allocator:
             raise
 
     def _record(self, attempt: Attempt, given: Chosen) -> None:
-        by_why = {why: devices for why, devices in asdict(given.selection).items() if devices}
+        by_why = {why: devices for why, devices in given.selection._asdict().items() if devices}
         inputs = {
             "resource": given.resource,
             "devices": given.selection.devices,

@@ -138,7 +138,7 @@ class Inventory:
 
     def lowest(self, bits: Bits, taken: Bits, n: int) -> list[str]:
         """The `n` lowest ids of `bits` without `taken`."""
-        return self._names_at(bitset.first_of_difference(bits, taken, n))
+        return [self._ids[row] for row in bitset.first_of_difference(bits, taken, n)]
 
     def bits(self, ids: Iterable[str]) -> Bits:
         """A bitset of those ids that are known."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine._fast import bitset
 from engine.devices.inventory import Inventory
@@ -28,8 +29,7 @@ class Preference:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The chosen devices, by why each was chosen, in order of choice."""
 
     reused: tuple[str, ...] = ()
@@ -63,6 +63,10 @@ def select(
     needed = required - len(reused)
     if needed == 0:
         return Selection(tuple(reused))
+    if not consult and (affinity is None or not inventory.aligned):
+        lowest = inventory.lowest(inventory.healthy, inventory.allocated, needed)
+        if len(lowest) == needed:
+            return Selection(tuple(reused), no_affinity=tuple(lowest))
     available = inventory.available_count
     if available < needed:
         raise SelectionError(
@@ -70,9 +74,6 @@ def select(
             f"Requested: {needed}, Available: {available}"
         )
     if affinity is None or not inventory.aligned:
-        if not consult:
-            lowest = inventory.lowest(inventory.healthy, inventory.allocated, needed)
-            return Selection(tuple(reused), no_affinity=tuple(lowest))
         free = bitset.difference(inventory.healthy, inventory.allocated)
         aligned, unaligned, nowhere = free[:0], free[:0], free
         near: list[str] = []

@@ -301,7 +301,10 @@ class DeviceState:
             self.assign(entry)
 
     def _resource(self, name: str) -> Resource:
-        return self.resources.setdefault(name, Resource(name))
+        resource = self.resources.get(name)
+        if resource is None:
+            resource = self.resources[name] = Resource(name)
+        return resource
 
     def _drop_if_unused(self, name: str) -> None:
         resource = self.resources[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -25,7 +25,7 @@ def explain(
     observations: Observations,
     table: PodTable,
     pods: Sequence[Pod],
-    usage: Mapping[str, PodUsage],
+    usage: dict[str, PodUsage],
     *,
     disk: bool,
 ) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -28,7 +28,6 @@ class Disk(NamedTuple):
 
 
 NO_DISK: Final = Disk()
-_UNKNOWN: Final = -1
 _RANKED_BY: Final[Mapping[str, Ranked]] = {MEMORY: "memory", PIDS: "processes"}
 
 
@@ -66,45 +65,50 @@ class PodUsage:
 
 class Ranking:
     """Pods in the order in which they would be evicted, each with the amount that put it there (None = no
-    stats): `order` int32[n] are positions in `pods` and `amounts`."""
+    stats): `order` int32[n] are positions in `pods`, `amounts` int64[n] and `known` uint8[n]."""
 
-    def __init__(self, pods: Sequence[Pod], amounts: Sequence[int | None], order: NDArray[np.int32]) -> None:
-        self._pods, self._amounts, self._order = pods, amounts, order
+    def __init__(
+        self,
+        pods: Sequence[Pod],
+        amounts: NDArray[np.int64],
+        known: NDArray[np.uint8],
+        order: NDArray[np.int32],
+    ) -> None:
+        self._pods, self._amounts, self._known, self._order = pods, amounts, known, order
 
     def __len__(self) -> int:
         return len(self._order)
 
     def __iter__(self) -> Iterator[tuple[Pod, int | None]]:
         for position in self._order:
-            yield self._pods[position], self._amounts[position]
+            yield self._pods[position], int(self._amounts[position]) if self._known[position] else None
 
 
 def rank(
     table: PodTable,
     pods: Sequence[Pod],
-    usage: Mapping[str, PodUsage],
+    usage: dict[str, PodUsage],
     resource: str,
     parts: Sequence[Part] = (),
 ) -> Ranking:
     """`resource` is the starved one; `parts` what counts of the disk. Requests and priorities come from
     `table`, or from a pod's spec where it has no row."""
-    read = _reader(resource, parts)
-    uids = [pod.metadata.uid for pod in pods]
-    amounts = [read(one) if (one := usage.get(uid)) is not None else None for uid in uids]
-    measured = np.array([_UNKNOWN if amount is None else amount for amount in amounts], np.int64)
-    known = measured != _UNKNOWN
     by = _RANKED_BY.get(resource, "ephemeral-storage")
-    order = standing_order(
-        standing_of_pods(table, uids, pods, by), by, np.where(known, measured, 0), known.astype(np.uint8)
-    )
-    return Ranking(pods, amounts, order)
+    if by == "ephemeral-storage":
+        kept = table.look_up(pods, _on_disk(usage, resource, parts), "amount")
+    else:
+        kept = table.look_up(pods, usage, by)
+    rows, amounts, known = kept
+    order = standing_order(standing_of_pods(table, rows, pods, by), by, amounts, known)
+    return Ranking(pods, amounts, known, order)
 
 
-def _reader(resource: str, parts: Sequence[Part]) -> Callable[[PodUsage], int | None]:
-    if resource == MEMORY:
-        return attrgetter("memory")
-    if resource == PIDS:
-        return attrgetter("processes")
-    if resource == INODES:
-        return lambda usage: usage.disk(parts).inodes if usage.disk_known else None
-    return lambda usage: usage.disk(parts).bytes if usage.disk_known else None
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    amount: int | None
+
+
+def _on_disk(usage: Mapping[str, PodUsage], resource: str, parts: Sequence[Part]) -> dict[str, _Amount]:
+    """What pods have on disk of the resource: inodes or bytes."""
+    read = attrgetter("inodes" if resource == INODES else "bytes")
+    return {uid: _Amount(read(one.disk(parts)) if one.disk_known else None) for uid, one in usage.items()}

@@ -44,12 +44,11 @@ def standing(columns: PodColumns, rows: Rows, by: Ranked) -> Standing:
     return Standing(columns.priority[rows], columns.ranking[resource][rows], fraction)
 
 
-def standing_of_pods(table: PodTable, uids: Sequence[str], pods: Sequence[Pod], by: Ranked) -> Standing:
-    """That of pods, given with their uids: by their rows, and of those that have none by their specs.
+def standing_of_pods(table: PodTable, rows: Rows, pods: Sequence[Pod], by: Ranked) -> Standing:
+    """That of pods: by their rows, and of those that have none (-1) by their specs.
 
     Raises `InvalidInput` for an amount in a spec that no table takes.
     """
-    rows = table.find_rows(uids)
     absent = np.flatnonzero(rows < 0)
     found = standing(table.columns, rows, by)
     if not len(absent):

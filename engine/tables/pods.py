@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from engine._fast.eviction_ranking import look_up
 from engine._fast.requests import Filler
 from engine.api.errors import Bug, InvalidInput
 from engine.api.pod import Pod
@@ -147,9 +149,11 @@ class PodTable:
         except KeyError:
             raise InvalidInput("no pod with this uid in the table", subject=uid or "''") from None
 
-    def find_rows(self, uids: Sequence[str]) -> Rows:
-        """int32[n]: the rows of these uids, -1 for one that is not there."""
-        return np.fromiter(map(self._row_of.get, uids, repeat(-1)), ROW, len(uids))
+    def look_up(
+        self, pods: Sequence[Pod], usage: dict[str, Any], name: str
+    ) -> tuple[Rows, NDArray[np.int64], NDArray[np.uint8]]:
+        """Of each pod its row (-1: none), the amount `name` of its usage, and whether that is known."""
+        return look_up(pods, usage, self._row_of, name)
 
     def uid(self, row: int) -> str:
         return self._uids[row]

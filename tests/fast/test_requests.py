@@ -12,6 +12,8 @@ from engine._fast import _requests_c, _requests_py
 from engine.api import qos
 from engine.api.documents import convert
 from engine.api.pod import Pod
+from engine.cgroups import values
+from engine.cgroups.values import PodRules
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, PodColumns, PodTable, ResourceNames, pod_entry
 
 quantities = st.sampled_from(
@@ -83,6 +85,24 @@ def test_rows_are_what_pod_entry_says(pod):
     fast = _requests_c.requests(pod, names.ids, names.in_order)
     if fast is not None:
         assert fast == pod_entry(pod).requests
+
+
+@given(pods(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_cgroup_values_are_the_same_by_kernel_and_twin(pod, memory_qos):
+    rules = PodRules(memory_qos=memory_qos, tiered_memory=memory_qos, pids_limit=7)
+    found = []
+    for form in (_requests_c, _requests_py):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(values, "amounts", form.amounts)
+            found.append(values.pod_values(pod, rules))
+    assert found[0] == found[1]
+
+
+def test_the_kernel_takes_an_ordinary_pod():
+    resources = {"requests": {"cpu": "250m", "memory": "64Mi"}, "limits": {"cpu": "1"}}
+    pod = convert({"spec": {"containers": [{"name": "c", "resources": resources}]}}, Pod, "p")
+    assert _requests_c.amounts(pod) == ("Burstable", True, False, 250, 64 << 20, 1000, 0)
 
 
 @pytest.mark.parametrize(
