@@ -8,6 +8,7 @@ was expected.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -35,14 +36,20 @@ T = TypeVar("T")
 
 def read_text(path: Path) -> bytes:
     """The bytes of a file of reasonable size. Raises `InvalidInput` with the path."""
+    return read_with_status(path)[0]
+
+
+def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
+    """The same, and what the file was before they were read: not what stands at its path by then."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_BYTES + 1) if status.st_size <= MAX_BYTES else b""
     except OSError as error:
         raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
-    if len(data) > MAX_BYTES:
+    if max(status.st_size, len(data)) > MAX_BYTES:
         raise InvalidInput(f"larger than {MAX_BYTES} bytes", subject=str(path))
-    return data
+    return data, status
 
 
 def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import stat
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.api.documents import parse_pods, read_text
+from engine.api.documents import parse_pods, read_with_status
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.cri.records import PodRecord
@@ -155,27 +156,26 @@ class ManifestDirectory:
             known = self._files.get(path)
             if known is None or known.stamp != stamp or path in self._taken_away:
                 held = self._uids.held() if held is None else held
-                changed |= self._read_file(path, stamp, held)
+                changed |= self._read_file(path, held)
         return changed
 
     def _not_read(self, path: Path, fault: InvalidInput) -> None:
         self._unread.add(path)
         self._report(fault)
 
-    def _read_file(self, path: Path, stamp: Stamp, held: Mapping[str, PodRecord]) -> bool:
+    def _read_file(self, path: Path, held: Mapping[str, PodRecord]) -> bool:
         file = self._files.setdefault(path, _File())
         file.stamp = None
-        final = stamp if stamp[1] < (time.time() - TICK_SECONDS) * 1e9 else None
         try:
-            data = read_text(path)
+            data, status = read_with_status(path)
         except InvalidInput as error:
             if isinstance(error.__cause__, OSError):
                 self._not_read(path, error)
             else:
-                file.stamp = final
                 self._report(error)
             return False
-        file.stamp = final
+        if status.st_mtime < time.time() - TICK_SECONDS:
+            file.stamp = _stamp(status)
         try:
             manifests, warnings = parse_pods(data, str(path))
             pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
@@ -251,5 +251,9 @@ def _stamps(path: Path) -> tuple[dict[Path, Stamp], dict[Path, InvalidInput]]:
             faults[each] = InvalidInput(error.strerror or str(error), subject=str(each))
             continue
         if stat.S_ISREG(info.st_mode):
-            stamps[each] = (info.st_size, info.st_mtime_ns, info.st_ino)
+            stamps[each] = _stamp(info)
     return stamps, faults
+
+
+def _stamp(info: os.stat_result) -> Stamp:
+    return info.st_size, info.st_mtime_ns, info.st_ino

@@ -16,12 +16,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.api.errors import InvalidInput
+from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Pod
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node import sources
 from engine.node.container_hash import container_hash
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.sources import ManifestDirectory
@@ -54,12 +56,13 @@ class Agent:
     desired: dict[str, Pod] = field(default_factory=dict)
     faults: list[InvalidInput] = field(default_factory=list)
     directory: ManifestDirectory | None = None
+    period: float = 60.0
 
     async def start(self) -> None:
         self.directory = ManifestDirectory(
             self.manifests,
             node_name=NODE,
-            period=60.0,
+            period=self.period,
             clock=time.time,
             uids=StaticUids(self.running.values, self.accepted),
             on_change=self._take,
@@ -276,6 +279,45 @@ async def test_a_file_written_twice_in_one_tick_of_its_clock_is_read_twice(memor
         path.write_bytes(text("p", version))
         os.utime(path, ns=(tick, tick))
         await eventually(partial(wanted, version))
+    await agent.stop()
+
+
+async def test_a_file_that_was_another_while_it_was_read_is_read_again(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two files change places after they were looked at, and again once they were read, untold."""
+
+    def exhausted(*_: object) -> None:
+        raise Refused("no watches left")
+
+    manifests = memory / "manifests"
+    manifests.mkdir()
+    paths = [manifests / "a.yaml", manifests / "b.yaml"]
+    look = sources._stamps
+    looks: list[Any] = []
+
+    def exchange() -> None:
+        between = memory / "between"
+        for source, target in zip([*paths, between], [between, *paths], strict=True):
+            source.replace(target)
+
+    def exchanging(path: Path) -> Any:
+        if len(looks) == 1:
+            exchange()
+        found = look(path)
+        if not looks:
+            exchange()
+        looks.append(found)
+        return found
+
+    monkeypatch.setattr(sources, "Watch", exhausted)
+    monkeypatch.setattr(sources, "_stamps", exchanging)
+    for path, version in zip(paths, (1, 2), strict=True):
+        path.write_bytes(text("p", version))
+        os.utime(path, ns=(10**9 * version,) * 2)
+    agent = Agent(manifests, AcceptedPods(lambda uid: memory / "pods" / uid), period=0.02)
+    await agent.start()
+    await eventually(lambda: len(looks) > 1 and shown(agent) == {f"p-{NODE}": (1, 1)})
     await agent.stop()
 
 
