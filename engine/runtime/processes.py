@@ -443,13 +443,11 @@ class ProcessBackend:
         return {layer for notes in self._notes.values() for layer in notes.layers}
 
     def _name_image_volumes(self, container: Container) -> None:
-        """The status of a container tells which images its volumes are, by digest."""
+        """A container's status tells which images its volumes are, as PullImage names them (KEP-5365)."""
         for mount in container.config.mounts:
             image = self.images.get(mount.image.image) if mount.image.image else None
             if image is not None:
-                asked = mount.image.user_specified_image or mount.image.image
-                mount.image.user_specified_image = asked
-                mount.image.image = image.digests[0] if image.digests else image.id
+                mount.image.image_ref = image.id
 
     def _target(self, container: Container) -> Container | None:
         options = container.config.linux.security_context.namespace_options

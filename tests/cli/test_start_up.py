@@ -36,6 +36,25 @@ unneeded = {
 print(sorted(unneeded & set(sys.modules)))
 """
 
+LOADED = """
+import os, sys
+before = set(sys.modules)
+START
+new = [module for name, module in list(sys.modules.items()) if name not in before]
+files = [module.__file__ for module in new if getattr(module, "__file__", None)]
+print(len(new), sum(map(os.path.getsize, files)))
+"""
+
+STARTS = {
+    "library": "import engine",
+    "help": "from engine.cli import _kubengine\nimport click\n_kubengine.get_help(click.Context(_kubengine))",
+    "agent": (
+        "from engine.cli._start_up import lean_imports\n"
+        "with lean_imports():\n"
+        "    import asyncio, engine.api.documents, engine.cli._agent_process, engine.cli.run"
+    ),
+}
+
 TLS_AFTERWARDS = """
 from engine.cli._start_up import lean_imports
 with lean_imports():
@@ -74,6 +93,16 @@ def _python(script: str, *arguments: str) -> str:
 
 def test_an_agent_starts_without_what_it_may_never_need() -> None:
     assert _python(PLAIN_AGENT) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("start", "modules", "kilobytes"), [("library", 12, 300), ("help", 120, 4_000), ("agent", 700, 34_000)]
+)
+def test_a_start_loads_no_more_than_its_budget(start: str, modules: int, kilobytes: int) -> None:
+    """About a sixth above what it was when this was written; the files are compiled modules and sources."""
+    loaded, size = map(int, _python(LOADED.replace("START", STARTS[start])).split())
+    assert loaded <= modules
+    assert size <= kilobytes * 1000
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")

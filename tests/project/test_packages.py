@@ -35,7 +35,7 @@ def tracked() -> set[str]:
     """The files of this checkout that are the project's."""
     if not (ROOT / ".git").exists():
         pytest.skip("needs a git checkout to know the project's files")
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "ls-files"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     return {name for name in listed if (ROOT / name).is_file()}
 
@@ -179,3 +179,63 @@ def test_every_command_has_a_man_page_with_its_options() -> None:
         assert re.findall(r"^[.'](?!TH |SH |TP$|PP$|BR? )", text, re.MULTILINE) == [], name
     assert ".B \\-\\-root\\-dir DIRECTORY" in pages["kubengine-run"]
     assert ".BR kubengine\\-plan\\-preempt (1)" in pages["kubengine-plan"]
+
+
+IN_A_COPY_OF_THE_SYSTEM = """
+mount -t tmpfs tmpfs {scratch}
+for tree in usr etc var; do
+    layer={scratch}/$tree
+    mkdir -p $layer/changed $layer/work
+    mount -t overlay overlay -o lowerdir=/$tree,upperdir=$layer/changed,workdir=$layer/work /$tree
+done
+changed() {{ cd {scratch}; find */changed -not -type d | grep -v -e /lib/dpkg -e /log/ -e /cache/man || :; }}
+dpkg --install --force-depends {package} >&2
+kubengine --version
+echo 'KUBENGINE_OPTIONS=--log-level=debug' > /etc/default/kubengine
+touch /etc/kubengine/config.yaml
+dpkg --install --force-depends {package} >&2
+cat /etc/default/kubengine
+kubengine plan preempt --help | head -n 1
+zcat /usr/share/man/man1/kubengine-run.1.gz | head -n 1
+bash -c '. /usr/share/bash-completion/completions/kubengine && complete -p kubengine' | head -c 8; echo
+dpkg --status kubengine | grep -c -e 'Status: install ok installed' -e '^ /etc/'
+echo compiled: $(changed | grep -c 'usr/changed/lib/kubengine.*__pycache__')
+dpkg --remove kubengine >&2
+ls /etc/default/kubengine
+dpkg --purge kubengine >&2
+changed
+"""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("dpkg-deb") is None or shutil.which(deb.PYTHON, path="/usr/bin") is None,
+    reason=f"needs Debian, and its own {deb.PYTHON}, which a package is for",
+)
+def test_the_debian_package_comes_works_stays_itself_and_goes(wheel: Path, tmp_path: Path) -> None:
+    package = deb.build(wheel, tmp_path / "dist")
+    fields = subprocess.run(
+        ["dpkg-deb", "--field", package], check=True, capture_output=True, text=True
+    ).stdout
+    assert f"Version: {VERSION}\n" in fields
+    script = IN_A_COPY_OF_THE_SYSTEM.format(scratch=tmp_path, package=shutil.copy(package, "/dev/shm"))
+    try:
+        run = subprocess.run(
+            ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script],
+            check=False, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+    finally:
+        Path("/dev/shm", package.name).unlink()
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    assert lines[:6] == [
+        f"kubengine {VERSION}",
+        "KUBENGINE_OPTIONS=--log-level=debug",
+        "Usage: kubengine plan preempt [OPTIONS] [SNAPSHOT]...",
+        f'.TH KUBENGINE\\-RUN 1 "" "kubengine {VERSION}" "Kubengine"',
+        "complete",
+        "3",
+    ]
+    assert int(lines[6].removeprefix("compiled: ")) > 1000
+    assert lines[7:] == ["/etc/default/kubengine"]
