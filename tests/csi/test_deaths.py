@@ -1,0 +1,96 @@
+"""Whatever dies at whatever moment, agent, driver or pod: no mount, directory or staging is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.csi import volume_data
+from engine.testing.csi_driver import HANGS
+from tests.csi_bench import CLAIMED, CsiBench
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.root
+
+PODS = "/api/v1/namespaces/default/pods"
+MAKING = ("NodeStageVolume", "NodePublishVolume")
+TAKING_AWAY = ("NodeUnpublishVolume", "NodeUnstageVolume")
+
+
+async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(csi: CsiBench) -> None:
+    csi.known()
+    csi.claim()
+    driver = await csi.driver()
+    await csi.run(name="inline")
+    await csi.run(CLAIMED, "claimed")
+    await csi.joined.stop()
+    for name in ("inline", "claimed"):
+        csi.cluster.server.delete(f"{PODS}/{name}", grace=0)
+    await csi.joined.start()
+    await eventually(csi.leaves_nothing)
+    assert len(driver.called("NodeUnpublishVolume")) == 2
+    assert len(driver.called("NodeUnstageVolume")) == 1
+
+
+async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiBench) -> None:
+    csi.known()
+    csi.claim()
+    driver = await csi.driver()
+    pod = await csi.run(CLAIMED)
+    (csi.published(pod, "pv-claim") / "mount/f").write_text("")
+    await csi.joined.stop()
+    await csi.joined.start()
+    await csi.taken_on(driver, times=2)
+    await eventually(lambda: len(driver.called("NodePublishVolume")) == 2)
+    assert driver.called("NodeUnpublishVolume") == driver.called("NodeUnstageVolume") == []
+    assert (csi.published(pod, "pv-claim") / "mount/f").exists()
+    await csi.delete()
+    await eventually(csi.leaves_nothing)
+
+
+@pytest.mark.parametrize("method", [*MAKING, *TAKING_AWAY])
+@pytest.mark.parametrize("done", [False, True], ids=["before", "behind"])
+async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
+    csi: CsiBench, method: str, done: bool
+) -> None:
+    """Nothing is done between the call and the end of the agent, as if it had been killed."""
+    csi.known()
+    csi.claim()
+    driver = await csi.driver()
+    hanging = driver.half_done if done else driver.faults
+    if method in TAKING_AWAY:
+        await csi.run(CLAIMED)
+        hanging[method] = HANGS
+        await csi.cluster.delete("p")
+    else:
+        hanging[method] = HANGS
+        await csi.ask(CLAIMED)
+    await eventually(lambda: len(driver.called(method)) == 1)
+    await csi.joined.stop()
+    hanging.clear()
+    if await csi.cluster.pod("p") is not None:
+        csi.cluster.server.delete(f"{PODS}/p", grace=0)
+    await csi.joined.start()
+    await eventually(csi.leaves_nothing)
+
+
+async def test_a_driver_that_comes_back_is_asked_again(csi: CsiBench) -> None:
+    csi.known()
+    driver = await csi.driver()
+    await csi.run()
+    await driver.stop()
+    await eventually(lambda: csi.csi_node()["spec"]["drivers"] == [])
+    await csi.cluster.delete("p")
+    await driver.start()
+    await csi.cluster.gone("p")
+    assert csi.leaves_nothing()
+
+
+async def test_a_mount_without_a_word_whose_it_is_goes_with_its_pod(csi: CsiBench) -> None:
+    csi.known()
+    driver = await csi.driver()
+    pod = await csi.run()
+    (csi.published(pod) / "vol_data.json").write_text("{")
+    assert volume_data.read(csi.published(pod)) is None
+    await csi.delete()
+    assert csi.leaves_nothing()
+    assert driver.called("NodeUnpublishVolume") == []
