@@ -142,7 +142,9 @@ class CSINodeDriver(Struct):
 
 
 class CSINodeSpec(Struct):
-    drivers: list[CSINodeDriver] = msgspec.field(default_factory=list)
+    """An API server writes null where there are none."""
+
+    drivers: list[CSINodeDriver] | None = None
 
 
 class CSINode(Struct):

@@ -107,8 +107,9 @@ class CsiNodeKeeper:
     async def _put(self, driver: str, wanted: CSINodeDriver | None) -> None:
         """A driver that is known otherwise is taken out first: what is said of one cannot be changed."""
         known = await self._known()
-        others = [each for each in known.spec.drivers if each.name != driver]
-        here = [each for each in known.spec.drivers if each.name == driver]
+        drivers = known.spec.drivers or []
+        others = [each for each in drivers if each.name != driver]
+        here = [each for each in drivers if each.name == driver]
         if here == [wanted] or (not here and wanted is None):
             return
         if here:

@@ -11,9 +11,10 @@ from engine.api.errors import InvalidInput, Refused
 from engine.csi.drivers import Drivers, highest_version
 from engine.csi.records import NoRecords
 from engine.metrics import Registry
-from tests.csi_bench import DRIVER, CsiBench
+from tests.csi_bench import DRIVER, STORAGE, CsiBench
 from tests.waiting import eventually
 
+CSI_NODES = f"{STORAGE}/csinodes"
 ZONE = "topology.sample.csi.example.com/zone"
 
 
@@ -34,6 +35,14 @@ async def test_a_driver_is_known_as_long_as_its_socket_is_there(csi: CsiBench) -
     await eventually(lambda: csi.node_ids() == {"other.example.com": "other-1"})
     await other.stop()
     await eventually(lambda: csi.node_ids() == {})
+
+
+async def test_a_csi_node_without_drivers_may_say_null(csi: CsiBench) -> None:
+    """As kube-apiserver does."""
+    await eventually(lambda: csi.cluster.server.list(CSI_NODES) != [])
+    csi.cluster.server.update(f"{CSI_NODES}/n1", {**csi.csi_node(), "spec": {"drivers": None}})
+    driver = await csi.driver()
+    assert [each["name"] for each in csi.csi_node()["spec"]["drivers"]] == [driver.name]
 
 
 async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiBench) -> None:
