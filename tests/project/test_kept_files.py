@@ -32,6 +32,7 @@ from engine.node.node_events import NodeEvents
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnd, KeptEnds
 from engine.node.pod.kept_readiness import KeptReadiness
+from engine.node.runtime_health import HandlerFeatures, RuntimeFeatures
 from engine.node.user_namespaces import UserNamespaces
 from engine.runtime.addresses import PodNetwork
 from engine.runtime.images import ImageStore, StoredImage
@@ -168,7 +169,12 @@ KEPT = [
     Kept(
         "node/user_namespaces.py",
         "u/userns",
-        lambda d: (d / "u").mkdir() or UserNamespaces(d).of(USERS, supported=True),
+        lambda d: (
+            (d / "u").mkdir()
+            or UserNamespaces(d).of(
+                USERS, "", RuntimeFeatures(handlers={"": HandlerFeatures(user_namespaces=True)})
+            )
+        ),
         lambda d: UserNamespaces(d)._read(d / "u/userns"),
     ),
     Kept(
