@@ -17,6 +17,8 @@ from engine.api.errors import InvalidInput
 
 SPEC = "[It] "
 NOT_SELECTED = "skipped"
+CUT_OFF = "A suite timeout occurred"
+"""With this begins what is said of a spec that was under way when the time of the whole run was up."""
 FILE_LIMIT = 256 << 20
 SPEC_LIMIT = 50_000
 NAME_LIMIT = 4096
@@ -142,7 +144,9 @@ class _Reader:
 
     def _verdict(self, tag: str, message: str) -> None:
         if tag in ("failure", "error"):
-            if self._result is not Result.NOT_RUN:
+            if message.startswith(CUT_OFF):
+                self._result = Result.NOT_RUN
+            elif self._result is not Result.NOT_RUN:
                 self._result = Result.FAILED
             self._message = _first_line(message)
         elif tag == "skipped":

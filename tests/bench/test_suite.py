@@ -72,6 +72,12 @@ def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: Re
     assert read_reports([report(tmp_path / "r.xml", case(PROBE, status, error))])[PROBE].result is result
 
 
+def test_a_spec_that_the_end_of_the_whole_run_cut_off_was_not_run(tmp_path: Path) -> None:
+    message = "A suite timeout occurred and then the following failure was recorded"
+    cut = case(PROBE, "timedout", f"<failure message={quoteattr(message)}></failure>")
+    assert read_reports([report(tmp_path / "r.xml", cut)])[PROBE].result is Result.NOT_RUN
+
+
 def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
     first = report(tmp_path / "1.xml", failed(PROBE), passed(HOOK))
     second = report(tmp_path / "2.xml", passed(PROBE), skipped(HOOK))
