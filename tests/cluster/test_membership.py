@@ -95,6 +95,43 @@ async def test_a_resource_that_an_admin_gave_the_node_stays(plane: Plane, start:
     assert known["status"]["capacity"]["example.com/dongle"] == "4"
 
 
+async def test_volumes_in_use_are_told_until_they_are_released_and_attached_ones_heard(
+    plane: Plane, start: Any
+):
+    disk = "kubernetes.io/csi/disk.example^1"
+    node = await start(plane.node)
+    await shown(plane.admin, NODE, is_ready)
+    attachments = node.running.attachments
+    attachments.use(disk, "a pod")
+    attachments.complete()
+    await shown(plane.admin, NODE, lambda node: node["status"].get("volumesInUse") == [disk])
+    attached = {"status": {"volumesAttached": [{"name": disk, "devicePath": "/dev/x"}]}}
+    await plane.admin.patch(f"{NODE}/status", attached, Object)
+    async with asyncio.timeout(30):
+        assert await attachments.attached(disk) == "/dev/x"
+    attachments.release(disk, "a pod")
+    known = await shown(plane.admin, NODE, lambda node: "volumesInUse" not in node["status"])
+    assert known["status"]["volumesAttached"] == attached["status"]["volumesAttached"]
+
+
+async def test_a_node_that_somebody_deleted_is_not_made_again(tmp_path: Path, start: Any):
+    async with ApiServer(tmp_path / "server") as server:
+        await start(server.kubeconfig("system:node:n1"))
+        await _until(lambda: bool(server.list("/api/v1/nodes")) and is_ready(server.get(NODE)))
+        await _until(lambda: ("/api/v1/nodes", "metadata.name=n1") in server.open_watches)
+        await _until(lambda: bool(server.list(LEASE.rpartition("/")[0])))
+        server.delete(NODE)
+        server.delete(LEASE)  # as the garbage collector does
+        asked = len(server.requests)
+        await _until(lambda: ("GET", "/api/v1/pods") in _asked(server, asked))
+        assert ("POST", "/api/v1/nodes") not in _asked(server, asked)
+        assert server.list("/api/v1/nodes") == []
+
+
+def _asked(server: ApiServer, after: int) -> set[tuple[str, str]]:
+    return {(seen.method, seen.path) for seen in server.requests[after:]}
+
+
 async def test_a_real_control_plane_that_went_and_came_is_told_again(
     real: ControlPlane, connect: Connect, start: Any
 ):
