@@ -1,4 +1,4 @@
-"""32-bit FNV-1a, the hash of the device checkpoint's checksum."""
+"""FNV-1a: of 32 bits for the device checkpoint's checksum, of 128 for the uids of manifests' pods."""
 
 from __future__ import annotations
 
@@ -8,4 +8,12 @@ def fnv1a(data: bytes) -> int:
     value = 2166136261
     for byte in data:
         value = (value ^ byte) * 16777619 % 2**32
+    return value
+
+
+def fnv1a_128(data: bytes) -> int:
+    """The same with 128 bits, as a kubelet hashes manifests."""
+    value = 0x6C62272E07BB014262B821756295C58D
+    for byte in data:
+        value = (value ^ byte) * ((1 << 88) + 0x13B) % 2**128
     return value

@@ -1,10 +1,10 @@
-"""32-bit FNV-1a over bytes: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+"""FNV-1a over bytes, of 32 and of 128 bits: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
 
 from engine._fast._select import PURE
 
 if PURE:
-    from engine._fast._device_checksum_py import fnv1a
+    from engine._fast._device_checksum_py import fnv1a, fnv1a_128
 else:
-    from engine._fast._device_checksum_c import fnv1a
+    from engine._fast._device_checksum_c import fnv1a, fnv1a_128
 
-__all__ = ["fnv1a"]
+__all__ = ["fnv1a", "fnv1a_128"]

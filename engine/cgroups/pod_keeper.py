@@ -134,8 +134,7 @@ class PodKeeper:
     def remove(self, uid: str, *, kill: bool, wait: float) -> None:
         """Remove the group from every hierarchy, with all groups below it; see `CgroupTree.remove`."""
         known = self.known.get(uid)
-        names = [known[1]] if known is not None else [g.name for g in self.found() if g.uid == uid]
-        for name in names:
+        for name in [known[1]] if known is not None else self._left_of(uid):
             self._tree.remove(name, kill=kill, wait=wait)
         self.known.pop(uid, None)
         self.refusals.pop(uid, None)
@@ -158,6 +157,11 @@ class PodKeeper:
                 if uid is not None:
                     found.append(PodGroup(uid, level, pod_name(root, level, uid), path))
         return found
+
+    def _left_of(self, uid: str) -> list[CgroupName]:
+        """Groups that a pod has on the machine, whoever made them."""
+        names = (pod_name(self._settings.root, level, uid) for level in LEVELS)
+        return [name for name in names if self._tree.exists_anywhere(name)]
 
     def _memory_usage(self, name: CgroupName) -> int:
         return int(self._tree.read(name, self._usage) or "0")

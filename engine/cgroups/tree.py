@@ -99,6 +99,11 @@ class CgroupTree:
         path = to_path(name, self.driver)
         return all(os.path.isdir(_below(h, path)) for h in self.mounts.hierarchies)  # noqa: PTH112
 
+    def exists_anywhere(self, name: CgroupName) -> bool:
+        """Whether the group is there in a hierarchy, those included that hold no controller."""
+        path = to_path(name, self.driver)
+        return any(os.path.isdir(root + path) for root in self._roots())  # noqa: PTH112
+
     def make(self, name: CgroupName) -> Group:
         """Make a group and its ancestors where they are missing; adopt what is there.
 

@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from engine._fast.device_checksum import fnv1a_128
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.status import PodStatus
 from engine.node.kubelet_types import fields
 from engine.node.printed_quantity import printed_quantity
-
-_PRIME = (1 << 88) + 0x13B
-_BASIS = 0x6C62272E07BB014262B821756295C58D
-_MASK = (1 << 128) - 1
 
 _INLINE = {"TypeMeta", "VolumeSource", "ProbeHandler"}
 _NUMBERS = {"int64", "int32"}
@@ -43,10 +40,7 @@ class Unprintable(Exception):
 def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, node_name: str, path: str) -> str:
     """`pod` has its defaults; `metadata` is the manifest's own. Raises `Unprintable`."""
     text = f"(*core.Pod){printed_pod(pod, metadata)}host:{node_name}file:{path}"
-    value = _BASIS
-    for byte in text.encode(errors="surrogateescape"):
-        value = (value ^ byte) * _PRIME & _MASK
-    return f"{value:032x}"
+    return f"{fnv1a_128(text.encode(errors='surrogateescape')):032x}"
 
 
 def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:

@@ -84,9 +84,10 @@ class NodePods:
         for uid in before - self._wanted[source]:
             self._drop(uid)
         new = [pod for pod in pods if not self._goes_on(pod)]
+        known_before = self.known
         self._unseen.discard(source)
         if self.known:
-            self._end_strangers()
+            self._end_strangers(with_leftovers=not known_before)
         for pod in new:
             self._employ(pod, PodLife())
 
@@ -327,13 +328,16 @@ class NodePods:
 
     # Strangers
 
-    def _end_strangers(self) -> None:
+    def _end_strangers(self, *, with_leftovers: bool) -> None:
+        """`with_leftovers`: what is on disk and in cgroups too. Nobody but this agent adds to that later."""
         wanted = set[str]().union(*self._wanted.values())
         for uid in self._workers.keys() - wanted:
             self._drop(uid)
         for uid, record in list(self._services.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)
+        if not with_leftovers:
+            return
         for uid in self._services.volumes.known_uids() | self._services.cgroups.existing_pods().keys():
             if uid not in wanted:
                 self._end_stranger(PodRecord(uid, "", ""))

@@ -61,6 +61,7 @@ def test_bitsets_of_different_lengths_are_refused(kernels, name):
 @settings(deadline=None)
 def test_checksum(data):
     assert _device_checksum_c.fnv1a(data) == _device_checksum_py.fnv1a(data)
+    assert _device_checksum_c.fnv1a_128(data) == _device_checksum_py.fnv1a_128(data)
 
 
 flag_arrays = st.sampled_from([0, 0, 0, 1, 2, 3])
