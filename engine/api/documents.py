@@ -121,12 +121,12 @@ def _with_path(message: str) -> str:
 
 def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
     """Paths of the fields in plain data that the type does not have."""
+    item, struct = _read_as(kind)
     if isinstance(document, list):
-        item = next((arg for arg in _flatten(kind) if arg is not type(None)), None)
         for index, value in enumerate(document):
-            yield from unknown_fields(value, item, f"{path}[{index}]")
+            if isinstance(value, dict | list):
+                yield from unknown_fields(value, item, f"{path}[{index}]")
         return
-    struct = next((arg for arg in _flatten(kind) if _is_struct(arg)), None)
     if not isinstance(document, dict) or struct is None:
         return
     fields = _fields(struct)
@@ -134,7 +134,7 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
         where = f"{path}.{name}" if path else str(name)
         if name not in fields:
             yield where
-        else:
+        elif isinstance(value, dict | list):
             yield from unknown_fields(value, fields[name], where)
 
 
@@ -142,6 +142,14 @@ def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
 def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
     """JSON name → type, kept: evaluating annotations costs more than reading the pod."""
     return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+
+
+@cache
+def _read_as(kind: Any) -> tuple[Any, type[msgspec.Struct] | None]:
+    """What a list's items are read as, and which type an object is."""
+    parts = list(_flatten(kind))
+    item = next((part for part in parts if part is not type(None)), None)
+    return item, next((part for part in parts if _is_struct(part)), None)
 
 
 def _is_struct(kind: Any) -> bool:

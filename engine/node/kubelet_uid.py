@@ -8,7 +8,8 @@ config package's `applyDefaults`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 from engine._fast.device_checksum import fnv1a_128
@@ -47,35 +48,45 @@ def printed_pod(pod: Pod, metadata: ObjectMeta) -> str:
     """The pod as Go prints the kubelet's structure of it."""
     if metadata.creation_timestamp or metadata.deletion_timestamp or pod.status != PodStatus():
         raise Unprintable("times and a status are not printed")
-    return _struct("core.Pod", {"objectmeta": metadata, "spec": pod.spec, "status": {}})
+    return _printer("core.Pod")({"objectmeta": metadata, "spec": pod.spec, "status": {}})
 
 
-def _printed(kind: str, value: Any) -> str:
-    """A value, without its type before it."""
+@cache
+def _printer(kind: str) -> Callable[[Any], str]:
+    """What prints a value of a kind, without its type before it."""
     if kind.startswith("*"):
-        return "<nil>" if value is None else _printed(kind[1:], value)
+        return partial(_pointed_to, kind[1:])
     if kind.startswith("[]"):
-        return "<nil>" if value is None else f"[{' '.join(_printed(kind[2:], each) for each in value)}]"
+        return partial(_list, kind[2:])
     if kind == "core.ResourceList":
         kind = _ROUNDED
     if kind.startswith("map["):
-        return "<nil>" if value is None else _map(kind, value)
+        return partial(_map, kind)
     if kind == "bool":
-        return "true" if value else "false"
+        return lambda value: "true" if value else "false"
     if kind in _NUMBERS:
-        return str(value or 0)
-    special = _SPECIAL.get(kind)
-    if special is not None:
-        return special(value)
-    return _struct(kind, value) if kind in _structures() else _text(kind, value)
+        return lambda value: str(value or 0)
+    if kind in _SPECIAL:
+        return _SPECIAL[kind]
+    return partial(_struct, kind) if kind in _structures() else partial(_text, kind)
 
 
-def _map(kind: str, value: Mapping[str, Any]) -> str:
+def _pointed_to(kind: str, value: Any) -> str:
+    return "<nil>" if value is None else _printer(kind)(value)
+
+
+def _list(kind: str, values: Sequence[Any] | None) -> str:
+    return "<nil>" if values is None else f"[{' '.join(map(_printer(kind), values))}]"
+
+
+def _map(kind: str, value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "<nil>"
     of = kind.partition("]")[2]
     if kind == _ROUNDED:
         pairs = (f"{name}:{printed_quantity(amount, milli=True)}" for name, amount in sorted(value.items()))
     else:
-        pairs = (f"{name}:{_printed(of, each)}" for name, each in sorted(value.items()))
+        pairs = (f"{name}:{_printer(of)(each)}" for name, each in sorted(value.items()))
     return f"map[{' '.join(pairs)}]"
 
 
@@ -86,23 +97,40 @@ def _text(kind: str, value: Any) -> str:
 
 
 def _struct(kind: str, value: Any) -> str:
-    parts = []
-    for name, of in _structures()[kind]:
-        found = value if name in _INLINE else _field(kind, value, name)
-        parts.append(f"{name}:({of}){_printed(of, found)}")
-    return f"{{{' '.join(parts)}}}"
+    return f"{{{' '.join([each.label + each.printed(value) for each in _members(kind)])}}}"
 
 
-def _field(kind: str, value: Any, name: str) -> Any:
-    if name == "SecurityContext" and kind == "core.PodSpec":
-        return _PodSecurity(value)
-    if isinstance(value, _PodSecurity):
-        found = _get(value.spec.security_context, name)
-        return found if found is not None else _get(value.spec, name)
-    found = _get(value, name)
-    if found in (None, "") and (kind, name) in _DEFAULTS and _may_default(kind, value):
-        return _DEFAULTS[kind, name]
-    return found
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A field of a structure: what stands before its value, and how that is found and printed."""
+
+    struct: str
+    name: str
+    label: str
+    print: Callable[[Any], str]
+    default: Any
+
+    def printed(self, owner: Any) -> str:
+        return self.print(owner if self.name in _INLINE else self._value(owner))
+
+    def _value(self, owner: Any) -> Any:
+        if self.name == "SecurityContext" and self.struct == "core.PodSpec":
+            return _PodSecurity(owner)
+        if isinstance(owner, _PodSecurity):
+            found = _get(owner.spec.security_context, self.name)
+            return found if found is not None else _get(owner.spec, self.name)
+        found = _get(owner, self.name)
+        if self.default is not None and found in (None, "") and _may_default(self.struct, owner):
+            return self.default
+        return found
+
+
+@cache
+def _members(kind: str) -> list[_Member]:
+    return [
+        _Member(kind, name, f"{name}:({of})", _printer(of), _DEFAULTS.get((kind, name)))
+        for name, of in _structures()[kind]
+    ]
 
 
 def _may_default(kind: str, value: Any) -> bool:
@@ -122,16 +150,16 @@ def _get(value: Any, name: str) -> Any:
     """A field of a struct or of a plain object of a manifest, None where it has none."""
     if value is None:
         return None
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return next((found for key, found in value.items() if key.lower() == name.lower()), None)
-    attribute = _attributes(value.__class__).get(name.lower())
+    attribute = _attribute(value.__class__, name)
     return getattr(value, attribute) if attribute is not None else None
 
 
 @cache
-def _attributes(kind: type) -> dict[str, str]:
+def _attribute(kind: type, name: str) -> str | None:
     names: Sequence[str] = kind.__struct_fields__  # type: ignore[attr-defined]
-    return {name.replace("_", ""): name for name in names}
+    return next((each for each in names if each.replace("_", "") == name.lower()), None)
 
 
 @cache

@@ -1,6 +1,6 @@
 """From manifests to the node's pods: names, uids and annotations as a kubelet gives static pods.
 
-Pure. A manifest that says of itself that it came from an API server (annotation
+Pure, but that a manifest becomes its pod. One that says of itself that it came from an API server (annotation
 `kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
 its name stays as it is. A uid comes from a manifest's file and content, so a changed one is a new pod.
 Amounts of cpu and memory that keep the QoS class are left out of the digest by which a pod is known again,
@@ -10,12 +10,12 @@ so that they can be resized in place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 
 import msgspec
 
 from engine.api.defaults import apply_defaults, default_selectors
 from engine.api.digest import blake2b
+from engine.api.meta import ObjectMeta
 from engine.api.moments import rfc3339_micro
 from engine.api.pod import Pod, Toleration
 from engine.api.qos import (
@@ -42,14 +42,15 @@ def static_pod(
     seen_at: float,
     uid_of: UidOf = lambda pod, digest, new: digest,
 ) -> Pod:
-    """The pod that a manifest stands for on this node. `origin` is its file, and position in it.
+    """The pod that a manifest stands for on this node, which `manifest` becomes. `origin` is its file, and
+    position in it.
 
     `uid_of(pod, digest, new)` gives a pod without a uid one, the digest if nobody knows better: the pod
     has its final name then, the digest stays the same as long as nothing in the manifest changes that would
     make it another pod, and `new()` is what a kubelet would give. Raises `InvalidInput` naming the origin
     and every wrong field.
     """
-    pod = deepcopy(manifest)
+    pod, given = manifest, msgspec.structs.replace(manifest.metadata)
     apply_defaults(pod)
     check_pod(pod, origin)
     meta = pod.metadata
@@ -58,7 +59,7 @@ def static_pod(
     if not from_api:
         meta.name = f"{meta.name}-{node_name.lower()}"
     if not meta.uid:
-        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, manifest, node_name, origin, digest))
+        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, digest))
     default_selectors(pod)
     meta.annotations = {
         **pod.annotations,
@@ -74,10 +75,10 @@ def static_pod(
     return pod
 
 
-def _new_uid(pod: Pod, manifest: Pod, node_name: str, origin: str, digest: str) -> str:
+def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, digest: str) -> str:
     """A kubelet's, or the digest for what a kubelet's is not known for."""
     try:
-        return kubelet_uid(pod, metadata=manifest.metadata, node_name=node_name, path=origin)
+        return kubelet_uid(pod, metadata=given, node_name=node_name, path=origin)
     except Unprintable:
         return digest
 
