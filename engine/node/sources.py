@@ -30,8 +30,10 @@ Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
 TICK_SECONDS = 0.02
 """A file written twice within a tick of the file system's clock may carry one time for both."""
+READ_AT_ONCE = 64
+"""So many manifests are read before what they say is followed."""
 STEP_SECONDS = 60.0
-"""A reading of the directory that takes longer is stuck."""
+"""A look at the directory, or a reading of so many, that takes longer is stuck."""
 RETRY_SECONDS = 0.2
 """How soon what could not be read is tried again the first time; each pause is twice the one before."""
 FIRST_LOOK_SECONDS = 10.0
@@ -96,17 +98,12 @@ class ManifestDirectory:
         patient_until = asyncio.get_running_loop().time() + FIRST_LOOK_SECONDS
         pause = RETRY_SECONDS
         while True:
-            with self._task.step(STEP_SECONDS):
-                self._ensure_watch()
-                self._dirty.clear()
-                self._changed |= await self._read()
-                patient = asyncio.get_running_loop().time() < patient_until
-                known = self._known or not (self._unread if patient else self._path in self._unread)
-                if known and (self._changed or not self._known):
-                    self._tell(self._desired())
-                    self._changed = False
-                self._known = known
-                self.looked.set()
+            await self._look()
+            patient = asyncio.get_running_loop().time() < patient_until
+            if not (self._known or (self._unread if patient else self._path in self._unread)):
+                self._known = self._changed = True
+            self._tell_changes()
+            self.looked.set()
             pause = min(2 * pause, self._period) if self._unread else RETRY_SECONDS
             try:
                 async with asyncio.timeout(pause if self._unread else self._period):
@@ -130,34 +127,50 @@ class ManifestDirectory:
             self._taken_away.add(directory / name)
         self._dirty.set()
 
-    def _tell(self, pods: list[Pod]) -> None:
+    def _tell_changes(self) -> None:
+        if not (self._known and self._changed):
+            return
+        pods = self._desired()
         if self._back:
             self._on_change([pod for pod in pods if pod.uid not in self._back])
             self._back.clear()
         self._on_change(pods)
+        self._changed = False
 
-    async def _read(self) -> bool:
-        """Re-reads what changed; whether the pods did. Pods stay where something can't be read."""
+    async def _look(self) -> None:
+        """Re-reads what changed, and says so part by part: the first of many start while the others are read.
+        Pods stay where something can't be read."""
+        self._dirty.clear()
+        with self._task.step(STEP_SECONDS):
+            self._ensure_watch()
+            unread = await self._take_stock()
+        held = self._uids.held() if unread else {}
+        for first in range(0, len(unread), READ_AT_ONCE):
+            with self._task.step(STEP_SECONDS):
+                for path in unread[first : first + READ_AT_ONCE]:
+                    self._changed |= self._read_file(path, held)
+                    await asyncio.sleep(0)
+                self._tell_changes()
+
+    async def _take_stock(self) -> list[Path]:
+        """Forgets files that are gone; those to be read."""
         self._unread.clear()
         try:
             found, faults = await asyncio.to_thread(_stamps, self._path)
         except OSError as error:
             self._not_read(self._path, InvalidInput(error.strerror or str(error), subject=str(self._path)))
-            return False
+            return []
         for path, fault in faults.items():
             self._not_read(path, fault)
-        changed = False
         for path in self._files.keys() - found.keys() - faults.keys():
             del self._files[path]
             self._taken_away.discard(path)
-            changed = True
-        held: dict[str, PodRecord] | None = None
-        for path, stamp in found.items():
-            known = self._files.get(path)
-            if known is None or known.stamp != stamp or path in self._taken_away:
-                held = self._uids.held() if held is None else held
-                changed |= self._read_file(path, held)
-        return changed
+            self._changed = True
+        return [path for path, stamp in found.items() if self._has_changed(path, stamp)]
+
+    def _has_changed(self, path: Path, stamp: Stamp) -> bool:
+        known = self._files.get(path)
+        return known is None or known.stamp != stamp or path in self._taken_away
 
     def _not_read(self, path: Path, fault: InvalidInput) -> None:
         self._unread.add(path)
@@ -169,7 +182,9 @@ class ManifestDirectory:
         try:
             data, status = read_with_status(path)
         except InvalidInput as error:
-            if isinstance(error.__cause__, OSError):
+            if isinstance(error.__cause__, FileNotFoundError):
+                self._unread.add(path)  # it went while others were read
+            elif isinstance(error.__cause__, OSError):
                 self._not_read(path, error)
             else:
                 self._report(error)
