@@ -22,14 +22,17 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _UNFINISHED = re.compile(r"\..+\.(\d+)-[0-9a-f]+\.new")
 
 
-def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600) -> None:
-    """Write `content` (text as UTF-8). Raises `Refused` with the path, and then the old file is untouched."""
-    with replacing_file(path, mode=mode) as file:
+def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600, durable: bool = True) -> None:
+    """Write `content` (text as UTF-8). Raises `Refused` with the path, and then the old file is untouched.
+
+    One that is not `durable` is not waited for: whoever needs it after a power cut writes it anew.
+    """
+    with replacing_file(path, mode=mode, durable=durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def replacing_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+def replacing_file(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
     """A file to write to that becomes `path` when the block ends, and vanishes when it raises.
 
     Raises `Refused` with the path for what the kernel refuses, `OSError`s of the block included.
@@ -37,9 +40,10 @@ def replacing_file(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     try:
         directory = os.open(path.parent, _DIRECTORY)
         try:
-            with _new_file(path.name, directory, mode) as file:
+            with _new_file(path.name, directory, mode, durable) as file:
                 yield file
-            os.fsync(directory)
+            if durable:
+                os.fsync(directory)
         finally:
             os.close(directory)
     except OSError as error:
@@ -57,7 +61,7 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def _new_file(name: str, directory: int, mode: int) -> Iterator[BinaryIO]:
+def _new_file(name: str, directory: int, mode: int, durable: bool) -> Iterator[BinaryIO]:
     unfinished = f".{os.fsdecode(os.fsencode(name)[:200])}.{os.getpid()}-{os.urandom(4).hex()}.new"
     descriptor = os.open(unfinished, _NEW_FILE, mode, dir_fd=directory)
     try:
@@ -65,7 +69,8 @@ def _new_file(name: str, directory: int, mode: int) -> Iterator[BinaryIO]:
             os.fchmod(descriptor, mode)
             yield file
             file.flush()
-            os.fsync(descriptor)
+            if durable:
+                os.fsync(descriptor)
         os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with suppress(OSError):

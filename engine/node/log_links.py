@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 from engine.api.pod import Container, Pod
 from engine.cri.paths import log_link
@@ -20,9 +19,13 @@ def link_log(
 ) -> None:
     meta = pod.metadata
     link = log_link(meta.namespace, meta.name, container.name, container_id)
+    target = f"{sandbox.log_directory}/{config.log_path}"
     with contextlib.suppress(OSError):
-        link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        link.symlink_to(Path(sandbox.log_directory) / config.log_path)
+        try:
+            link.symlink_to(target)
+        except FileNotFoundError:
+            link.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            link.symlink_to(target)
 
 
 def remove_log_link(record: PodRecord, container: ContainerRecord) -> None:

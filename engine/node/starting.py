@@ -107,7 +107,7 @@ async def start_container(
     """
     await slot.take()
     record = services.watch.pod(pod.uid)
-    attempt = max(least_attempt, await _next_attempt(pod, container, services, record))
+    attempt = await _next_attempt(pod, container, services, record)
     assert record.sandbox is not None
     async with contextlib.AsyncExitStack() as leases:
         images = {
@@ -117,7 +117,10 @@ async def start_container(
         await slot.take()
         try:
             grant = await services.devices.container_config(pod, container.name)
-            config = await _config(pod, container, services, volumes, record, sandbox, attempt, images, grant)
+            attempts = attempt, least_attempt
+            config = await _config(
+                pod, container, services, volumes, record, sandbox, attempts, images, grant
+            )
         except (InvalidInput, Refused, OSError) as error:
             raise _refused("CreateContainerConfigError", str(error)) from error
         try:
@@ -157,17 +160,16 @@ async def _present(
     return image
 
 
-async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int:
-    """One more than the newest; a container that was created and never started is taken away first.
+async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int | None:
+    """One more than the newest, None where the runtime has none: its logs tell. A container that was created
+    and never started is taken away first.
 
     Where an earlier agent died in the middle of StartContainer the runtime may not let go of it: its
     processes are killed, and the worker tries again a little later.
     """
     newest = record.container(container.name)
     if newest is None:
-        return await asyncio.to_thread(
-            _attempts_logged, pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
-        )
+        return None
     if newest.state != CREATED:
         return newest.attempt + 1
     try:
@@ -199,21 +201,22 @@ async def _config(
     volumes: Mapping[str, Path],
     record: PodRecord,
     sandbox: cri.PodSandboxConfig,
-    attempt: int,
+    attempts: tuple[int | None, int],
     images: Mapping[str, PresentImage],
     grant: DeviceRunOptions,
 ) -> cri.ContainerConfig:
-    """`images` by the name of the volume that they are, the container's own by ''."""
+    """`images` by the name of the volume that they are, the container's own by ''; of `attempts` the higher
+    one is its, the first where it is None what its logs tell."""
     image = images[""]
     assert record.sandbox is not None
     ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
-    files = await asyncio.to_thread(env_files, container, volumes)
+    files = await asyncio.to_thread(env_files, container, volumes) if container.env else {}
     given = await _surroundings(pod, container, services, ips, files)
     environment = container_environment(pod, container, given)
     environment = {**environment, **grant.envs}
     features = services.runtime_health.features.of_handler(record.sandbox.handler)
-    mounts = await asyncio.to_thread(
-        _mounts, pod, container, services, features, volumes, images, environment, ips, attempt
+    attempt, mounts = await asyncio.to_thread(
+        _files, pod, container, services, features, volumes, images, environment, ips, attempts
     )
     _check_non_root(pod, container, image)
     inputs = cri_config.ContainerInputs(
@@ -298,7 +301,7 @@ def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None
         raise InvalidInput(f"container has runAsNonRoot and image will run as root {whose}")
 
 
-def _mounts(
+def _files(
     pod: Pod,
     container: Container,
     services: Services,
@@ -307,11 +310,15 @@ def _mounts(
     images: Mapping[str, PresentImage],
     environment: Mapping[str, str],
     ips: tuple[str, ...],
-    attempt: int,
-) -> list[cri.Mount]:
-    """In a thread: a volume may lie on a file system that has died."""
+    attempts: tuple[int | None, int],
+) -> tuple[int, list[cri.Mount]]:
+    """The container's attempt and what is mounted into it. In a thread: a volume may lie on a file system
+    that has died."""
+    known, least = attempts
+    logs = pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
+    attempt = max(least, _attempts_logged(logs) if known is None else known)
     directory = services.volumes.pod_directory(pod.uid)
-    return [
+    return attempt, [
         *_volume_mounts(
             pod,
             container,

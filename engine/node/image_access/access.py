@@ -84,13 +84,12 @@ class ImageAccess:
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
         """Whether a pod may use an image that is there without pulling it again."""
         try:
-            ours = await asyncio.to_thread(self._records.is_ours, image, reference)
-            if not must_verify(self._policy, self._allowed, image, ours=ours):
-                return True
-            known = await asyncio.to_thread(self._records.who_may_use, image, reference)
+            must_show, known = await asyncio.to_thread(self._account, image, reference)
         except OSError as error:
             log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
             return False
+        if not must_show:
+            return True
         if known is None:
             return False
         if known.node_pods_accessible:
@@ -98,6 +97,13 @@ class ImageAccess:
         if not known.kubernetes_secrets:
             return False
         return await self._has_one_of(pod, image, reference, known)
+
+    def _account(self, image: str, reference: str) -> tuple[bool, PullCredentials | None]:
+        """Whether a pod has to show that it may use an image that is there, and who may. For a thread."""
+        ours = self._records.is_ours(image, reference)
+        if not must_verify(self._policy, self._allowed, image, ours=ours):
+            return False, None
+        return True, self._records.who_may_use(image, reference)
 
     async def _has_one_of(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
         """A credential that is the same, or one of the same secret, which may have changed."""

@@ -26,8 +26,8 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
 
 
 def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
-    """/etc/hosts of a pod."""
+    """/etc/hosts of a pod, written anew for each of its containers."""
     node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
     path = pod_directory / "etc-hosts"
-    replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644)
+    replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644, durable=False)
     return path
