@@ -8,6 +8,7 @@ of a byte slice: the decimal bytes of the JSON of image and name.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 
 from engine._fast.device_checksum import fnv1a
 from engine.api.pod import Container
@@ -17,7 +18,13 @@ _GO_ESCAPES = str.maketrans({c: f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
 
 def container_hash(container: Container) -> str:
     """32-bit FNV-1a over name and image, in lower-case hexadecimal without padding."""
-    picked = {"image": container.image, "name": container.name}
+    return _hash(container.name, container.image)
+
+
+@lru_cache(4096)
+def _hash(name: str, image: str) -> str:
+    """Kept: each look at a running container compares it."""
+    picked = {"image": image, "name": name}
     written = json.dumps(picked, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
     printed = f"([]uint8)[{' '.join(map(str, written.encode()))}]"
     return f"{fnv1a(printed.encode()):x}"

@@ -100,9 +100,10 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
         container_statuses=main or None,
         ephemeral_container_statuses=_ephemeral_statuses(pod, record, inputs) or None,
         qos_class=qos_class(pod),
-        allocated_resources=pod_requests(pod) or None,
     )
-    status.resources = ResourceAmounts(requests=pod_requests(pod) or None, limits=pod_limits(pod) or None)
+    requests = pod_requests(pod) or None
+    status.allocated_resources = requests
+    status.resources = ResourceAmounts(requests=requests, limits=pod_limits(pod) or None)
     well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
     if end is not None and not (end.by_exit_codes and well):
         status.phase, status.reason, status.message = FAILED, end.reason, end.message

@@ -298,7 +298,8 @@ class PodWorker:
                 self._failures.over()
                 if step.event is not None:
                     self._tell(step.event, step.end)
-                await self._publishing.publish()
+                if not (step.idle or step.goes_on):
+                    await self._publishing.publish()
             except Exception as error:
                 await asyncio.sleep(await self._failed(error))
                 continue

@@ -34,11 +34,17 @@ from engine.wire import cri_v1_pb2 as cri
 @dataclass(frozen=True, slots=True)
 class Step:
     """How far one step came: the seconds after which it wants to be asked again (None: when something has
-    changed), or what has become of the pod."""
+    changed), or what has become of the pod. `idle`: it found nothing to do."""
 
     delay: float | None = None
     event: Event | None = None
     end: PodEnd | None = None
+    idle: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next step comes at once."""
+        return self.event is None and self.delay == 0
 
 
 class Working:
@@ -70,6 +76,7 @@ class Working:
             text = "Pod was active on the node longer than the specified deadline"
             services.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
             return Step(event=Event.FAIL, end=PodEnd("DeadlineExceeded", text))
+        idle = hand.resize is None and not hand.waiting
         await self._resize()
         await self._keep(hand.pod)
         actions = next_actions(
@@ -86,7 +93,8 @@ class Working:
         if actions.nothing:
             hand.waiting.clear()
         await remove_dead(services.watch.pod(hand.pod.uid), services)
-        return Step(min((d for d in (delay, deadline) if d is not None), default=None))
+        delay = min((d for d in (delay, deadline) if d is not None), default=None)
+        return Step(delay, idle=idle and actions.nothing)
 
     def _deadline(self) -> float | None:
         """Seconds that the pod may go on, None if it may for ever."""
