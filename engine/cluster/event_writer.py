@@ -1,13 +1,15 @@
 """Writes the agent's events to the API server, behind everything else and never in anybody's way.
 
 Facts of client-go v1.36: a queue of 1,000 (more are dropped), 12 tries 10 s apart while the server is away;
-a refusal is final.
+a refusal is final; so many a second (`eventRecordQPS`), and so many at once after a pause (`eventBurst`), 0
+meaning 5 and 10.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ from engine.cluster.event_series import EventSeries, Said
 QUEUE: Final = 1000
 TRIES: Final = 12
 BETWEEN_TRIES: Final = 10.0
+DEFAULT_RATE: Final = 5
+DEFAULT_BURST: Final = 10
 COMPONENT: Final = "kubelet"
 
 log = logging.getLogger("kubengine.cluster")
@@ -59,13 +63,35 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
     }
 
 
+class EventRate:
+    """Lets `rate` a second pass, and `burst` at once after a pause. Pure; times in seconds of any clock."""
+
+    def __init__(self, rate: int, burst: int) -> None:
+        self._apart = 1 / (rate or DEFAULT_RATE)
+        self._ahead = ((burst or DEFAULT_BURST) - 1) * self._apart
+        self._due = float("-inf")
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next one may pass, which counts from here on."""
+        self._due = max(self._due, now - self._ahead)
+        wait = max(self._due - now, 0.0)
+        self._due += self._apart
+        return wait
+
+
 class EventWriter:
-    """`take` an event at any time; `run` writes them one after another."""
+    """`take` an event at any time; `run` writes them one after another, at `rate`."""
 
     def __init__(
-        self, client: ApiClient, node: str, *, pause: Callable[[float], Any] = asyncio.sleep
+        self,
+        client: ApiClient,
+        node: str,
+        rate: EventRate,
+        *,
+        pause: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         self.dropped = 0
+        self._rate = rate
         self._client = client
         self._node = node
         self._pause = pause
@@ -86,6 +112,9 @@ class EventWriter:
         said = self._series.next(event, self._name(event))
         if said is None:
             return
+        wait = self._rate.wait(time.monotonic())
+        if wait:
+            await self._pause(wait)
         for _ in range(TRIES):
             try:
                 await self._send(said)

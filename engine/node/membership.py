@@ -22,7 +22,7 @@ from engine.cluster.certificate_request import (
 from engine.cluster.certificate_rotation import CertificateRotation
 from engine.cluster.client import ApiClient
 from engine.cluster.csi_node import CsiNodeKeeper
-from engine.cluster.event_writer import EventWriter
+from engine.cluster.event_writer import EventRate, EventWriter
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_identity import NodeIdentity
 from engine.cluster.node_keeper import NodeKeeper
@@ -92,7 +92,7 @@ class Membership:
             clock=clock,
             lost=self._node.lost,
         )
-        self._events = EventWriter(self._client, name)
+        self._events = EventWriter(self._client, name, EventRate(config.event_record_qps, config.event_burst))
         self._references = PodReferences(self._client, tasks, clock)
         self.objects: ClusterObjects = self._references
         drivers = CsiNodeKeeper(

@@ -8,7 +8,7 @@ from engine.api.documents import convert
 from engine.api.events import Event, EventRecorder
 from engine.api.pod import Pod
 from engine.cluster.event_series import BURST, SIMILAR, EventSeries
-from engine.cluster.event_writer import event_object
+from engine.cluster.event_writer import EventRate, event_object
 
 
 def said(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
@@ -67,3 +67,15 @@ def test_an_event_names_its_object(kind: str):
     assert node["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "n"}
     assert node["metadata"]["namespace"] == "default"
     assert node["firstTimestamp"] == "1970-01-01T00:00:00Z"
+
+
+def test_so_many_pass_at_once_and_then_so_many_a_second():
+    rate = EventRate(50, 3)
+    assert [round(rate.wait(10.0), 3) for _ in range(5)] == [0, 0, 0, 0.02, 0.04]
+    assert round(rate.wait(10.05), 3) == 0.01
+    assert [round(rate.wait(99.0), 3) for _ in range(4)] == [0, 0, 0, 0.02]
+
+
+def test_none_said_is_the_clients_own_rate():
+    rate = EventRate(0, 0)
+    assert [round(rate.wait(0.0), 3) for _ in range(12)] == [0] * 10 + [0.2, 0.4]
