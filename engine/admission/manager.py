@@ -86,7 +86,10 @@ class Admission:
         """Nothing runs by itself."""
 
     async def stop(self) -> None:
-        """Nothing runs by itself."""
+        """Victims' ends are waited for no more."""
+        for kill in self._kills:
+            kill.cancel()
+        await asyncio.gather(*self._kills, return_exceptions=True)
 
     def set_node(self, node: Node) -> None:
         """Allocatable, labels or taints changed; holds for pods that come from now on."""

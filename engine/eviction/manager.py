@@ -145,7 +145,11 @@ class EvictionManager:
         self._task.start(self._loop)
 
     async def stop(self) -> None:
+        """Who is being killed is waited for no more."""
         await self._task.stop()
+        for kill in self._kills:
+            kill.cancel()
+        await asyncio.gather(*self._kills, return_exceptions=True)
         self._notifiers.stop()
         self.reader.close()
 

@@ -117,6 +117,27 @@ async def test_not_enough_is_an_unexpected_admission_error():
     )
 
 
+async def test_a_node_that_stops_waits_for_no_victim():
+    situation = Situation([make_pod("victim", cpu="2")])
+    given_up = []
+
+    async def never(pod: Pod, _end: PodEnd) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(pod.uid)
+
+    situation.admission._kill_pod = never
+    verdict = situation.admission.reserve(make_pod("critical", cpu="1", static=True))
+    waiting = asyncio.create_task(situation.admission.make_room(verdict))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not given_up
+    await situation.admission.stop()
+    assert given_up == ["victim"]
+
+
 async def test_a_failed_kill_does_not_keep_the_pod_out():
     pods = [make_pod("a", "1"), make_pod("b", "1")]
     situation = Situation(pods, cannot_kill=("b",))

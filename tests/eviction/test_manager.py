@@ -174,19 +174,23 @@ async def test_recheck_lets_a_pod_live_when_pressure_has_gone(node, tmp_path):
         assert node.ended == []
 
 
-async def test_a_pod_that_will_not_die_does_not_hold_up_the_rest(node, tmp_path, monkeypatch):
+async def test_a_pod_that_will_not_die_holds_up_neither_the_rest_nor_the_end(node, tmp_path, monkeypatch):
     monkeypatch.setattr("engine.eviction.manager.MIN_KILL_TIMEOUT", 0.2)
     node.run(make_pod("stubborn"), mib=120)
-    forever = asyncio.Event()
+    given_up = []
 
-    async def never(_pod, _end):
-        await forever.wait()
+    async def never(pod, _end):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(pod.metadata.name)
 
     node.kill_pod = never
     async with managed(node, tmp_path, eviction_hard={"memory.available": "100Mi"}) as manager:
         assert len(await manager.synchronize()) == 1
         assert "ExceededGracePeriod" in [event.reason for event in manager.events]
-        forever.set()
+        assert not given_up
+    assert given_up == ["stubborn"]
 
 
 async def test_memavailable_does_not_count_page_cache(node, tmp_path):
