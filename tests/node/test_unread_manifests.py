@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.api.documents import read_text
+from engine.api.documents import read_with_status
 from engine.api.errors import InvalidInput
 from engine.api.lifecycle import PodEnd
 from engine.host import kept
@@ -26,18 +26,18 @@ class Disk:
         self._names = names
         stamps = sources._stamps
 
-        def failing_read(path: Path) -> bytes:
+        def failing_read(path: Path) -> tuple[bytes, os.stat_result]:
             try:
                 self._meet(path)
             except OSError as error:
                 raise InvalidInput(os.strerror(errno.EIO), subject=str(path)) from error
-            return read_text(path)
+            return read_with_status(path)
 
         def failing_stamps(path: Path) -> object:
             self._meet(path)
             return stamps(path)
 
-        patch.setattr(sources, "read_text", failing_read)
+        patch.setattr(sources, "read_with_status", failing_read)
         patch.setattr(sources, "_stamps", failing_stamps)
 
     def _meet(self, path: Path) -> None:
