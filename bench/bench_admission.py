@@ -14,9 +14,12 @@ import pytest
 from engine._fast import _preemption_c, _preemption_py
 from engine.admission import AdmittedPods, decide, preempt
 from engine.admission.everywhere import Victims, shortages_everywhere, used_on_each_node, victims_everywhere
+from engine.admission.manager import Admission
 from engine.api.documents import convert
+from engine.api.events import EventRecorder
 from engine.api.node import Node
 from engine.api.pod import Pod
+from engine.metrics import Registry
 from engine.tables import ClusterTables, PodTable
 
 PREEMPTIONS = {
@@ -121,6 +124,30 @@ def test_admit_one_pod(benchmark, admitted):
     pod = make_pod(0, requests("ordinary", 1))
     pod.metadata.uid = "candidate"
     assert benchmark(decide, admitted, pod).admit
+
+
+@pytest.mark.parametrize("count", ADMISSIONS)
+def test_admit_one_pod_agent(benchmark, count):
+    """Through the manager: the pod is judged, counted, and goes again."""
+    benchmark.group = f"admit one pod beside {count} (kubelet: {ADMISSIONS[count]})"
+    allocatable = {"cpu": "100k", "memory": "100Ti", "pods": "6000"}
+    columns = requests("ordinary", count)
+    admission = Admission(
+        node=convert({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}, Node, "node"),
+        kill_pod=lambda pod, end: None,
+        recorder=EventRecorder(lambda: 0.0),
+        registry=Registry(),
+        pods=[make_pod(number, columns) for number in range(count)],
+    )
+    pod = make_pod(0, columns)
+    pod.metadata.uid = "candidate"
+
+    def come_and_go() -> bool:
+        verdict = admission.reserve(pod)
+        admission.admitted.remove(pod.uid)
+        return verdict.admit
+
+    assert benchmark(come_and_go)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
+from engine._fast.message_fields import Picker
 from engine.api.errors import Refused
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient, Undecodable, Unimplemented
@@ -39,12 +41,39 @@ STEP_SECONDS = 600.0
 OnChange = Callable[[str], None]
 
 
+_UID: Final = f"labels[{labels.POD_UID}]"
+_IDENTITY: Final = [_UID, f"labels[{labels.POD_NAME}]", f"labels[{labels.POD_NAMESPACE}]"]
+_SANDBOX_STATES: Final = Picker("ListPodSandboxResponse", [_UID, "id", "state"])
+_CONTAINER_STATES: Final = Picker("ListContainersResponse", [_UID, "id", "state"])
+_SANDBOXES: Final = Picker("ListPodSandboxResponse", [*_IDENTITY, "id", "state"])
+_CONTAINERS: Final = Picker("ListContainersResponse", [*_IDENTITY, "id", "state", "pod_sandbox_id"])
+_States = dict[str, tuple[str, int]]
+"""By id: the uid of its pod, and its state."""
+
+
+class _Sandbox(NamedTuple):
+    uid: str
+    name: str
+    namespace: str
+    id: str
+    state: int
+
+
+class _Container(NamedTuple):
+    uid: str
+    name: str
+    namespace: str
+    id: str
+    state: int
+    sandbox_id: str
+
+
 @dataclass(slots=True)
 class _Listed:
     """What two lists say about one pod."""
 
-    sandboxes: list[cri.PodSandbox] = field(default_factory=list)
-    containers: list[cri.Container] = field(default_factory=list)
+    sandboxes: list[_Sandbox] = field(default_factory=list)
+    containers: list[_Container] = field(default_factory=list)
 
     def states(self) -> dict[str, int]:
         states = {sandbox.id: int(sandbox.state == cri.SANDBOX_READY) for sandbox in self.sandboxes}
@@ -53,8 +82,8 @@ class _Listed:
 
     def identity(self) -> tuple[str, str, str] | None:
         if self.sandboxes:
-            return pod_of(self.sandboxes[0].labels)
-        return pod_of(self.containers[0].labels) if self.containers else None
+            return self.sandboxes[0][:3] if self.sandboxes[0].uid else None
+        return self.containers[0][:3] if self.containers and self.containers[0].uid else None
 
 
 class RuntimeWatch:
@@ -132,17 +161,13 @@ class RuntimeWatch:
         """Raises the first failure, after every pod that can be read has been."""
         began = self._clock()
         listed_at = time.monotonic()
-        sandboxes = await self._runtime.list_pod_sandboxes()
-        containers = await self._runtime.list_containers()
-        found: dict[str, _Listed] = {}
-        for sandbox in sandboxes:
-            found.setdefault(_uid(sandbox.labels), _Listed()).sandboxes.append(sandbox)
-        for container in containers:
-            found.setdefault(_uid(container.labels), _Listed()).containers.append(container)
-        found.pop("", None)
+        sandboxes, states = await self._runtime.read_pod_sandboxes(_with_sandbox_states)
+        containers, of_containers = await self._runtime.read_containers(_with_container_states)
+        changed = self._changed(states | of_containers)
+        found = _listed(sandboxes, containers, changed) if changed else {}
         failure: Exception | None = None
-        for uid in found.keys() | self.pods.keys():
-            listed = found.get(uid) or _Listed()
+        for uid in found:
+            listed = found[uid]
             newer = self._touched.get(uid, 0.0) >= listed_at
             if not newer and listed.states() != _states(self.pod(uid)):
                 try:
@@ -155,6 +180,15 @@ class RuntimeWatch:
         self.last_relist = self._clock()
         self.last_error = ""
         self._seconds.observe(self.last_relist - began)
+
+    def _changed(self, listed: _States) -> set[str]:
+        """The uids of the pods of which a list says something else than is known."""
+        known = {
+            id: (uid, state) for uid, record in self.pods.items() for id, state in _states(record).items()
+        }
+        if listed == known:
+            return set()
+        return {uid for _, (uid, _) in listed.items() ^ known.items()} - {""}
 
     async def _reread(self, uid: str, listed: _Listed) -> None:
         """Brings one pod's record in line with the lists just read."""
@@ -173,7 +207,7 @@ class RuntimeWatch:
                 await self.refresh_sandbox(uid, sandbox.id, notify=False)
         for container in listed.containers:
             if states.get(container.id) != container.state:
-                await self.refresh_container(uid, container.id, container.pod_sandbox_id, notify=False)
+                await self.refresh_container(uid, container.id, container.sandbox_id, notify=False)
         self._on_change(uid)
 
     async def reread_pod(self, uid: str) -> PodRecord:
@@ -181,7 +215,11 @@ class RuntimeWatch:
         selector = {labels.POD_UID: uid}
         sandboxes = await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(label_selector=selector))
         containers = await self._runtime.list_containers(cri.ContainerFilter(label_selector=selector))
-        await self._reread(uid, _Listed(sandboxes, containers))
+        listed = _Listed(
+            [_Sandbox(*_identity(s.labels), s.id, s.state) for s in sandboxes],
+            [_Container(*_identity(c.labels), c.id, c.state, c.pod_sandbox_id) for c in containers],
+        )
+        await self._reread(uid, listed)
         return self.pod(uid)
 
     async def refresh_container(
@@ -308,9 +346,31 @@ class RuntimeWatch:
                 self._on_trouble()
 
 
-def _uid(labels: Mapping[str, str]) -> str:
-    identity = pod_of(labels)
-    return identity[0] if identity is not None else ""
+def _with_sandbox_states(message: bytes) -> tuple[bytes, _States]:
+    uids, ids, states = _SANDBOX_STATES.pick(message)
+    ready = [int(state == cri.SANDBOX_READY) for state in states]
+    return message, dict(zip(ids, zip(uids, ready, strict=True), strict=True))
+
+
+def _with_container_states(message: bytes) -> tuple[bytes, _States]:
+    uids, ids, states = _CONTAINER_STATES.pick(message)
+    return message, dict(zip(ids, zip(uids, states, strict=True), strict=True))
+
+
+def _listed(sandboxes: bytes, containers: bytes, uids: set[str]) -> dict[str, _Listed]:
+    """What the lists say of these pods."""
+    found = {uid: _Listed() for uid in uids}
+    for sandbox in map(_Sandbox, *_SANDBOXES.pick(sandboxes)):
+        if sandbox.uid in uids:
+            found[sandbox.uid].sandboxes.append(sandbox)
+    for container in map(_Container, *_CONTAINERS.pick(containers)):
+        if container.uid in uids:
+            found[container.uid].containers.append(container)
+    return found
+
+
+def _identity(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    return pod_of(labels) or ("", "", "")
 
 
 def _states(record: PodRecord) -> dict[str, int]:
