@@ -296,8 +296,8 @@ async def test_a_device_that_is_none_is_refused_for_it_alone(joined: Joined, clu
     await joined.start()
     await run(cluster, volumes=[{"name": "v", "emptyDir": {}}])
     await debug(cluster, "web", {"name": "d", "volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]})
-    found = await shown_as(cluster, "web", "d", "waiting")
-    assert found["state"]["waiting"]["message"] == 'cannot find volume "v" to pass into container "d"'
+    said = 'Error: cannot find volume "v" to pass into container "d"'
+    await eventually(lambda: said in [event.message for event in joined.node.recorder])
     await cluster.ready("web")
 
 
