@@ -142,3 +142,11 @@ def _os_name() -> str:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "Linux")
     except OSError:
         return "Linux"
+
+
+def device_name(major: int, minor: int) -> str:
+    """`/dev/sda` of a block device, "" for one that the machine has not got."""
+    try:
+        return f"/dev/{Path(f'/sys/dev/block/{major}:{minor}').readlink().name}"
+    except OSError:
+        return ""

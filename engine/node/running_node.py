@@ -42,6 +42,7 @@ from engine.node.image_pull import ImagePuller
 from engine.node.machine import runtime_of
 from engine.node.managers import Managers
 from engine.node.node_events import NodeEvents
+from engine.node.node_metrics import count_node
 from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
@@ -99,6 +100,7 @@ class RunningNode:
             registry=setting.registry,
             tasks=tasks,
         )
+        count_node(setting.registry, setting.name, lambda: list(watch.pods.values()))
         self.runtime_health = runtime_health = RuntimeHealth(
             runtime,
             last_contact=watch.last_contact,

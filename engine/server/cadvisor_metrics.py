@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.exposition import ABSENT, Series, exposition
-from engine.node.machine import memory_total, swap
+from engine.node.machine import device_name, memory_total, swap
 from engine.node.usage.group import GroupTable
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import NodeUsage, UsedGroup
@@ -209,11 +209,14 @@ def _devices(table: GroupTable, shown: _Shown) -> Iterator[Series]:
     """What went to and from block devices, by number and by name."""
     place = dict(zip(shown.rows, shown.labels, strict=True))
     moved = [row for row in table.io if row.row in place]
+    names = {(row.major, row.minor): "" for row in moved}
+    names = {device: labelled(("device",), (device_name(*device),)) for device in names}
     by_operation: list[bytes] = []
     bytes_moved: list[int] = []
     for row in moved:
         for operation, count in (("Read", row.read_bytes), ("Write", row.written_bytes)):
-            numbers = f'device="",major="{row.major}",minor="{row.minor}",operation="{operation}",'
+            name = names[row.major, row.minor]
+            numbers = f'{name},major="{row.major}",minor="{row.minor}",operation="{operation}",'
             by_operation.append(numbers.encode() + place[row.row])
             bytes_moved.append(count)
     yield _family(
@@ -223,7 +226,7 @@ def _devices(table: GroupTable, shown: _Shown) -> Iterator[Series]:
         by_operation,
         bytes_moved,
     )
-    labels = [b'device="%d:%d",' % (row.major, row.minor) + place[row.row] for row in moved]
+    labels = [f"{names[row.major, row.minor]},".encode() + place[row.row] for row in moved]
     for name, help, field in _IO:
         counts = [getattr(row, field) for row in moved]
         yield _family(f"container_{name}", help, "counter", labels, counts)

@@ -40,10 +40,13 @@ def family(
     help: str,
     kind: str,
     labels: tuple[str, ...],
-    samples: Iterable[tuple[tuple[str, ...], float]],
+    samples: Iterable[tuple[tuple[str, ...], float] | tuple[tuple[str, ...], float, int | None]],
 ) -> str:
-    """One metric of simple values."""
-    lines = [f"{name}{_labels(labels, values)} {number(value)}\n" for values, value in samples]
+    """One metric of simple values, each perhaps with its time in milliseconds."""
+    lines = []
+    for values, value, *times in samples:
+        moment = "".join(f" {at}" for at in times if at is not None)
+        lines.append(f"{name}{_labels(labels, values)} {number(value)}{moment}\n")
     return head(name, help, kind) + "".join(lines)
 
 

@@ -96,10 +96,7 @@ async def _route(view: ServedNode, request: Request) -> Response:
         case "/metrics/probes":
             return _metrics(view, prefix="prober_")
         case "/metrics/resource":
-            from engine.server.resource_metrics import resource_metrics
-
-            text = "".join(resource_metrics(to_builtins(await view.stats_summary())))
-            return Response(200, metrics_text.CONTENT_TYPE, text.encode())
+            return Response(200, metrics_text.CONTENT_TYPE, (await _resources(view)).encode())
         case "/metrics/cadvisor":
             from engine.server.cadvisor_metrics import cadvisor_metrics
 
@@ -110,6 +107,19 @@ async def _route(view: ServedNode, request: Request) -> Response:
                 summary = only_cpu_and_memory(to_builtins(summary))
             return Response(200, JSON, to_json(summary))
     return failure(404, f"no such page: {request.path}")
+
+
+async def _resources(view: ServedNode) -> str:
+    """Says itself that nothing could be read, as a kubelet's page does."""
+    from engine.server.resource_metrics import resource_metrics, scrape_error
+
+    try:
+        read_at = (await view.usage()).time
+        summary = to_builtins(await view.stats_summary())
+    except KubengineError as error:
+        logger.error("no resource metrics: %s", error)
+        return scrape_error(1)
+    return "".join(resource_metrics(summary, read_at))
 
 
 _CPU_AND_MEMORY = frozenset(

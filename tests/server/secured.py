@@ -19,8 +19,6 @@ from engine.api.pod import Container, Pod, PodSpec
 from engine.api.struct import decode_hook
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.container_access import ContainerAccess
-from engine.node.usage.group import GroupTable
-from engine.node.usage.sampler import NodeUsage, UsedGroup
 from engine.server.port.door import SecurePort
 from engine.testing.apiserver import Authority, CertificatePair
 from tests.ports import free_port
@@ -67,12 +65,6 @@ class SecuredView(View):
     runtime: Runtime = field(default_factory=Runtime)
     records: dict[str, PodRecord] = field(default_factory=dict)
     logs: Path = Path("/nowhere")
-
-    async def usage(self) -> NodeUsage:
-        table = GroupTable()
-        root = UsedGroup("/", table.add("/"))
-        table.read()
-        return NodeUsage(0.0, table, root, {}, [], [])
 
     def __post_init__(self) -> None:
         self.known = [running_pod()]

@@ -13,6 +13,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
+from engine.node.usage.group import GroupTable
+from engine.node.usage.sampler import NodeUsage, UsedGroup
 from engine.server import Server
 from tests.ports import free_port
 
@@ -30,6 +32,7 @@ class View:
     known: list[Pod] = field(default_factory=list)
     checks: list[tuple[str, str | None]] = field(default_factory=lambda: [("ping", None), ("syncloop", None)])
     summary: Any = field(default_factory=dict)
+    read_at: float = 0.0
 
     def pods(self) -> Sequence[Pod]:
         return self.known
@@ -42,6 +45,12 @@ class View:
 
     async def stats_summary(self) -> Any:
         return self.summary
+
+    async def usage(self) -> NodeUsage:
+        table = GroupTable()
+        root = UsedGroup("/", table.add("/"))
+        table.read()
+        return NodeUsage(self.read_at, table, root, {}, [], [])
 
 
 @dataclass

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.usage.group import GroupTable
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import NodeUsage, UsedGroup, UsedPod
+from engine.server import cadvisor_metrics as cadvisor_metrics_module
 from engine.server.cadvisor_metrics import cadvisor_metrics
 
 EVERYWHERE = {
@@ -26,7 +28,8 @@ LIMITED = {
 }
 
 
-def test_series_and_labels(tmp_path: Path) -> None:
+def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cadvisor_metrics_module, "device_name", lambda major, minor: f"/dev/sd{major}{minor}")
     table = GroupTable()
 
     def used(cgroup: str, container: ContainerRecord | None = None) -> UsedGroup:
@@ -57,6 +60,7 @@ def test_series_and_labels(tmp_path: Path) -> None:
                 assert sample.labels["container"] == "c"
                 assert sample.labels["image"] == 'i"mage'
                 assert (sample.labels["namespace"], sample.labels["pod"]) == ("n", "p")
+                assert sample.labels.get("device", "/dev/sd80") == "/dev/sd80"
     own = "/kubepods/podu/id"
     assert found["container_cpu_usage_seconds_total", own, ""] == 2.5
     assert found["container_memory_working_set_bytes", own, ""] == 70
