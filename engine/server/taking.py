@@ -40,7 +40,8 @@ async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
 
     One that has everything and stays is waited for a moment.
     """
-    writer.close()
+    if not writer.is_closing():  # a TLS transport that is closed twice forgets its connection
+        writer.close()
     closed = asyncio.ensure_future(writer.wait_closed())
     before: tuple[int, ...] = ()
     idle = 0.0
