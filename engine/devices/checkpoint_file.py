@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.api.errors import Bug, KubengineError, Refused
-from engine.devices.checkpoint import Checkpoint, CheckpointError, decode, encode
+from engine.api.errors import Bug, KubengineError, Refused, Unavailable
+from engine.devices.checkpoint import Checkpoint, decode, encode
 from engine.host.files import replacing_file
+from engine.host.kept import SHORTAGES, read_again
 from engine.host.tasks import Tasks
 
 FILE_NAME = "kubelet_internal_checkpoint"
@@ -62,13 +63,18 @@ class CheckpointFile:
         self._last: bytes | None = None
 
     def load(self, now: float) -> Checkpoint:
-        """What the file says; empty if there is none or if it had to be set aside."""
+        """What the file says; empty if there is none or if it had to be set aside.
+
+        Raises `Unavailable` where the machine is short of what it takes to read; the file is well then.
+        """
         try:
-            text = self.path.read_bytes()
+            text = read_again(self.path)
             checkpoint = decode(text)
         except FileNotFoundError:
             return Checkpoint()
-        except (OSError, CheckpointError) as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise Unavailable(f"cannot be read: {error.strerror}", subject=str(self.path)) from error
             where = self._set_aside(now)
             said = "%s: %s; %s. Devices of running pods are not known to be in use."
             log.error(said, self.path, error, where)

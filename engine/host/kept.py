@@ -41,7 +41,7 @@ def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:
     cannot be read now.
     """
     try:
-        return decode(unsealed(_read_again(path)))
+        return decode(unsealed(read_again(path)))
     except FileNotFoundError:
         return None
     except Exception as error:
@@ -81,7 +81,11 @@ def set_aside(path: Path) -> str:
     return f"set aside as {aside.name}"
 
 
-def _read_again(path: Path) -> bytes:
+def read_again(path: Path) -> bytes:
+    """A file of the agent's own, read once more where reading failed.
+
+    Raises `OSError`, and `ValueError` for what is no regular file, or too large.
+    """
     try:
         return _read(path)
     except FileNotFoundError:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import threading
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.api.errors import Unavailable
 from engine.devices.checkpoint import Checkpoint, CheckpointError, Entry, decode, encode
 from engine.devices.checkpoint_file import FILE_NAME, CheckpointFile
 from tests.waiting import eventually
@@ -182,3 +186,32 @@ def test_what_is_no_checkpoint_is_set_aside_and_the_agent_starts(tmp_path, caplo
     assert not path.is_symlink()
     assert not path.exists()
     assert [each.name for each in (tmp_path / "set-aside").iterdir()] == [f"{FILE_NAME}.17"]
+
+
+def failing_opens(monkeypatch: pytest.MonkeyPatch, path: Path, number: int, times: int) -> None:
+    usual, left = os.open, [times]
+
+    def open_it(asked, *arguments, **named):
+        if asked == path and left[0]:
+            left[0] -= 1
+            raise OSError(number, os.strerror(number), str(path))
+        return usual(asked, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", open_it)
+
+
+def test_what_could_not_be_read_once_is_read_again(tmp_path, monkeypatch):
+    path = tmp_path / FILE_NAME
+    held = Checkpoint(registered_devices={GPU: ["0"]})
+    path.write_bytes(encode(held))
+    failing_opens(monkeypatch, path, errno.EIO, times=1)
+    assert CheckpointFile(tmp_path, Checkpoint).load(17.0) == held
+
+
+def test_a_shortage_of_descriptors_takes_no_devices_from_running_pods(tmp_path, monkeypatch):
+    path = tmp_path / FILE_NAME
+    path.write_bytes(encode(Checkpoint(registered_devices={GPU: ["0"]})))
+    failing_opens(monkeypatch, path, errno.EMFILE, times=2)
+    with pytest.raises(Unavailable, match="Too many open files"):
+        CheckpointFile(tmp_path, Checkpoint).load(17.0)
+    assert path.exists()
