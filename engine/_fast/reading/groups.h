@@ -12,7 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { G_MOST = 1 << 16, G_MOST_READS = 64, G_CONTROLLERS = 5, G_PRESSURE = 28, G_WIDTH = G_PRESSURE + 24, G_PATH = 4096 };
+enum {
+    G_MOST = 1 << 16,
+    G_MOST_READS = 64,
+    G_CONTROLLERS = 5,
+    G_PRESSURE = 28,
+    G_WIDTH = G_PRESSURE + 24,
+    G_PATH = 4096
+};
 #define G_ABSENT INT64_MIN
 #define G_NO_LIMIT ((int64_t)1 << 62)
 #define G_TICK (-1)
