@@ -13,7 +13,7 @@ from engine.cgroups.mounts import find_mounts
 from engine.cgroups.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.waiting import eventually
 
 WAIT = "trap 'exit 0' TERM; while true; do sleep 0.1; done"
@@ -26,7 +26,7 @@ async def on_node(
     scenes: Sequence[str], directory: Path, endpoint: Path, cgroup_root: str, driver: Driver = "cgroupfs"
 ) -> dict[str, Any]:
     """What each of these scenes saw, one after another on one agent."""
-    bench = Bench(
+    rig = Rig(
         directory,
         endpoint,
         cgroups_per_qos=True,
@@ -36,14 +36,14 @@ async def on_node(
         qos_reserved={"memory": "100%"},
     )
     try:
-        await bench.start()
+        await rig.start()
         seen = {}
         for name in scenes:
-            seen[name] = await SCENES[name](bench)
-            await no_pods(bench)
+            seen[name] = await SCENES[name](rig)
+            await no_pods(rig)
         return seen
     finally:
-        await bench.close()
+        await rig.close()
 
 
 async def on_embedded_runtime(
@@ -66,72 +66,72 @@ async def on_embedded_runtime(
         await runtime.purge()
 
 
-async def worked_example(bench: Bench) -> dict[str, Any]:
+async def worked_example(rig: Rig) -> dict[str, Any]:
     """A pod of each class; amounts are the classic ones made small enough for one CPU and 512 MiB."""
     small, large = amounts("250m", "64Mi"), amounts("500m", "128Mi")
     first = container("a", requests=small, limits=small)
     second = container("b", requests=small, limits=large)
-    write(bench, "g", first)
-    write(bench, "b", first, second)
-    write(bench, "e", container("a"))
-    await eventually(lambda: all(bench.phase(name) == "Running" for name in "gbe"))
+    write(rig, "g", first)
+    write(rig, "b", first, second)
+    write(rig, "e", container("a"))
+    await eventually(lambda: all(rig.phase(name) == "Running" for name in "gbe"))
     levels = {"kubepods": (), "burstable": ("burstable",), "besteffort": ("besteffort",)}
     parents = {"g": (), "b": ("burstable",), "e": ("besteffort",)}
-    pods = {name: (*parents[name], f"pod{bench.pod(name).uid}") for name in "gbe"}
+    pods = {name: (*parents[name], f"pod{rig.pod(name).uid}") for name in "gbe"}
     containers = {
         f"{name}/{status.name}": (*pods[name], identity(status))
         for name in "gbe"
-        for status in bench.pod(name).status.container_statuses
+        for status in rig.pod(name).status.container_statuses
     }
     groups = levels | pods | containers
-    manager: Any = bench.node.rooms["cgroups"]
+    manager: Any = rig.node.rooms["cgroups"]
     seen = {
         "version": version(),
-        "shares": {key: int(text(bench, CPU_SHARE, *path)) for key, path in groups.items()},
-        "quota": {key: text(bench, CPU_LIMIT, *path).split()[0] for key, path in groups.items()},
-        "memory": {key: memory_limit(bench, *path) for key, path in groups.items()},
+        "shares": {key: int(text(rig, CPU_SHARE, *path)) for key, path in groups.items()},
+        "quota": {key: text(rig, CPU_LIMIT, *path).split()[0] for key, path in groups.items()},
+        "memory": {key: memory_limit(rig, *path) for key, path in groups.items()},
         "faults": sorted({finding.kind for finding in manager.check()}),
     }
-    await no_pods(bench)
-    left = {path.name for root in roots(bench) for path in root.rglob("*") if path.is_dir()}
+    await no_pods(rig)
+    left = {path.name for root in roots(rig) for path in root.rglob("*") if path.is_dir()}
     return seen | {"left": sorted(name.removesuffix(".slice").rpartition("-")[2] for name in left)}
 
 
-async def memory_hog(bench: Bench) -> dict[str, Any]:
+async def memory_hog(rig: Rig) -> dict[str, Any]:
     """A container takes more than its limit, beside another pod of the same class."""
     limits = amounts("500m", "24Mi")
-    write(bench, "calm", container("a", limits=limits))
-    await eventually(lambda: bench.phase("calm") == "Running")
+    write(rig, "calm", container("a", limits=limits))
+    await eventually(lambda: rig.phase("calm") == "Running")
     hog = "sleep 1; dd if=/dev/zero of=/dev/null bs=96M count=1"
-    write(bench, "hog", container("a", hog, limits=limits), restartPolicy="Never")
-    await eventually(lambda: bench.phase("hog") == "Failed")
-    ended = bench.pod("hog").status.container_statuses[0].state.terminated
-    calm = bench.pod("calm").status.container_statuses[0]
-    group = (f"pod{bench.pod('calm').uid}", identity(calm))
-    events = text(bench, OOM_KILLS, *group).splitlines()
+    write(rig, "hog", container("a", hog, limits=limits), restartPolicy="Never")
+    await eventually(lambda: rig.phase("hog") == "Failed")
+    ended = rig.pod("hog").status.container_statuses[0].state.terminated
+    calm = rig.pod("calm").status.container_statuses[0]
+    group = (f"pod{rig.pod('calm').uid}", identity(calm))
+    events = text(rig, OOM_KILLS, *group).splitlines()
     return {
         "version": version(),
         "reason": ended.reason,
         "exit_code": ended.exit_code,
-        "calm": [bench.phase("calm"), calm.restart_count, *(e for e in events if e.startswith("oom_kill "))],
-        "dies_whole": version() == 2 and text(bench, {2: "memory.oom.group"}, *group) == "1",
+        "calm": [rig.phase("calm"), calm.restart_count, *(e for e in events if e.startswith("oom_kill "))],
+        "dies_whole": version() == 2 and text(rig, {2: "memory.oom.group"}, *group) == "1",
     }
 
 
-async def live_resize(bench: Bench) -> dict[str, Any]:
+async def live_resize(rig: Rig) -> dict[str, Any]:
     """Manifests that change only resources: a running container grows, shrinks, and asks for too much."""
 
     def resize(cpu: str, memory: str) -> None:
-        write(bench, "g", container("a", limits=amounts(cpu, memory)))
+        write(rig, "g", container("a", limits=amounts(cpu, memory)))
 
     def status() -> Any:
-        return bench.pod("g").status.container_statuses[0]
+        return rig.pod("g").status.container_statuses[0]
 
     def sizes() -> list[list[Any]]:
         """Quota and memory limit of the pod and of its container."""
-        pod = f"pod{bench.pod('g').uid}"
+        pod = f"pod{rig.pod('g').uid}"
         return [
-            [text(bench, CPU_LIMIT, *path).split()[0], memory_limit(bench, *path)]
+            [text(rig, CPU_LIMIT, *path).split()[0], memory_limit(rig, *path)]
             for path in ((pod,), (pod, identity(status())))
         ]
 
@@ -140,29 +140,29 @@ async def live_resize(bench: Bench) -> dict[str, Any]:
         return {name: str(amount) for name, amount in ((actual and actual.limits) or {}).items()}
 
     def pending() -> str:
-        conditions = bench.pod("g").status.conditions or []
+        conditions = rig.pod("g").status.conditions or []
         return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
 
     resize("250m", "64Mi")
-    await eventually(lambda: bench.phase("g") == "Running")
-    before = (bench.pod("g").uid, status().container_id, status().restart_count)
+    await eventually(lambda: rig.phase("g") == "Running")
+    before = (rig.pod("g").uid, status().container_id, status().restart_count)
     seen: dict[str, Any] = {"sizes": [sizes()], "told": []}
     for cpu, memory in (("1", "256Mi"), ("100m", "32Mi")):
         resize(cpu, memory)
         await eventually(lambda cpu=cpu: told().get("cpu") == cpu)
         seen["sizes"].append(sizes())
         seen["told"].append(told())
-    seen["completed"] = bench.reasons().count("ResizeCompleted")
+    seen["completed"] = rig.reasons().count("ResizeCompleted")
     resize("1000", "32Mi")
     await eventually(lambda: pending() == "Infeasible")
     seen["infeasible"] = sizes()
     resize("100m", "32Mi")
     await eventually(lambda: not pending())
-    seen["same"] = before == (bench.pod("g").uid, status().container_id, status().restart_count)
+    seen["same"] = before == (rig.pod("g").uid, status().container_id, status().restart_count)
     return seen
 
 
-SCENES: dict[str, Callable[[Bench], Awaitable[dict[str, Any]]]] = {
+SCENES: dict[str, Callable[[Rig], Awaitable[dict[str, Any]]]] = {
     scene.__name__: scene for scene in (worked_example, memory_hog, live_resize)
 }
 
@@ -181,15 +181,15 @@ def amounts(cpu: str, memory: str) -> dict[str, str]:
     return {"cpu": cpu, "memory": memory}
 
 
-def write(bench: Bench, name: str, *containers: dict[str, Any], **spec: Any) -> None:
+def write(rig: Rig, name: str, *containers: dict[str, Any], **spec: Any) -> None:
     """A manifest in the host's network, as a kernel of the test's own has no bridge."""
-    bench.write(name, {"hostNetwork": True, "containers": list(containers), **spec})
+    rig.write(name, {"hostNetwork": True, "containers": list(containers), **spec})
 
 
-async def no_pods(bench: Bench) -> None:
-    for manifest in bench.manifests.glob("*.yaml"):
+async def no_pods(rig: Rig) -> None:
+    for manifest in rig.manifests.glob("*.yaml"):
         await asyncio.to_thread(manifest.unlink)
-    await eventually(lambda: not bench.node.pods())
+    await eventually(lambda: not rig.node.pods())
 
 
 def identity(status: Any) -> str:
@@ -201,30 +201,30 @@ def version() -> int:
     return find_mounts().version
 
 
-def below_root(bench: Bench, *below: str) -> str:
+def below_root(rig: Rig, *below: str) -> str:
     """The path of a group below the root of all pods; the last may be a container's id."""
-    name = (*parse_cgroupfs(bench.config.cgroup_root), "kubepods", *below)
-    if bench.config.cgroup_driver == "cgroupfs":
+    name = (*parse_cgroupfs(rig.config.cgroup_root), "kubepods", *below)
+    if rig.config.cgroup_driver == "cgroupfs":
         return to_cgroupfs(name)
     if name[-1].startswith("pod") or name[-1] in ("kubepods", "burstable", "besteffort"):
         return to_systemd(name)
     return f"{to_systemd(name[:-1])}/kubengine-{name[-1]}.scope"
 
 
-def roots(bench: Bench) -> list[Path]:
+def roots(rig: Rig) -> list[Path]:
     """The root of all pods in every hierarchy."""
-    return [Path(hierarchy.path + below_root(bench)) for hierarchy in find_mounts().hierarchies]
+    return [Path(hierarchy.path + below_root(rig)) for hierarchy in find_mounts().hierarchies]
 
 
-def text(bench: Bench, kind: dict[int, str], *below: str) -> str:
+def text(rig: Rig, kind: dict[int, str], *below: str) -> str:
     """A file of a group below the root of all pods, read without the agent."""
     file = kind[version()]
     hierarchy = find_mounts().holding(file.partition(".")[0])
     assert hierarchy is not None
-    return Path(hierarchy.path + below_root(bench, *below), file).read_text().strip()
+    return Path(hierarchy.path + below_root(rig, *below), file).read_text().strip()
 
 
-def memory_limit(bench: Bench, *below: str) -> int | None:
+def memory_limit(rig: Rig, *below: str) -> int | None:
     """In MiB, None where there is none."""
-    limit = text(bench, MEMORY_LIMIT, *below)
+    limit = text(rig, MEMORY_LIMIT, *below)
     return int(limit) // MI if limit.isdigit() and int(limit) < 1 << 60 else None

@@ -12,15 +12,15 @@ from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.cluster.control_plane import Object, Plane
-from tests.devices.device_bench import DeviceBench
-from tests.node_bench import container
+from tests.devices.device_rig import DeviceRig
+from tests.node_rig import container
 from tests.waiting import PATIENCE, eventually
 
 PODS = "/api/v1/namespaces/default/pods"
 NODE = "/api/v1/nodes/n1"
 
 
-class Scene(DeviceBench):
+class Scene(DeviceRig):
     """A node of a cluster on the hollow runtime, its plugins, and what users do with the API."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, plane: Plane) -> None:

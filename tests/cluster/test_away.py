@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.control_plane import Object
 from tests.cluster.scenes import NODE, Scene, conditions, is_ready
-from tests.node_bench import container
+from tests.node_rig import container
 from tests.ports import free_port
 from tests.waiting import eventually
 

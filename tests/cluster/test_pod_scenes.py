@@ -10,8 +10,8 @@ import pytest
 
 from tests.cluster.control_plane import Object
 from tests.cluster.scenes import PODS, Scene, conditions, is_ready
-from tests.devices.device_bench import GPU
-from tests.node_bench import container
+from tests.devices.device_rig import GPU
+from tests.node_rig import container
 from tests.waiting import eventually
 
 CRITICAL = {"priorityClassName": "system-node-critical", "priority": 2000001000}

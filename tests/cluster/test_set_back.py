@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.cluster.control_plane import Object, shown
 from tests.cluster.scenes import NODE, Scene, is_ready
-from tests.node_bench import container
+from tests.node_rig import container
 from tests.waiting import eventually
 
 

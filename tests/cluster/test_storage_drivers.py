@@ -11,7 +11,7 @@ from engine.host.mountinfo import mounts_below
 from engine.testing.csi_driver import SampleCsiDriver
 from tests.cluster.control_plane import Object
 from tests.cluster.scenes import NODE, Scene, is_ready
-from tests.node_bench import container
+from tests.node_rig import container
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root

@@ -14,8 +14,8 @@ from engine.cluster.kubeconfig import load_kubeconfig
 from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
-from tests.cluster_bench import Cluster, Joined
-from tests.csi_bench import CsiBench
+from tests.cluster_rig import Cluster, Joined
+from tests.csi_rig import CsiRig
 
 
 @pytest.fixture
@@ -38,18 +38,18 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 async def joined(short: Path, cluster: Cluster) -> AsyncIterator[Joined]:
     """Not started yet."""
     async with HollowRuntime(short / "cri.sock") as runtime:
-        bench = Joined(short, runtime.socket)
-        bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-        yield bench
-        await bench.close()
+        rig = Joined(short, runtime.socket)
+        rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+        yield rig
+        await rig.close()
 
 
 @pytest.fixture
-async def csi(joined: Joined, cluster: Cluster, short: Path) -> AsyncIterator[CsiBench]:
+async def csi(joined: Joined, cluster: Cluster, short: Path) -> AsyncIterator[CsiRig]:
     """With a node that runs, whose drivers end after it."""
-    bench = CsiBench(joined, cluster, short / "d")
+    rig = CsiRig(joined, cluster, short / "d")
     await joined.start()
-    yield bench
+    yield rig
     await joined.close()
     joined.node = None
-    await bench.close()
+    await rig.close()

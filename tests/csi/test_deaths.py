@@ -6,7 +6,7 @@ import pytest
 
 from engine.csi import volume_data
 from engine.testing.csi_driver import HANGS
-from tests.csi_bench import CLAIMED, CsiBench
+from tests.csi_rig import CLAIMED, CsiRig
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -16,7 +16,7 @@ MAKING = ("NodeStageVolume", "NodePublishVolume")
 TAKING_AWAY = ("NodeUnpublishVolume", "NodeUnstageVolume")
 
 
-async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(csi: CsiBench) -> None:
+async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -31,7 +31,7 @@ async def test_volumes_of_pods_that_went_while_no_agent_looked_are_taken_away(cs
     assert len(driver.called("NodeUnstageVolume")) == 1
 
 
-async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiBench) -> None:
+async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -50,7 +50,7 @@ async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiBench) -> N
 @pytest.mark.parametrize("method", [*MAKING, *TAKING_AWAY])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "behind"])
 async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
-    csi: CsiBench, method: str, done: bool
+    csi: CsiRig, method: str, done: bool
 ) -> None:
     """Nothing is done between the call and the end of the agent, as if it had been killed."""
     csi.known()
@@ -73,7 +73,7 @@ async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
     await eventually(csi.leaves_nothing)
 
 
-async def test_a_driver_that_comes_back_is_asked_again(csi: CsiBench) -> None:
+async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     await csi.run()
@@ -85,7 +85,7 @@ async def test_a_driver_that_comes_back_is_asked_again(csi: CsiBench) -> None:
     assert csi.leaves_nothing()
 
 
-async def test_a_mount_without_a_word_whose_it_is_goes_with_its_pod(csi: CsiBench) -> None:
+async def test_a_mount_without_a_word_whose_it_is_goes_with_its_pod(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     pod = await csi.run()

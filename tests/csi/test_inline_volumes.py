@@ -8,13 +8,13 @@ import pytest
 
 from engine.csi.places import attachment_name, ephemeral_handle
 from engine.host.mountinfo import mounts_below
-from tests.csi_bench import DRIVER, CsiBench
+from tests.csi_rig import DRIVER, CsiRig
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
 
-async def test_a_pod_gets_a_volume_and_gives_it_back(csi: CsiBench) -> None:
+async def test_a_pod_gets_a_volume_and_gives_it_back(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     attributes = {"driver": DRIVER, "volumeAttributes": {"size": "small"}, "fsType": "ext4"}
@@ -46,7 +46,7 @@ async def test_a_pod_gets_a_volume_and_gives_it_back(csi: CsiBench) -> None:
     assert (driver.volume(handle) / "f").exists()
 
 
-async def test_a_pod_that_has_ended_holds_no_volume(csi: CsiBench) -> None:
+async def test_a_pod_that_has_ended_holds_no_volume(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     pod = await csi.run(restartPolicy="Never", activeDeadlineSeconds=1)
@@ -56,7 +56,7 @@ async def test_a_pod_that_has_ended_holds_no_volume(csi: CsiBench) -> None:
     assert mounts_below(csi.root) == []
 
 
-async def test_a_driver_is_told_of_the_pod_and_its_account(csi: CsiBench) -> None:
+async def test_a_driver_is_told_of_the_pod_and_its_account(csi: CsiRig) -> None:
     tokens = [{"audience": "vault"}, {"audience": "", "expirationSeconds": 3700}]
     csi.known(podInfoOnMount=True, tokenRequests=tokens)
     driver = await csi.driver()
@@ -81,7 +81,7 @@ async def test_a_driver_is_told_of_the_pod_and_its_account(csi: CsiBench) -> Non
 
 
 @pytest.mark.parametrize("in_secrets", [False, True])
-async def test_secrets_and_tokens_go_where_the_driver_wants_them(csi: CsiBench, in_secrets: bool) -> None:
+async def test_secrets_and_tokens_go_where_the_driver_wants_them(csi: CsiRig, in_secrets: bool) -> None:
     csi.known(tokenRequests=[{"audience": "a"}], serviceAccountTokenInSecrets=in_secrets)
     secret = {"metadata": {"name": "s"}, "data": {"key": "dmFsdWU="}}
     csi.cluster.server.create("/api/v1/namespaces/default/secrets", secret)
@@ -106,7 +106,7 @@ async def test_secrets_and_tokens_go_where_the_driver_wants_them(csi: CsiBench, 
     ],
 )
 async def test_a_volume_that_the_driver_has_not_got_holds_the_pod_up(
-    csi: CsiBench, spec: dict[str, object] | None, words: str
+    csi: CsiRig, spec: dict[str, object] | None, words: str
 ) -> None:
     if spec is not None:
         csi.known(**spec)
@@ -122,7 +122,7 @@ async def test_a_volume_that_the_driver_has_not_got_holds_the_pod_up(
     assert csi.leaves_nothing()
 
 
-async def test_a_refusal_is_said_in_the_drivers_words_and_tried_again(csi: CsiBench) -> None:
+async def test_a_refusal_is_said_in_the_drivers_words_and_tried_again(csi: CsiRig) -> None:
     csi.known()
     driver = await csi.driver()
     driver.faults["NodePublishVolume"] = 3
@@ -137,14 +137,14 @@ async def test_a_refusal_is_said_in_the_drivers_words_and_tried_again(csi: CsiBe
     assert (csi.published(pod) / "mount").is_dir()
 
 
-async def test_a_pod_waits_for_a_driver_that_comes_later(csi: CsiBench) -> None:
+async def test_a_pod_waits_for_a_driver_that_comes_later(csi: CsiRig) -> None:
     csi.known()
     await csi.ask()
     await csi.driver()
     await csi.cluster.ready("p")
 
 
-async def test_a_missing_driver_is_said(csi: CsiBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_driver_is_said(csi: CsiRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.csi.drivers.Drivers.wait_for.__defaults__", (0.01,))
     csi.known()
     await csi.ask()

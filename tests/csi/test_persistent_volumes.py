@@ -11,8 +11,8 @@ import pytest
 
 from engine.csi.places import attachment_name, unique_name
 from engine.testing.csi_driver import RPC
-from tests.cluster_bench import Object
-from tests.csi_bench import CLAIMED, DRIVER, STORAGE, CsiBench
+from tests.cluster_rig import Object
+from tests.csi_rig import CLAIMED, DRIVER, STORAGE, CsiRig
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.root
 NAME = unique_name(DRIVER, "h1")
 
 
-async def test_a_volume_is_staged_once_and_until_its_last_pod_has_gone(csi: CsiBench) -> None:
+async def test_a_volume_is_staged_once_and_until_its_last_pod_has_gone(csi: CsiRig) -> None:
     csi.known()
     csi.claim(mountOptions=["noatime"], csi={"fsType": "xfs", "volumeAttributes": {"a": "b"}})
     driver = await csi.driver()
@@ -51,7 +51,7 @@ async def test_a_volume_is_staged_once_and_until_its_last_pod_has_gone(csi: CsiB
     assert order.index("NodeUnstageVolume") > last
 
 
-async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(csi: CsiBench) -> None:
+async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver(capabilities=())
@@ -62,7 +62,7 @@ async def test_a_driver_that_does_not_stage_is_asked_to_publish_only(csi: CsiBen
     assert driver.called("NodeStageVolume") == driver.called("NodeUnstageVolume") == []
 
 
-async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiBench) -> None:
+async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) -> None:
     """The attach-detach controller attaches, and the node says what it uses before it does."""
     csi.known(attachRequired=True)
     csi.claim()
@@ -90,7 +90,7 @@ async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiBench) 
     await eventually(lambda: csi.in_use() == [])
 
 
-async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiBench) -> None:
+async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiRig) -> None:
     csi.known(attachRequired=True)
     csi.claim()
     await csi.driver()
@@ -103,7 +103,7 @@ async def test_a_pod_that_waits_for_an_attachment_can_be_deleted(csi: CsiBench) 
     await eventually(lambda: not csi.cluster.server.get("/api/v1/nodes/n1")["status"].get("volumesInUse"))
 
 
-async def test_each_call_gets_its_secret(csi: CsiBench) -> None:
+async def test_each_call_gets_its_secret(csi: CsiRig) -> None:
     csi.known()
     for name in ("stage", "publish"):
         data = {"for": base64.b64encode(name.encode()).decode()}
@@ -121,7 +121,7 @@ async def test_each_call_gets_its_secret(csi: CsiBench) -> None:
     assert all("publish" not in path.read_text() for path in csi.root.rglob("vol_data.json"))
 
 
-async def test_a_secret_that_is_missing_holds_the_pod_up(csi: CsiBench) -> None:
+async def test_a_secret_that_is_missing_holds_the_pod_up(csi: CsiRig) -> None:
     csi.known()
     csi.claim(csi={"nodeStageSecretRef": {"name": "s", "namespace": "storage"}})
     await csi.driver()
@@ -135,9 +135,7 @@ async def test_a_secret_that_is_missing_holds_the_pod_up(csi: CsiBench) -> None:
 
 @pytest.mark.parametrize("method", ["NodeStageVolume", "NodePublishVolume"])
 @pytest.mark.parametrize("status", [3, 4], ids=["settled", "unsettled"])
-async def test_what_fails_half_done_is_taken_away_with_its_pod(
-    csi: CsiBench, method: str, status: int
-) -> None:
+async def test_what_fails_half_done_is_taken_away_with_its_pod(csi: CsiRig, method: str, status: int) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -153,7 +151,7 @@ async def test_what_fails_half_done_is_taken_away_with_its_pod(
 
 
 @pytest.mark.parametrize("method", ["NodeUnpublishVolume", "NodeUnstageVolume"])
-async def test_what_does_not_go_is_tried_again(csi: CsiBench, method: str) -> None:
+async def test_what_does_not_go_is_tried_again(csi: CsiRig, method: str) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -167,7 +165,7 @@ async def test_what_does_not_go_is_tried_again(csi: CsiBench, method: str) -> No
     await eventually(csi.leaves_nothing)
 
 
-async def test_a_claim_may_be_for_reading(csi: CsiBench) -> None:
+async def test_a_claim_may_be_for_reading(csi: CsiRig) -> None:
     csi.known()
     csi.claim()
     driver = await csi.driver()
@@ -191,7 +189,7 @@ async def test_a_claim_may_be_for_reading(csi: CsiBench) -> None:
     ],
 )
 async def test_a_volume_is_given_to_the_pods_group_where_the_driver_leaves_that_to_the_node(
-    csi: CsiBench, policy: str, fs_type: str, modes: list[str], given: bool
+    csi: CsiRig, policy: str, fs_type: str, modes: list[str], given: bool
 ) -> None:
     csi.known(fsGroupPolicy=policy)
     csi.claim(accessModes=modes, csi={"fsType": fs_type})
@@ -203,7 +201,7 @@ async def test_a_volume_is_given_to_the_pods_group_where_the_driver_leaves_that_
     assert stat.S_IMODE(driver.volume("h1").stat().st_mode) & 0o2070 == (0o2070 if given else 0o050)
 
 
-async def test_a_driver_that_gives_to_groups_is_told_which(csi: CsiBench) -> None:
+async def test_a_driver_that_gives_to_groups_is_told_which(csi: CsiRig) -> None:
     csi.known(fsGroupPolicy="File")
     csi.claim()
     driver = await csi.driver(capabilities=(RPC.STAGE_UNSTAGE_VOLUME, RPC.VOLUME_MOUNT_GROUP))
@@ -213,7 +211,7 @@ async def test_a_driver_that_gives_to_groups_is_told_which(csi: CsiBench) -> Non
     assert driver.volume("h1").stat().st_gid == 0
 
 
-async def test_links_in_a_volume_lead_nowhere(csi: CsiBench) -> None:
+async def test_links_in_a_volume_lead_nowhere(csi: CsiRig) -> None:
     csi.known(fsGroupPolicy="File")
     csi.claim()
     outside = csi.root.parent / "outside"
@@ -229,7 +227,7 @@ async def test_links_in_a_volume_lead_nowhere(csi: CsiBench) -> None:
 
 
 async def test_a_link_in_a_mounts_place_is_refused_and_not_followed(
-    csi: CsiBench, monkeypatch: pytest.MonkeyPatch
+    csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     csi.known(fsGroupPolicy="File")
     outside = csi.root.parent / "outside"

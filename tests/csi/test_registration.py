@@ -11,14 +11,14 @@ from engine.api.errors import InvalidInput, Refused
 from engine.csi.drivers import Drivers, highest_version
 from engine.csi.records import NoRecords
 from engine.metrics import Registry
-from tests.csi_bench import DRIVER, STORAGE, CsiBench
+from tests.csi_rig import DRIVER, STORAGE, CsiRig
 from tests.waiting import eventually
 
 CSI_NODES = f"{STORAGE}/csinodes"
 ZONE = "topology.sample.csi.example.com/zone"
 
 
-async def test_a_driver_is_known_as_long_as_its_socket_is_there(csi: CsiBench) -> None:
+async def test_a_driver_is_known_as_long_as_its_socket_is_there(csi: CsiRig) -> None:
     driver = await csi.driver(most_volumes=17, topology={ZONE: "z1"})
     assert csi.csi_node()["spec"]["drivers"] == [
         {"name": DRIVER, "nodeID": "node-1", "topologyKeys": [ZONE], "allocatable": {"count": 17}}
@@ -37,7 +37,7 @@ async def test_a_driver_is_known_as_long_as_its_socket_is_there(csi: CsiBench) -
     await eventually(lambda: csi.node_ids() == {})
 
 
-async def test_a_csi_node_without_drivers_may_say_null(csi: CsiBench) -> None:
+async def test_a_csi_node_without_drivers_may_say_null(csi: CsiRig) -> None:
     """As kube-apiserver does."""
     await eventually(lambda: csi.cluster.server.list(CSI_NODES) != [])
     csi.cluster.server.update(f"{CSI_NODES}/n1", {**csi.csi_node(), "spec": {"drivers": None}})
@@ -45,7 +45,7 @@ async def test_a_csi_node_without_drivers_may_say_null(csi: CsiBench) -> None:
     assert [each["name"] for each in csi.csi_node()["spec"]["drivers"]] == [driver.name]
 
 
-async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiBench) -> None:
+async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiRig) -> None:
     driver = await csi.driver()
     await csi.joined.stop()
     driver.node_id, driver.most_volumes = "node-2", 3
@@ -68,7 +68,7 @@ async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiBench) -> No
     ],
 )
 async def test_a_driver_is_told_why_it_is_not_taken(
-    csi: CsiBench, options: dict[str, object], words: str
+    csi: CsiRig, options: dict[str, object], words: str
 ) -> None:
     driver = csi.new_driver(**options)
     await driver.start()

@@ -13,7 +13,7 @@ from engine.devices.manager import DeviceManager, DeviceRunOptions
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
 from tests.waiting import eventually
 
@@ -91,40 +91,40 @@ async def test_cdi_names_reach_the_runtime(agent, tmp_path):
 async def test_a_node_on_containerd_keeps_devices_through_restarts(tmp_path, containerd):
     """Manifest to log line: the container prints its devices, ends, and prints the same ones again."""
     with tempfile.TemporaryDirectory(prefix="kd-") as short:
-        bench = Bench(Path(short), containerd.socket)
-        plugin_dir = bench.root / "device-plugins"
+        rig = Rig(Path(short), containerd.socket)
+        plugin_dir = rig.root / "device-plugins"
         plugin = SampleDevicePlugin(GPU, plugin_dir / "gpu.sock", count=2, mount=tmp_path)
         (tmp_path / "hello").write_text("hello\n")
         await plugin.start()
         plugin.follow(plugin_dir)
-        await bench.start()
+        await rig.start()
         try:
-            await eventually(lambda: devices(bench).capacity()[1] == {GPU: 2})
+            await eventually(lambda: devices(rig).capacity()[1] == {GPU: 2})
             script = f"{SCRIPT}; echo end; sleep 1"
             wanted = container("app", command=["/bin/sh", "-c", script], resources={"limits": {GPU: 1}})
             wanted["image"] = BUSYBOX
             for name in ("a", "b"):
-                bench.write(name, {"containers": [wanted]})
-                await eventually(lambda name=name: 0 in runs(bench, name))
-            await bench.restart()
-            await eventually(lambda: devices(bench).capacity()[1] == {GPU: 2})
-            await eventually(lambda: any(runs(bench, "a")) and any(runs(bench, "b")))
-            assert set(runs(bench, "a").values()) == {EXPECTED}
-            assert set(runs(bench, "b").values()) == {EXPECTED.replace("gpu-0", "gpu-1")}
+                rig.write(name, {"containers": [wanted]})
+                await eventually(lambda name=name: 0 in runs(rig, name))
+            await rig.restart()
+            await eventually(lambda: devices(rig).capacity()[1] == {GPU: 2})
+            await eventually(lambda: any(runs(rig, "a")) and any(runs(rig, "b")))
+            assert set(runs(rig, "a").values()) == {EXPECTED}
+            assert set(runs(rig, "b").values()) == {EXPECTED.replace("gpu-0", "gpu-1")}
         finally:
             await plugin.stop()
-            await bench.close()
+            await rig.close()
             await asyncio.to_thread(containerd.remove_pods)
 
 
-def devices(bench: Bench) -> DeviceManager:
-    return bench.node.rooms["devices"]
+def devices(rig: Rig) -> DeviceManager:
+    return rig.node.rooms["devices"]
 
 
-def runs(bench: Bench, name: str) -> dict[int, str]:
+def runs(rig: Rig, name: str) -> dict[int, str]:
     """What each finished run of the pod's container has printed, by attempt."""
     found = {}
-    for path in Path(bench.config.pod_logs_dir).glob(f"*_{name}-n1_*/app/*.log"):
+    for path in Path(rig.config.pod_logs_dir).glob(f"*_{name}-n1_*/app/*.log"):
         lines = [line.split(" ", 3)[3] for line in path.read_text().splitlines()]
         if lines and lines[-1] == "end":
             found[int(path.stem)] = "\n".join(lines[:-1])

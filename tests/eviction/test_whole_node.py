@@ -12,7 +12,7 @@ from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
 from engine.eviction.readings import NodeView
 from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.waiting import eventually
 
 from .private_node import MIB
@@ -34,63 +34,63 @@ def eater(mib: int, request: str = "", priority: int = 0):
 
 
 @pytest.fixture
-async def bench(tmp_path, containerd, private_cgroup_root):
-    bench = Bench(tmp_path, containerd.socket)
-    bench.config = KubeletConfiguration(
-        static_pod_path=str(bench.manifests), pod_logs_dir=str(tmp_path / "logs"), resolv_conf="",
+async def rig(tmp_path, containerd, private_cgroup_root):
+    rig = Rig(tmp_path, containerd.socket)
+    rig.config = KubeletConfiguration(
+        static_pod_path=str(rig.manifests), pod_logs_dir=str(tmp_path / "logs"), resolv_conf="",
         cgroup_root=private_cgroup_root, enforce_node_allocatable=["pods"],
         eviction_hard={"memory.available": "250Mi"}, image_gc_high_threshold_percent=100,
         eviction_pressure_transition_period=Duration(1),
     )  # fmt: skip
-    bench.node = Node(
-        config=bench.config,
+    rig.node = Node(
+        config=rig.config,
         kubengine_config=KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.5))),
-        runtime_endpoint=str(containerd.socket), root=bench.root, name="n1",
+        runtime_endpoint=str(containerd.socket), root=rig.root, name="n1",
         view=NodeView(
             private_cgroup_root, memory_capacity=400 * MIB, pods_cgroup=f"{private_cgroup_root}/kubepods"
         ),
     )  # fmt: skip
-    await bench.node.start()
-    yield bench
-    await bench.close()
+    await rig.node.start()
+    yield rig
+    await rig.close()
 
 
-def pod_of(bench, name):
+def pod_of(rig, name):
     """An API server's pod keeps its name, a static one gets the node's appended."""
-    return next((p for p in bench.node.pods() if p.metadata.name in (name, f"{name}-n1")), None)
+    return next((p for p in rig.node.pods() if p.metadata.name in (name, f"{name}-n1")), None)
 
 
-def phase(bench, name):
-    pod = pod_of(bench, name)
+def phase(rig, name):
+    pod = pod_of(rig, name)
     return pod.status.phase if pod is not None else ""
 
 
-async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(bench):
-    eviction = bench.node.rooms["eviction"]
-    bench.write("within", eater(30, "100Mi"), annotations=API)
-    bench.write("greedy", eater(25), annotations=API)
-    await eventually(lambda: phase(bench, "within") == phase(bench, "greedy") == "Running")
+async def test_the_pod_that_exceeds_its_request_most_is_evicted_and_says_why(rig):
+    eviction = rig.node.rooms["eviction"]
+    rig.write("within", eater(30, "100Mi"), annotations=API)
+    rig.write("greedy", eater(25), annotations=API)
+    await eventually(lambda: phase(rig, "within") == phase(rig, "greedy") == "Running")
     assert eviction.under_pressure == ()
-    bench.write("greediest", eater(120), annotations=API)
-    await eventually(lambda: phase(bench, "greediest") == "Failed")
-    status = pod_of(bench, "greediest").status
+    rig.write("greediest", eater(120), annotations=API)
+    await eventually(lambda: phase(rig, "greediest") == "Failed")
+    status = pod_of(rig, "greediest").status
     assert status.reason == "Evicted"
     assert status.message.startswith(
         "The node was low on resource: memory. Threshold quantity: 250Mi, available: "
     )
     disruption = next(c for c in status.conditions if c.type == "DisruptionTarget")
     assert (disruption.status, disruption.reason) == ("True", "TerminationByKubelet")
-    event = next(e for e in bench.node.recorder if e.reason == "Evicted")
+    event = next(e for e in rig.node.recorder if e.reason == "Evicted")
     assert event.annotations["starved_resource"] == "memory"
     await eventually(lambda: eviction.under_pressure == ())
-    assert phase(bench, "within") == phase(bench, "greedy") == "Running"
-    assert bench.node.registry.metrics["kubelet_evictions"].values == {("memory.available",): 1}
+    assert phase(rig, "within") == phase(rig, "greedy") == "Running"
+    assert rig.node.registry.metrics["kubelet_evictions"].values == {("memory.available",): 1}
 
 
-async def test_a_static_pod_is_never_evicted(bench):
-    bench.write("static", eater(180))
-    await eventually(lambda: bench.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
-    await eventually(lambda: "EvictionThresholdMet" in bench.reasons())
+async def test_a_static_pod_is_never_evicted(rig):
+    rig.write("static", eater(180))
+    await eventually(lambda: rig.node.rooms["eviction"].under_pressure == ("MemoryPressure",))
+    await eventually(lambda: "EvictionThresholdMet" in rig.reasons())
     await asyncio.sleep(1.5)
-    assert phase(bench, "static") == "Running"
-    assert "Evicted" not in bench.reasons()
+    assert phase(rig, "static") == "Running"
+    assert "Evicted" not in rig.reasons()

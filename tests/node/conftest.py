@@ -13,8 +13,8 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
-from tests.cluster_bench import Cluster, Joined
-from tests.node_bench import Bench
+from tests.cluster_rig import Cluster, Joined
+from tests.node_rig import Rig
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ async def hollow() -> AsyncIterator[HollowRuntime]:
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, hollow: HollowRuntime) -> AsyncIterator[Bench]:
-    bench = Bench(tmp_path, hollow.socket)
-    yield bench
-    await bench.close()
+async def rig(tmp_path: Path, hollow: HollowRuntime) -> AsyncIterator[Rig]:
+    rig = Rig(tmp_path, hollow.socket)
+    yield rig
+    await rig.close()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def joined(tmp_path: Path, hollow: HollowRuntime, cluster: Cluster) -> AsyncIterator[Joined]:
-    bench = Joined(tmp_path, hollow.socket)
-    bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield bench
-    await bench.close()
+    rig = Joined(tmp_path, hollow.socket)
+    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+    yield rig
+    await rig.close()

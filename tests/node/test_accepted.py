@@ -20,8 +20,8 @@ from engine.node import Node
 from engine.node.pod.accepted import FILE, AcceptedPods
 from engine.node.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
-from tests.devices.device_bench import DeviceBench
-from tests.node_bench import container
+from tests.devices.device_rig import DeviceRig
+from tests.node_rig import container
 from tests.waiting import eventually
 
 from .test_truth import KINDS, LARGE, MOST_CPUS
@@ -43,7 +43,7 @@ CLUSTER = {
 }
 
 
-class Stubborn(DeviceBench):
+class Stubborn(DeviceRig):
     """Its runtime refuses to stop containers while told to."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:
@@ -80,102 +80,102 @@ class Stubborn(DeviceBench):
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Stubborn]:
+async def rig() -> AsyncIterator[Stubborn]:
     with tempfile.TemporaryDirectory(prefix="ka-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-            bench = Stubborn(Path(short), runtime)
-            await bench.start()
-            await bench.plugin(2)
-            yield bench
-            bench.refusing = False
-            await bench.close()
+            rig = Stubborn(Path(short), runtime)
+            await rig.start()
+            await rig.plugin(2)
+            yield rig
+            rig.refusing = False
+            await rig.close()
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_a_pod_without_a_source_holds_what_it_has_until_it_has_stopped(bench, spec, reason):
-    bench.write("old", spec)
-    await eventually(lambda: bench.running("old"))
-    await bench.restart_without("old")
-    bench.write("new", spec)
-    bench.write("other", {"containers": [container()]})
-    await bench.start()
-    await eventually(lambda: bench.allocatable() == 2)
-    await eventually(lambda: bench.running("other"))
-    await bench.refuses_again()
-    assert bench.runs() == ["old-n1", "other-n1"]
-    bench.refusing = False
-    await eventually(lambda: bench.running("new"))
-    assert bench.runs() == ["new-n1", "other-n1"]
-    assert reason not in bench.reasons()
+async def test_a_pod_without_a_source_holds_what_it_has_until_it_has_stopped(rig, spec, reason):
+    rig.write("old", spec)
+    await eventually(lambda: rig.running("old"))
+    await rig.restart_without("old")
+    rig.write("new", spec)
+    rig.write("other", {"containers": [container()]})
+    await rig.start()
+    await eventually(lambda: rig.allocatable() == 2)
+    await eventually(lambda: rig.running("other"))
+    await rig.refuses_again()
+    assert rig.runs() == ["old-n1", "other-n1"]
+    rig.refusing = False
+    await eventually(lambda: rig.running("new"))
+    assert rig.runs() == ["new-n1", "other-n1"]
+    assert reason not in rig.reasons()
 
 
 @pytest.mark.parametrize("content", [b"", b"{"], ids=["empty", "damaged"])
-async def test_who_holds_what_nobody_knows_is_waited_for_however_often_its_stop_is_refused(bench, content):
-    bench.write("old", LARGE)
-    await eventually(lambda: bench.running("old"))
-    kept = bench.kept("old")
-    await bench.restart_without("old")
+async def test_who_holds_what_nobody_knows_is_waited_for_however_often_its_stop_is_refused(rig, content):
+    rig.write("old", LARGE)
+    await eventually(lambda: rig.running("old"))
+    kept = rig.kept("old")
+    await rig.restart_without("old")
     kept.write_bytes(content)
-    bench.write("new", LARGE)
-    await bench.start()
-    await bench.refuses_again()
-    assert bench.runs() == ["old-n1"]
-    bench.refusing = False
-    await eventually(lambda: bench.running("new"))
-    assert bench.runs() == ["new-n1"]
+    rig.write("new", LARGE)
+    await rig.start()
+    await rig.refuses_again()
+    assert rig.runs() == ["old-n1"]
+    rig.refusing = False
+    await eventually(lambda: rig.running("new"))
+    assert rig.runs() == ["new-n1"]
 
 
-async def test_a_resize_while_no_agent_was_there_is_decided_like_any_other(bench):
+async def test_a_resize_while_no_agent_was_there_is_decided_like_any_other(rig):
     small = {"containers": [container(resources={"requests": {"cpu": "100m"}})]}
-    bench.write("grows", small)
-    bench.write("stays", LARGE)
-    await eventually(lambda: bench.running("grows", "stays"))
-    await bench.stop()
-    bench.write("grows", LARGE)
-    await bench.start()
+    rig.write("grows", small)
+    rig.write("stays", LARGE)
+    await eventually(lambda: rig.running("grows", "stays"))
+    await rig.stop()
+    rig.write("grows", LARGE)
+    await rig.start()
 
     def deferred() -> bool:
-        conditions = bench.pod("grows").status.conditions or []
+        conditions = rig.pod("grows").status.conditions or []
         return any(c.type == "PodResizePending" and c.reason == "Deferred" for c in conditions)
 
     await eventually(deferred)
-    assert str(bench.pod("grows").spec.containers[0].requests["cpu"]) == "100m"
-    await bench.restart()
+    assert str(rig.pod("grows").spec.containers[0].requests["cpu"]) == "100m"
+    await rig.restart()
     await eventually(deferred)
-    (bench.manifests / "stays.yaml").unlink()
-    await eventually(lambda: str(bench.pod("grows").spec.containers[0].requests["cpu"]) == MOST_CPUS)
-    assert bench.runtime.counts()["StartContainer"]["calls"] == 2
-    await bench.restart()
-    assert str(bench.pod("grows").spec.containers[0].requests["cpu"]) == MOST_CPUS
+    (rig.manifests / "stays.yaml").unlink()
+    await eventually(lambda: str(rig.pod("grows").spec.containers[0].requests["cpu"]) == MOST_CPUS)
+    assert rig.runtime.counts()["StartContainer"]["calls"] == 2
+    await rig.restart()
+    assert str(rig.pod("grows").spec.containers[0].requests["cpu"]) == MOST_CPUS
 
 
-async def test_what_runs_counts_before_its_source_is_heard(bench, tmp_path):
+async def test_what_runs_counts_before_its_source_is_heard(rig, tmp_path):
     """The node belongs to a cluster now whose API server is away: the first pod may be one of its pods."""
-    bench.write("m", LARGE)
-    await eventually(lambda: bench.running("m"))
-    await bench.restart_without("m")
-    bench.write("a", LARGE)
+    rig.write("m", LARGE)
+    await eventually(lambda: rig.running("m"))
+    await rig.restart_without("m")
+    rig.write("a", LARGE)
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(CLUSTER))
-    bench.node = Node(
-        config=bench.config,
-        runtime_endpoint=str(bench.endpoint),
-        root=bench.root,
+    rig.node = Node(
+        config=rig.config,
+        runtime_endpoint=str(rig.endpoint),
+        root=rig.root,
         name="n1",
         kubeconfig=kubeconfig,
     )
-    await bench.node.start()
-    await eventually(lambda: bench.phase("a") == "Failed")
-    assert bench.runs() == ["m-n1"]
+    await rig.node.start()
+    await eventually(lambda: rig.phase("a") == "Failed")
+    assert rig.runs() == ["m-n1"]
 
 
-async def test_it_is_kept_for_the_agent_alone_and_goes_with_the_pod(bench):
-    path = bench.write("a", {"containers": [container(env=[{"name": "PASSWORD", "value": "x"}])]})
-    await eventually(lambda: bench.running("a"))
-    kept = bench.kept("a")
+async def test_it_is_kept_for_the_agent_alone_and_goes_with_the_pod(rig):
+    path = rig.write("a", {"containers": [container(env=[{"name": "PASSWORD", "value": "x"}])]})
+    await eventually(lambda: rig.running("a"))
+    kept = rig.kept("a")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     path.unlink()
-    await eventually(lambda: not bench.node.pods())
+    await eventually(lambda: not rig.node.pods())
     assert not kept.parent.exists()
 
 

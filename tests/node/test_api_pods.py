@@ -14,8 +14,8 @@ from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import READY
 from engine.testing.apiserver import Fault
 from engine.testing.apiserver.store import Store
-from tests.cluster_bench import PODS, Cluster, Joined, Object, condition
-from tests.node_bench import container
+from tests.cluster_rig import PODS, Cluster, Joined, Object, condition
+from tests.node_rig import container
 from tests.waiting import eventually
 
 

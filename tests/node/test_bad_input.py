@@ -12,7 +12,7 @@ from engine.api.errors import InvalidInput
 from engine.cri.client import RuntimeClient, Undecodable
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 NOT_A_MESSAGE = b"\x0a\xff\xff\xff\xff\x7f"
@@ -28,14 +28,14 @@ def nested(text: str, levels: int) -> str:
 
 @pytest.mark.parametrize("levels", [101, 600, 950, 100_000])
 @pytest.mark.parametrize("text", ["json list", "json object", "yaml"])
-async def test_a_deep_manifest_is_named_and_the_others_are_read(bench: Bench, text: str, levels: int) -> None:
-    deep = bench.manifests / "a-deep.yaml"
+async def test_a_deep_manifest_is_named_and_the_others_are_read(rig: Rig, text: str, levels: int) -> None:
+    deep = rig.manifests / "a-deep.yaml"
     deep.write_text(nested(text, levels))
-    node = await bench.start()
-    bench.write("later", {"containers": [container()]})
+    node = await rig.start()
+    rig.write("later", {"containers": [container()]})
 
     def runs() -> bool:
-        return bench.phase("later") == "Running"
+        return rig.phase("later") == "Running"
 
     await eventually(runs)
     [fault] = [event.message for event in node.recorder if event.reason == "FailedManifest"]
@@ -44,7 +44,7 @@ async def test_a_deep_manifest_is_named_and_the_others_are_read(bench: Bench, te
 
 
 async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from engine.node import sources
 
@@ -56,12 +56,12 @@ async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
         return whole(data, subject)
 
     monkeypatch.setattr(sources, "parse_pods", parse)
-    bench.write("a-trips", {"containers": [container("trips")]})
-    bench.write("b", {"containers": [container()]})
-    node = await bench.start()
+    rig.write("a-trips", {"containers": [container("trips")]})
+    rig.write("b", {"containers": [container()]})
+    node = await rig.start()
 
     def runs() -> bool:
-        return bench.phase("b") == "Running"
+        return rig.phase("b") == "Running"
 
     await eventually(runs)
     [fault] = [event.message for event in node.recorder if event.reason == "FailedManifest"]
@@ -69,7 +69,7 @@ async def test_a_manifest_that_trips_over_our_own_mistake_is_named_too(
 
 
 async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     garbled = True
     real = RuntimeClient._decoded
@@ -79,11 +79,11 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
         return real(client, name, NOT_A_MESSAGE if spoilt else data, kind)
 
     monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
-    node = await bench.start()
-    bench.write("a", {"containers": [container()]})
+    node = await rig.start()
+    rig.write("a", {"containers": [container()]})
 
     def runs() -> bool:
-        return bench.phase("a") == "Running"
+        return rig.phase("a") == "Running"
 
     def in_trouble() -> bool:
         return "Undecodable" in (dict(node.healthz())["runtime-events"] or "")
@@ -97,17 +97,17 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
         return not [error for _, error in node.healthz() if error]
 
     await eventually(well)
-    bench.write("b", {"containers": [container()]})
+    rig.write("b", {"containers": [container()]})
 
     def runs_too() -> bool:
-        return bench.phase("b") == "Running"
+        return rig.phase("b") == "Running"
 
     await eventually(runs_too)
 
 
 @pytest.mark.parametrize("answer", [cri.ListContainersResponse, cri.ListPodSandboxResponse])
 async def test_lists_that_are_none_leave_no_pod_behind(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, answer: Any
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, answer: Any
 ) -> None:
     garbled = False
     real = RuntimeClient._decoded
@@ -116,7 +116,7 @@ async def test_lists_that_are_none_leave_no_pod_behind(
         return real(client, name, NOT_A_MESSAGE if garbled and kind is answer else data, kind)
 
     monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
-    node = await bench.start()
+    node = await rig.start()
     garbled = True
     node.running.watch._wake.set()
 
@@ -124,12 +124,12 @@ async def test_lists_that_are_none_leave_no_pod_behind(
         return "Undecodable" in (dict(node.healthz())["runtime-relist"] or "")
 
     await eventually(in_trouble)
-    bench.write("a", {"containers": [container()]})
+    rig.write("a", {"containers": [container()]})
     garbled = False
     node.running.watch._wake.set()
 
     def runs() -> bool:
-        return bench.phase("a") == "Running" and not [error for _, error in node.healthz() if error]
+        return rig.phase("a") == "Running" and not [error for _, error in node.healthz() if error]
 
     await eventually(runs)
 

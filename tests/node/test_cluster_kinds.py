@@ -16,7 +16,7 @@ from engine.api.meta import ObjectMeta
 from engine.api.references import ClusterTrustBundleProjection, LabelSelector, LabelSelectorRequirement
 from engine.node.volumes.trust_anchors import trust_anchors
 from engine.runtime.hollow import HollowRuntime
-from tests.cluster_bench import Cluster, Joined
+from tests.cluster_rig import Cluster, Joined
 from tests.node.test_cluster_volumes import (
     UNABLE,
     claim,
@@ -25,7 +25,7 @@ from tests.node.test_cluster_volumes import (
     run_with,
     volume,
 )
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -79,19 +79,19 @@ async def test_a_handler_that_the_runtime_has_not_got_is_said(joined: Joined, cl
 
 
 async def test_without_a_cluster_a_class_is_configured_or_a_handler_by_its_name(
-    bench: Bench, hollow: HollowRuntime
+    rig: Rig, hollow: HollowRuntime
 ) -> None:
     hollow.service.handlers = ("", "kata", "gvisor")
-    bench.section.runtime_classes = {"sandboxed": "gvisor"}
-    await bench.start()
-    bench.write("a", {"containers": [container()], "runtimeClassName": "sandboxed"})
-    bench.write("b", {"containers": [container()], "runtimeClassName": "kata"})
-    bench.write("c", {"containers": [container()], "runtimeClassName": "own"})
-    await eventually(lambda: bench.phase("a") == bench.phase("b") == "Running")
-    await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
+    rig.section.runtime_classes = {"sandboxed": "gvisor"}
+    await rig.start()
+    rig.write("a", {"containers": [container()], "runtimeClassName": "sandboxed"})
+    rig.write("b", {"containers": [container()], "runtimeClassName": "kata"})
+    rig.write("c", {"containers": [container()], "runtimeClassName": "own"})
+    await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
+    await eventually(lambda: "FailedCreatePodSandBox" in rig.reasons())
     assert sorted(handlers(hollow)) == ["gvisor", "kata"]
-    assert bench.node is not None
-    said = [e.message for e in bench.node.recorder if e.reason == "FailedCreatePodSandBox"]
+    assert rig.node is not None
+    said = [e.message for e in rig.node.recorder if e.reason == "FailedCreatePodSandBox"]
     assert said == [NOT_FOUND]
 
 

@@ -15,8 +15,8 @@ import pytest
 from engine.api.pod import Pod
 from engine.host.mountinfo import mounts_below
 from engine.runtime.hollow import HollowRuntime
-from tests.cluster_bench import Cluster, Joined
-from tests.node_bench import container
+from tests.cluster_rig import Cluster, Joined
+from tests.node_rig import container
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root

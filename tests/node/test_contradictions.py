@@ -14,7 +14,7 @@ from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
 from engine.runtime.server import CriServer
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 from .faults import FailingService
@@ -23,7 +23,7 @@ EVICTED = PodEnd("Evicted", "the node was short of it")
 
 
 @asynccontextmanager
-async def forgetful(*methods: str) -> AsyncIterator[tuple[Bench, HollowRuntime]]:
+async def forgetful(*methods: str) -> AsyncIterator[tuple[Rig, HollowRuntime]]:
     """A node on a runtime of which each method finds nothing the first time it is called."""
     with tempfile.TemporaryDirectory(prefix="kc-") as short:
         runtime = HollowRuntime(Path(short) / "cri.sock")
@@ -33,27 +33,27 @@ async def forgetful(*methods: str) -> AsyncIterator[tuple[Bench, HollowRuntime]]
         services = {"RuntimeService": service, "ImageService": ImageService(runtime.images)}
         runtime._server = CriServer(runtime.socket, services)
         async with runtime:
-            bench = Bench(Path(short), runtime.socket)
-            await bench.start()
-            yield bench, runtime
-            await bench.close()
+            rig = Rig(Path(short), runtime.socket)
+            await rig.start()
+            yield rig, runtime
+            await rig.close()
 
 
 @pytest.mark.parametrize("method", ["container_status", "pod_sandbox_status"])
 async def test_what_is_listed_is_there(method: str) -> None:
-    async with forgetful(method) as (bench, runtime):
-        bench.write("a", {"containers": [container()]})
-        await eventually(lambda: bench.phase("a") == "Running")
+    async with forgetful(method) as (rig, runtime):
+        rig.write("a", {"containers": [container()]})
+        await eventually(lambda: rig.phase("a") == "Running")
         assert runtime.counts()["CreateContainer"]["calls"] == 1
         assert runtime.counts()["RunPodSandbox"]["calls"] == 1
 
 
 async def test_a_pod_that_runs_has_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with forgetful("stop_container", "stop_pod_sandbox") as (bench, runtime):
-        bench.write("a", {"containers": [container()]})
-        await eventually(lambda: bench.phase("a") == "Running")
-        assert bench.node is not None
-        admission = bench.node.running.managers.admission
+    async with forgetful("stop_container", "stop_pod_sandbox") as (rig, runtime):
+        rig.write("a", {"containers": [container()]})
+        await eventually(lambda: rig.phase("a") == "Running")
+        assert rig.node is not None
+        admission = rig.node.running.managers.admission
         release, ran = admission.remove, []
 
         def remove(uid: str) -> None:
@@ -61,9 +61,9 @@ async def test_a_pod_that_runs_has_not_stopped(monkeypatch: pytest.MonkeyPatch) 
             release(uid)
 
         monkeypatch.setattr(admission, "remove", remove)
-        pod = bench.pod("a")
+        pod = rig.pod("a")
         assert pod is not None
         with pytest.raises(Refused, match="lists it as running after its stop"):
-            await bench.node.kill_pod(pod, EVICTED)
+            await rig.node.kill_pod(pod, EVICTED)
         await eventually(lambda: ran)
         assert ran == [False], "what it holds was given back while it ran"

@@ -19,7 +19,7 @@ from engine.node.security import MASKED_PATHS, READONLY_PATHS, container_securit
 from engine.node.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 KINDS = cri.SecurityProfile
@@ -175,11 +175,11 @@ def test_sandboxes_are_told_what_their_containers_have_together_and_the_overhead
     assert sandbox_resources(pod_of({}), rules).cpu_shares == 2
 
 
-async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
-    bench.config.cluster_domain = "c.local"
-    await bench.start()
+async def test_the_runtime_hears_it_all(rig: Rig, hollow: HollowRuntime):
+    rig.config.cluster_domain = "c.local"
+    await rig.start()
     ports = [{"containerPort": 80}, {"containerPort": 80}, {"containerPort": 81, "hostPort": 8081}]
-    bench.write(
+    rig.write(
         "web",
         {
             "hostname": "h",
@@ -198,7 +198,7 @@ async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
         },
         annotations={"runtime.kubengine.dev/exit-after.i": "10ms"},
     )
-    await eventually(lambda: bench.phase("web") == "Running")
+    await eventually(lambda: rig.phase("web") == "Running")
     sandbox = next(iter(hollow.service.records.sandboxes.values())).config
     assert sandbox.hostname == "h.s.default.svc.c.local"
     assert [(p.container_port, p.host_port) for p in sandbox.port_mappings] == [(80, 0), (81, 8081)]
@@ -206,7 +206,7 @@ async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
     assert sandbox.linux.overhead.cpu_shares == 102
     assert sandbox.linux.security_context.seccomp.profile_type == KINDS.RuntimeDefault
     main = next(c.config for c in hollow.service.records.containers.values() if c.config.metadata.name == "c")
-    assert main.linux.security_context.seccomp.localhost_ref == str(bench.root / "seccomp" / "p.json")
+    assert main.linux.security_context.seccomp.localhost_ref == str(rig.root / "seccomp" / "p.json")
     assert main.annotations["io.kubernetes.container.ports"] == (
         '[{"containerPort":80,"protocol":"TCP"},{"containerPort":80,"protocol":"TCP"},'
         '{"hostPort":8081,"containerPort":81,"protocol":"TCP"}]'
@@ -214,5 +214,5 @@ async def test_the_runtime_hears_it_all(bench: Bench, hollow: HollowRuntime):
     assert main.annotations["io.kubernetes.container.preStopHandler"] == (
         '{"httpGet":{"path":"/","port":80,"scheme":"HTTP"}}'
     )
-    hosts = (bench.root / "pods" / bench.pod("web").uid / "etc-hosts").read_text()
+    hosts = (rig.root / "pods" / rig.pod("web").uid / "etc-hosts").read_text()
     assert "\th.s.default.svc.c.local\th\n" in hosts

@@ -18,20 +18,20 @@ from engine.cli.decisions import command
 from engine.server.exchange import Request
 from engine.server.listeners import Server
 from engine.server.routes import answer
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 API = {"annotations": {"kubernetes.io/config.source": "api"}}
 
 
-def told(bench, kind, name):
+def told(rig, kind, name):
     """Outcomes of a kind about a pod, in order."""
-    assert bench.node is not None
-    return [each.outcome for each in bench.node.decisions.after(0) if (each.kind, each.pod) == (kind, name)]
+    assert rig.node is not None
+    return [each.outcome for each in rig.node.decisions.after(0) if (each.kind, each.pod) == (kind, name)]
 
 
-def the(bench, kind, name):
-    (found,) = [e for e in bench.node.decisions.after(0) if (e.kind, e.pod) == (kind, name)]
+def the(rig, kind, name):
+    (found,) = [e for e in rig.node.decisions.after(0) if (e.kind, e.pod) == (kind, name)]
     return found
 
 
@@ -39,21 +39,21 @@ def burstable():
     return container(resources={"requests": {"memory": "16Mi", "cpu": "10m"}})
 
 
-def running(bench, name):
-    return any(pod.full_name == name and pod.status.phase == "Running" for pod in bench.node.pods())
+def running(rig, name):
+    return any(pod.full_name == name and pod.status.phase == "Running" for pod in rig.node.pods())
 
 
 @pytest.fixture
 async def small(tmp_path, hollow):
     """A node of two pods that looks at volumes often and writes a file."""
-    bench = Bench(tmp_path, hollow.socket, max_pods=2, read_only_port=0, healthz_port=0)
-    bench.section = KubengineConfiguration(
+    rig = Rig(tmp_path, hollow.socket, max_pods=2, read_only_port=0, healthz_port=0)
+    rig.section = KubengineConfiguration(
         eviction=EvictionSection(interval=Duration(0.05)),
         decisions=DecisionsSection(file=str(tmp_path / "decisions.jsonl")),
     )
-    await bench.start()
-    yield bench
-    await bench.close()
+    await rig.start()
+    yield rig
+    await rig.close()
 
 
 async def test_admission_refusal_restart_and_preemption_are_accounted_for(small, hollow, tmp_path):
@@ -112,38 +112,38 @@ async def test_a_pod_over_its_own_limit_is_evicted_for_what_it_used(small):
 
 
 async def test_an_eviction_says_which_threshold_was_met_by_what(tmp_path, hollow):
-    bench = Bench(tmp_path, hollow.socket, eviction_hard={"memory.available": "99.9%"})
-    bench.section = KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.05)))
-    await bench.start()
+    rig = Rig(tmp_path, hollow.socket, eviction_hard={"memory.available": "99.9%"})
+    rig.section = KubengineConfiguration(eviction=EvictionSection(interval=Duration(0.05)))
+    await rig.start()
     try:
-        bench.write("greedy", {"containers": [burstable()]}, **API)
-        await eventually(lambda: told(bench, "eviction", "default/greedy"))
-        evicted = the(bench, "eviction", "default/greedy")
+        rig.write("greedy", {"containers": [burstable()]}, **API)
+        await eventually(lambda: told(rig, "eviction", "default/greedy"))
+        evicted = the(rig, "eviction", "default/greedy")
         assert evicted.reason.startswith("The node was low on resource: memory. ")
         inputs = evicted.inputs
         assert (inputs["signal"], inputs["request"], inputs["candidates"]) == ("memory.available", "16Mi", 1)
         assert inputs["available"] < inputs["threshold"] <= inputs["capacity"]
     finally:
-        await bench.close()
+        await rig.close()
 
 
-async def test_steady_pods_are_no_decision(bench):
-    node = await bench.start()
-    bench.write("a", {"containers": [container()]})
-    await eventually(lambda: bench.phase("a") == "Running")
+async def test_steady_pods_are_no_decision(rig):
+    node = await rig.start()
+    rig.write("a", {"containers": [container()]})
+    await eventually(lambda: rig.phase("a") == "Running")
     held = len(node.decisions.after(0))
-    node.running.pods.notify(bench.pod("a").uid)
+    node.running.pods.notify(rig.pod("a").uid)
     node.running.pods.something_changed()
     await asyncio.sleep(0.1)
     assert len(node.decisions.after(0)) == held
 
 
-async def test_the_room_shows_what_is_asked_for(bench):
-    node = await bench.start()
+async def test_the_room_shows_what_is_asked_for(rig):
+    node = await rig.start()
     for name in ("a", "b"):
-        bench.write(name, {"containers": [container()]})
-    await eventually(lambda: bench.phase("a") == bench.phase("b") == "Running")
-    uid = bench.pod("b").uid
+        rig.write(name, {"containers": [container()]})
+    await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
+    uid = rig.pod("b").uid
 
     async def asked(**query):
         got = await answer(node, Request("GET", "/kubengine/decisions", query))
@@ -164,11 +164,11 @@ async def test_the_room_shows_what_is_asked_for(bench):
         assert said["error"].startswith("decisions: ")
 
 
-async def test_the_command_shows_decisions_and_follows_them(bench, hollow):
-    node = await bench.start()
-    bench.write("a", {"containers": [container()]})
-    bench.write("b", {"containers": [container()]})
-    await eventually(lambda: bench.phase("a") == bench.phase("b") == "Running")
+async def test_the_command_shows_decisions_and_follows_them(rig, hollow):
+    node = await rig.start()
+    rig.write("a", {"containers": [container()]})
+    rig.write("b", {"containers": [container()]})
+    await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
     with tempfile.TemporaryDirectory(prefix="ke-") as short:
         socket = Path(short) / "s.sock"
         server = Server(node, socket_path=socket)
@@ -187,7 +187,7 @@ async def test_the_command_shows_decisions_and_follows_them(bench, hollow):
         )  # fmt: skip
         assert follower.stdout is not None
         assert json.loads(await follower.stdout.readline())["kind"] == "admission"
-        record = node.running.watch.pod(bench.pod("a").uid)
+        record = node.running.watch.pod(rig.pod("a").uid)
         hollow.end_container(record.container("c").id, exit_code=0)
         assert json.loads(await follower.stdout.readline())["kind"] == "restart"
         await server.stop()

@@ -16,33 +16,33 @@ from engine.node.description import node_images
 from engine.runtime.hollow import HollowRuntime
 from engine.server import Server
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 
-async def _ask(bench: Bench) -> dict[str, object]:
-    server = Server(bench.node, socket_path=bench.root / SOCKET_NAME)
+async def _ask(rig: Rig) -> dict[str, object]:
+    server = Server(rig.node, socket_path=rig.root / SOCKET_NAME)
     await server.start()
     try:
-        return await asyncio.to_thread(Agent(str(bench.root)).describe, "node")
+        return await asyncio.to_thread(Agent(str(rig.root)).describe, "node")
     finally:
         await server.stop()
 
 
 @pytest.fixture
-def described(bench: Bench) -> Bench:
-    bench.config = msgspec.structs.replace(
-        bench.config,
+def described(rig: Rig) -> Rig:
+    rig.config = msgspec.structs.replace(
+        rig.config,
         enable_server=False,
         healthz_port=0,
         register_with_taints=[Taint(key="dedicated", value="gpu", effect="NoSchedule")],
         provider_id="rack://7",
     )
-    bench.section = KubengineConfiguration(node_labels={"disk": "ssd"})
-    return bench
+    rig.section = KubengineConfiguration(node_labels={"disk": "ssd"})
+    return rig
 
 
-async def test_the_node_is_shown_as_kubectl_shows_it(described: Bench, hollow: HollowRuntime):
+async def test_the_node_is_shown_as_kubectl_shows_it(described: Rig, hollow: HollowRuntime):
     hollow.images.add("small:1", size=10)
     hollow.images.add("large:1", size=1000)
     node = await described.start()
@@ -75,7 +75,7 @@ async def test_the_node_is_shown_as_kubectl_shows_it(described: Bench, hollow: H
 
 
 async def test_without_its_runtime_a_node_is_not_ready_and_says_nothing_of_images(
-    described: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    described: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.images.manager.IMAGE_CACHE_PERIOD", 0.0)
     await described.start()
@@ -104,8 +104,8 @@ def test_as_many_images_as_the_configuration_allows_the_largest_first():
     assert node_images(images, 1)[0].names == [f"i@sha256:3{d}" for d in range(5)]
 
 
-async def test_conditions_are_made_in_whole_seconds(bench: Bench):
-    node = await bench.start()
+async def test_conditions_are_made_in_whole_seconds(rig: Rig):
+    node = await rig.start()
     conditions = node.node_object().status.conditions
     assert len(conditions) == 4
     for condition in conditions:

@@ -19,8 +19,8 @@ from engine.node.status import Waiting
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import Container
 from engine.wire import cri_v1_pb2 as cri
-from tests.cluster_bench import PODS, Cluster, Joined, Object
-from tests.node_bench import container
+from tests.cluster_rig import PODS, Cluster, Joined, Object
+from tests.node_rig import container
 from tests.waiting import eventually
 
 from .test_actions import HEALTHY

@@ -16,7 +16,7 @@ from engine.api.status import ContainerStateWaiting
 from engine.cri.client import RuntimeClient
 from engine.node.hooks import run_hook
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.ports import free_port
 from tests.waiting import eventually
 
@@ -110,17 +110,17 @@ async def test_a_handler_of_another_kind_is_refused(hollow: HollowRuntime):
     await runtime.close()
 
 
-async def test_a_failed_post_start_says_in_the_status_what_the_events_do_not(bench: Bench):
-    await bench.start()
+async def test_a_failed_post_start_says_in_the_status_what_the_events_do_not(rig: Rig):
+    await rig.start()
     hook = {"postStart": {"exec": {"command": ["sh", "-c", "exit 4"]}}}
-    bench.write(
+    rig.write(
         "hooked",
         {"containers": [container(lifecycle=hook)]},
         annotations={"runtime.kubengine.dev/exec-exit-code": "4"},
     )
 
     def waiting() -> ContainerStateWaiting:
-        pod = bench.pod("hooked")
+        pod = rig.pod("hooked")
         statuses = (pod.status.container_statuses if pod is not None else None) or []
         return (statuses and statuses[0].state.waiting) or ContainerStateWaiting()
 
@@ -128,14 +128,14 @@ async def test_a_failed_post_start_says_in_the_status_what_the_events_do_not(ben
     await eventually(
         lambda: waiting().reason == "PostStartHookError" and (said.append(waiting().message) or True)
     )
-    pod = bench.pod("hooked")
+    pod = rig.pod("hooked")
     assert pod is not None
     assert said == [
         'Exec lifecycle hook ([sh -c exit 4]) for Container "c" in Pod '
         f"\"hooked-n1_default({pod.uid})\" failed - error: command 'sh -c exit 4' exited with 4: , "
         'message: ""'
     ]
-    assert bench.node is not None
-    events = {event.reason: event.message for event in bench.node.recorder}
+    assert rig.node is not None
+    events = {event.reason: event.message for event in rig.node.recorder}
     assert events["FailedPostStartHook"] == "PostStartHook failed"
     assert events["Killing"] == "FailedPostStartHook"

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_the_second_pod_with_a_host_port_is_turned_away(bench: Bench, at_once: bool):
+async def test_the_second_pod_with_a_host_port_is_turned_away(rig: Rig, at_once: bool):
     spec = {"containers": [container(ports=[{"containerPort": 80, "hostPort": 8080}])]}
     if at_once:
-        bench.write("one", spec)
-        bench.write("two", spec)
-        await bench.start()
+        rig.write("one", spec)
+        rig.write("two", spec)
+        await rig.start()
     else:
-        await bench.start()
-        bench.write("one", spec)
-        await eventually(lambda: bench.phase("one") == "Running")
-        bench.write("two", spec)
-    await eventually(lambda: {bench.phase("one"), bench.phase("two")} == {"Running", "Failed"})
-    refused = next(p for p in bench.node.pods() if p.status.phase == "Failed")
+        await rig.start()
+        rig.write("one", spec)
+        await eventually(lambda: rig.phase("one") == "Running")
+        rig.write("two", spec)
+    await eventually(lambda: {rig.phase("one"), rig.phase("two")} == {"Running", "Failed"})
+    refused = next(p for p in rig.node.pods() if p.status.phase == "Failed")
     assert refused.status.reason == "NodePorts"
     assert refused.status.message.startswith("Pod was rejected: ")
 
 
-async def test_a_sidecars_host_port_counts_as_the_kubelet_counts_it(bench: Bench):
+async def test_a_sidecars_host_port_counts_as_the_kubelet_counts_it(rig: Rig):
     sidecar = container("side", restartPolicy="Always", ports=[{"containerPort": 80, "hostPort": 8080}])
-    await bench.start()
-    bench.write("one", {"initContainers": [sidecar], "containers": [container()]})
-    await eventually(lambda: bench.phase("one") == "Running")
-    bench.write("two", {"containers": [container(ports=[{"containerPort": 80, "hostPort": 8080}])]})
-    await eventually(lambda: bench.phase("two") == "Failed")
-    assert bench.pod("two").status.reason == "NodePorts"
+    await rig.start()
+    rig.write("one", {"initContainers": [sidecar], "containers": [container()]})
+    await eventually(lambda: rig.phase("one") == "Running")
+    rig.write("two", {"containers": [container(ports=[{"containerPort": 80, "hostPort": 8080}])]})
+    await eventually(lambda: rig.phase("two") == "Failed")
+    assert rig.pod("two").status.reason == "NodePorts"

@@ -19,8 +19,8 @@ from engine.node.image_name import repository_of
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
 from engine.wire import cri_v1_pb2 as cri
-from tests.cluster_bench import Cluster, Joined, Object
-from tests.node_bench import container
+from tests.cluster_rig import Cluster, Joined, Object
+from tests.node_rig import container
 
 PRIVATE = "registry.example.com/team/app:1"
 PASSWORD = "correct horse"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.node.image_name import fault_of_name
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 NAME = '"a b"'
@@ -42,12 +42,12 @@ def test_faults_are_the_kubelets(name: str, fault: str):
     assert fault_of_name(name) == fault
 
 
-async def test_a_container_whose_image_has_no_name_says_so(bench: Bench):
-    await bench.start()
-    bench.write("unnamed", {"containers": [container(image="a b")]})
+async def test_a_container_whose_image_has_no_name_says_so(rig: Rig):
+    await rig.start()
+    rig.write("unnamed", {"containers": [container(image="a b")]})
 
     def waiting() -> tuple[str, str]:
-        pod = bench.pod("unnamed")
+        pod = rig.pod("unnamed")
         statuses = (pod.status.container_statuses if pod is not None else None) or []
         state = statuses[0].state.waiting if statuses else None
         return (state.reason, state.message) if state is not None else ("", "")
@@ -56,7 +56,7 @@ async def test_a_container_whose_image_has_no_name_says_so(bench: Bench):
     fault = f"couldn't parse image name {NAME}: {NO_FORM}"
     text = f"Failed to apply default image tag {NAME}: {fault}"
     assert waiting()[1] == text
-    assert bench.node is not None
-    said = [(event.reason, event.message) for event in bench.node.recorder if event.pod]
+    assert rig.node is not None
+    said = [(event.reason, event.message) for event in rig.node.recorder if event.pod]
     assert ("InspectFailed", text) in said
     assert ("Failed", "Error: InvalidImageName") in said

@@ -16,29 +16,29 @@ from engine.api.quantity import Quantity
 from engine.node import Node
 from engine.node.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 EXIT = "runtime.kubengine.dev/"
 
 
-async def test_a_pod_runs_is_changed_and_goes(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    path = bench.write("web", {"containers": [container()]})
-    await eventually(lambda: bench.phase("web") == "Running")
-    uid = bench.pod("web").uid
-    bench.write("web", {"containers": [container(image="busybox:2")]})
-    await eventually(lambda: bench.pod("web") and bench.pod("web").uid != uid)
-    await eventually(lambda: bench.phase("web") == "Running")
+async def test_a_pod_runs_is_changed_and_goes(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    path = rig.write("web", {"containers": [container()]})
+    await eventually(lambda: rig.phase("web") == "Running")
+    uid = rig.pod("web").uid
+    rig.write("web", {"containers": [container(image="busybox:2")]})
+    await eventually(lambda: rig.pod("web") and rig.pod("web").uid != uid)
+    await eventually(lambda: rig.phase("web") == "Running")
     path.unlink()
-    await eventually(lambda: not bench.node.pods())
+    await eventually(lambda: not rig.node.pods())
     assert not hollow.service.records.sandboxes
-    assert not list((bench.root / "pods").iterdir())
+    assert not list((rig.root / "pods").iterdir())
 
 
-async def test_init_containers_sidecars_and_containers_start_in_order(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    bench.write(
+async def test_init_containers_sidecars_and_containers_start_in_order(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    rig.write(
         "ordered",
         {
             "initContainers": [container("one"), container("side", restartPolicy="Always"), container("two")],
@@ -46,137 +46,137 @@ async def test_init_containers_sidecars_and_containers_start_in_order(bench: Ben
         },
         annotations={f"{EXIT}exit-after.one": "50ms", f"{EXIT}exit-after.two": "50ms"},
     )
-    await eventually(lambda: bench.phase("ordered") == "Running")
-    started = [e.container for e in bench.node.recorder if e.reason == "Started"]
+    await eventually(lambda: rig.phase("ordered") == "Running")
+    started = [e.container for e in rig.node.recorder if e.reason == "Started"]
     assert started == ["one", "side", "two", "main"]
 
 
-async def test_a_crashing_container_backs_off(bench: Bench):
-    await bench.start()
+async def test_a_crashing_container_backs_off(rig: Rig):
+    await rig.start()
     annotations = {f"{EXIT}exit-after": "10ms", f"{EXIT}exit-code": "3"}
-    bench.write("crash", {"containers": [container()]}, annotations=annotations)
+    rig.write("crash", {"containers": [container()]}, annotations=annotations)
 
     def crash_loop() -> bool:
-        statuses = (bench.pod("crash") and bench.pod("crash").status.container_statuses) or []
+        statuses = (rig.pod("crash") and rig.pod("crash").status.container_statuses) or []
         return any(s.state.waiting and s.state.waiting.reason == "CrashLoopBackOff" for s in statuses)
 
     await eventually(crash_loop)
-    status = bench.pod("crash").status.container_statuses[0]
+    status = rig.pod("crash").status.container_statuses[0]
     assert status.restart_count == 1
     assert status.last_state.terminated.exit_code == 3
-    assert "BackOff" in bench.reasons()
+    assert "BackOff" in rig.reasons()
 
 
 async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     """As in the kubelet: what was killed just now does not count yet when the next one is started."""
     monkeypatch.setattr("engine.node.running_node.Backoff", lambda: Backoff(first=300.0))
-    await bench.start()
+    await rig.start()
     probe = {"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1}
     annotations = {f"{EXIT}exec-exit-code": "1"}
-    bench.write("sick", {"containers": [container(livenessProbe=probe)]}, annotations=annotations)
+    rig.write("sick", {"containers": [container(livenessProbe=probe)]}, annotations=annotations)
 
     def waits() -> bool:
-        statuses = (bench.pod("sick") and bench.pod("sick").status.container_statuses) or []
+        statuses = (rig.pod("sick") and rig.pod("sick").status.container_statuses) or []
         return any(s.state.waiting and s.state.waiting.reason == "CrashLoopBackOff" for s in statuses)
 
     await eventually(waits)
-    assert bench.pod("sick").status.container_statuses[0].restart_count == 2
+    assert rig.pod("sick").status.container_statuses[0].restart_count == 2
 
 
 @pytest.mark.parametrize(
     ("policy", "code", "phase"),
     [("Never", "0", "Succeeded"), ("Never", "1", "Failed"), ("OnFailure", "0", "Succeeded")],
 )
-async def test_a_pod_that_ends_stays_ended(bench: Bench, hollow: HollowRuntime, policy, code, phase):
-    await bench.start()
+async def test_a_pod_that_ends_stays_ended(rig: Rig, hollow: HollowRuntime, policy, code, phase):
+    await rig.start()
     annotations = {f"{EXIT}exit-after": "10ms", f"{EXIT}exit-code": code}
-    bench.write("job", {"containers": [container()], "restartPolicy": policy}, annotations=annotations)
-    await eventually(lambda: bench.phase("job") == phase)
-    await bench.restart()
-    await eventually(lambda: bench.phase("job") == phase)
+    rig.write("job", {"containers": [container()], "restartPolicy": policy}, annotations=annotations)
+    await eventually(lambda: rig.phase("job") == phase)
+    await rig.restart()
+    await eventually(lambda: rig.phase("job") == phase)
     assert hollow.counts()["StartContainer"]["calls"] == 1
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["deleted", "moved away"])
 async def test_a_manifest_taken_away_and_there_again_restarts_its_pod(
-    bench: Bench, hollow: HollowRuntime, moved: bool
+    rig: Rig, hollow: HollowRuntime, moved: bool
 ):
-    await bench.start()
-    path = bench.write("web", {"containers": [container()]})
-    await eventually(lambda: bench.phase("web") == "Running")
-    uid = bench.pod("web").uid
-    bench.write("web", {"containers": [container()]})
-    bench.write("other", {"containers": [container()]})
-    await eventually(lambda: bench.phase("other") == "Running")
-    assert bench.pod("web").status.container_statuses[0].restart_count == 0, "replaced by the same"
+    await rig.start()
+    path = rig.write("web", {"containers": [container()]})
+    await eventually(lambda: rig.phase("web") == "Running")
+    uid = rig.pod("web").uid
+    rig.write("web", {"containers": [container()]})
+    rig.write("other", {"containers": [container()]})
+    await eventually(lambda: rig.phase("other") == "Running")
+    assert rig.pod("web").status.container_statuses[0].restart_count == 0, "replaced by the same"
     if moved:
-        path.rename(bench.root / "web.yaml")
-        (bench.root / "web.yaml").rename(path)
+        path.rename(rig.root / "web.yaml")
+        (rig.root / "web.yaml").rename(path)
     else:
         text = path.read_text()
         path.unlink()
         path.write_text(text)
 
     def restarted() -> bool:
-        pod = bench.pod("web")
+        pod = rig.pod("web")
         statuses = (pod.status.container_statuses or []) if pod is not None else []
         return bool(statuses) and statuses[0].state.running is not None and statuses[0].restart_count == 1
 
     await eventually(restarted)
-    assert bench.pod("web").uid == uid
-    assert bench.pod("web").status.container_statuses[0].last_state.terminated is None
-    assert bench.pod("other").status.container_statuses[0].restart_count == 0
+    assert rig.pod("web").uid == uid
+    assert rig.pod("web").status.container_statuses[0].last_state.terminated is None
+    assert rig.pod("other").status.container_statuses[0].restart_count == 0
 
 
 async def test_other_amounts_in_a_manifest_taken_away_and_there_again_are_a_resize(
-    bench: Bench, hollow: HollowRuntime
+    rig: Rig, hollow: HollowRuntime
 ):
-    await bench.start()
-    path = bench.write("web", {"containers": [container(resources={"requests": {"cpu": "100m"}})]})
-    await eventually(lambda: bench.phase("web") == "Running")
+    await rig.start()
+    path = rig.write("web", {"containers": [container(resources={"requests": {"cpu": "100m"}})]})
+    await eventually(lambda: rig.phase("web") == "Running")
     text = path.read_text().replace("100m", "200m")
     path.unlink()
     path.write_text(text)
-    await eventually(lambda: bench.pod("web").spec.containers[0].requests["cpu"] == Quantity.parse("200m"))
-    await eventually(lambda: bench.phase("web") == "Running")
-    assert bench.pod("web").status.container_statuses[0].restart_count == 0
+    await eventually(lambda: rig.pod("web").spec.containers[0].requests["cpu"] == Quantity.parse("200m"))
+    await eventually(lambda: rig.phase("web") == "Running")
+    assert rig.pod("web").status.container_statuses[0].restart_count == 0
 
 
-async def test_an_agent_that_restarts_finds_its_pods_running(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    bench.write("stays", {"containers": [container()]})
-    gone = bench.write("goes", {"containers": [container()]})
-    await eventually(lambda: bench.phase("stays") == bench.phase("goes") == "Running")
-    await bench.node.stop()
+async def test_an_agent_that_restarts_finds_its_pods_running(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    rig.write("stays", {"containers": [container()]})
+    gone = rig.write("goes", {"containers": [container()]})
+    await eventually(lambda: rig.phase("stays") == rig.phase("goes") == "Running")
+    await rig.node.stop()
     gone.unlink()
-    await bench.start()
-    await eventually(lambda: bench.phase("stays") == "Running" and len(hollow.service.records.sandboxes) == 1)
+    await rig.start()
+    await eventually(lambda: rig.phase("stays") == "Running" and len(hollow.service.records.sandboxes) == 1)
     assert hollow.counts()["StartContainer"]["calls"] == 2
 
 
-async def test_a_half_made_pod_is_finished(bench: Bench, hollow: HollowRuntime):
+async def test_a_half_made_pod_is_finished(rig: Rig, hollow: HollowRuntime):
     """A container that was created by an agent that died before starting it."""
-    await bench.start()
-    bench.write("half", {"containers": [container()]}, annotations={f"{EXIT}start-error": "no"})
-    await eventually(lambda: "Failed" in bench.reasons())
-    await bench.node.stop()
+    await rig.start()
+    rig.write("half", {"containers": [container()]}, annotations={f"{EXIT}start-error": "no"})
+    await eventually(lambda: "Failed" in rig.reasons())
+    await rig.node.stop()
     for sandbox in hollow.service.records.sandboxes.values():
         del sandbox.config.annotations[f"{EXIT}start-error"]
-    await bench.start()
-    await eventually(lambda: bench.phase("half") == "Running")
+    await rig.start()
+    await eventually(lambda: rig.phase("half") == "Running")
 
 
 async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_holds_up_nobody(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     """As containerd 1.6 may keep one whose start was cut off by the agent's death, until it is restarted."""
-    await bench.start()
+    await rig.start()
     spec = {"containers": [container("stuck"), container("beside")]}
-    bench.write("half", spec, annotations={f"{EXIT}start-error.stuck": "context canceled"})
-    await eventually(lambda: {"Failed", "Started"} <= set(bench.reasons()))
-    await bench.node.stop()
+    rig.write("half", spec, annotations={f"{EXIT}start-error.stuck": "context canceled"})
+    await eventually(lambda: {"Failed", "Started"} <= set(rig.reasons()))
+    await rig.node.stop()
     for sandbox in hollow.service.records.sandboxes.values():
         del sandbox.config.annotations[f"{EXIT}start-error.stuck"]
     remove, tries = hollow.backend.remove_container, 0
@@ -188,93 +188,93 @@ async def test_a_container_that_the_runtime_does_not_let_go_of_is_said_once_and_
 
     monkeypatch.setattr(hollow.backend, "remove_container", refuse)
     monkeypatch.setattr("engine.node.retries.LAST_RETRY_SECONDS", 0.1)
-    await bench.start()
+    await rig.start()
     await eventually(lambda: tries >= 4)
-    statuses = {s.name: s for s in bench.pod("half").status.container_statuses}
+    statuses = {s.name: s for s in rig.pod("half").status.container_statuses}
     waiting = statuses["stuck"].state.waiting
     assert waiting.reason == "CreateContainerError"
     assert "cannot delete running task" in waiting.message
     assert "restart the runtime" in waiting.message
     assert statuses["beside"].state.running
-    assert [e.message for e in bench.node.recorder if e.reason in ("Failed", "FailedSync")] == [
+    assert [e.message for e in rig.node.recorder if e.reason in ("Failed", "FailedSync")] == [
         f"Error: {waiting.message}"
     ]
-    bench.write("other", {"containers": [container()]})
-    await eventually(lambda: bench.phase("other") == "Running")
+    rig.write("other", {"containers": [container()]})
+    await eventually(lambda: rig.phase("other") == "Running")
     monkeypatch.setattr(hollow.backend, "remove_container", remove)
-    await eventually(lambda: all(s.ready for s in bench.pod("half").status.container_statuses))
-    assert [s.restart_count for s in bench.pod("half").status.container_statuses] == [0, 0]
+    await eventually(lambda: all(s.ready for s in rig.pod("half").status.container_statuses))
+    assert [s.restart_count for s in rig.pod("half").status.container_statuses] == [0, 0]
 
 
-async def test_a_bad_manifest_stops_nothing_else(bench: Bench):
-    await bench.start()
-    bench.write("good", {"containers": [container()]})
-    await eventually(lambda: bench.phase("good") == "Running")
-    (bench.manifests / "bad.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: [")
-    (bench.manifests / "typed.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: 3}")
-    bench.write("negative", {"containers": [container(resources={"requests": {"cpu": "-1"}})]})
-    bench.write(
+async def test_a_bad_manifest_stops_nothing_else(rig: Rig):
+    await rig.start()
+    rig.write("good", {"containers": [container()]})
+    await eventually(lambda: rig.phase("good") == "Running")
+    (rig.manifests / "bad.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: [")
+    (rig.manifests / "typed.yaml").write_text("apiVersion: v1\nkind: Pod\nspec: {containers: 3}")
+    rig.write("negative", {"containers": [container(resources={"requests": {"cpu": "-1"}})]})
+    rig.write(
         "secret", {"containers": [container()], "volumes": [{"name": "s", "secret": {"secretName": "x"}}]}
     )
-    (bench.manifests / "zz-twin.yaml").write_text((bench.manifests / "good.yaml").read_text())
-    await eventually(lambda: bench.reasons().count("FailedManifest") == 5)
-    said = [e.message for e in bench.node.recorder if e.reason == "FailedManifest"]
+    (rig.manifests / "zz-twin.yaml").write_text((rig.manifests / "good.yaml").read_text())
+    await eventually(lambda: rig.reasons().count("FailedManifest") == 5)
+    said = [e.message for e in rig.node.recorder if e.reason == "FailedManifest"]
     assert any("bad.yaml: not valid YAML" in text for text in said)
     assert any("typed.yaml: spec.containers: Expected" in text for text in said)
     assert any("requests.cpu: expected 0 or more" in text for text in said)
     assert any("secret volume needs an API server" in text for text in said)
     assert any("already defined in" in text and "good.yaml" in text for text in said)
-    assert [p.metadata.name for p in bench.node.pods()] == ["good-n1"]
+    assert [p.metadata.name for p in rig.node.pods()] == ["good-n1"]
 
 
-async def test_a_manifest_that_breaks_keeps_its_pod(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    path = bench.write("edited", {"containers": [container()]})
-    await eventually(lambda: bench.phase("edited") == "Running")
+async def test_a_manifest_that_breaks_keeps_its_pod(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    path = rig.write("edited", {"containers": [container()]})
+    await eventually(lambda: rig.phase("edited") == "Running")
     path.write_text("apiVersion: v1\nkind: Pod\nspec: {cont")
-    await eventually(lambda: "FailedManifest" in bench.reasons())
-    assert bench.phase("edited") == "Running"
+    await eventually(lambda: "FailedManifest" in rig.reasons())
+    assert rig.phase("edited") == "Running"
     assert hollow.counts()["RunPodSandbox"]["calls"] == 1
 
 
-async def test_a_pod_past_its_deadline_fails(bench: Bench):
-    await bench.start()
-    bench.write("late", {"containers": [container()], "activeDeadlineSeconds": 1})
-    await eventually(lambda: bench.phase("late") == "Failed")
-    assert bench.pod("late").status.reason == "DeadlineExceeded"
+async def test_a_pod_past_its_deadline_fails(rig: Rig):
+    await rig.start()
+    rig.write("late", {"containers": [container()], "activeDeadlineSeconds": 1})
+    await eventually(lambda: rig.phase("late") == "Failed")
+    assert rig.pod("late").status.reason == "DeadlineExceeded"
 
 
-async def test_killing_a_pod_waits_for_its_containers_and_is_for_good(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    bench.write("victim", {"containers": [container()]}, annotations={f"{EXIT}stop-after": "300ms"})
-    await eventually(lambda: bench.phase("victim") == "Running")
+async def test_killing_a_pod_waits_for_its_containers_and_is_for_good(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    rig.write("victim", {"containers": [container()]}, annotations={f"{EXIT}stop-after": "300ms"})
+    await eventually(lambda: rig.phase("victim") == "Running")
     end = PodEnd(
         "Preempting", "Preempted in order to admit critical pod", condition_reason="TerminationByKubelet"
     )
-    await bench.node.kill_pod(bench.pod("victim"), end)
+    await rig.node.kill_pod(rig.pod("victim"), end)
     assert not any(c.state == 1 for c in hollow.service.records.containers.values())
-    await eventually(lambda: bench.phase("victim") == "Failed")
-    status = bench.pod("victim").status
+    await eventually(lambda: rig.phase("victim") == "Failed")
+    status = rig.pod("victim").status
     assert status.reason == "Preempting"
     assert {c.type: c.reason for c in status.conditions}["DisruptionTarget"] == "TerminationByKubelet"
     await asyncio.sleep(0.3)
-    assert bench.phase("victim") == "Failed"
+    assert rig.phase("victim") == "Failed"
 
 
-async def test_a_lost_runtime_is_said_and_survived(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
-    bench.write("before", {"containers": [container()]})
-    await eventually(lambda: bench.phase("before") == "Running")
+async def test_a_lost_runtime_is_said_and_survived(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    rig.write("before", {"containers": [container()]})
+    await eventually(lambda: rig.phase("before") == "Running")
     await hollow._server.stop()
-    bench.write("during", {"containers": [container()]})
-    await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
-    assert bench.phase("before") == "Running"
+    rig.write("during", {"containers": [container()]})
+    await eventually(lambda: "FailedCreatePodSandBox" in rig.reasons())
+    assert rig.phase("before") == "Running"
     await hollow._server.start()
-    await eventually(lambda: bench.phase("during") == "Running")
+    await eventually(lambda: rig.phase("during") == "Running")
 
 
 async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.retries.FIRST_RETRY_SECONDS", 0.05)
     monkeypatch.setattr("engine.node.retries.LAST_RETRY_SECONDS", 0.05)
@@ -286,37 +286,37 @@ async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
         raise Refused("no address is left")
 
     monkeypatch.setattr(hollow.backend, "run_sandbox", refuse)
-    await bench.start()
-    bench.write("poor", {"containers": [container()]})
+    await rig.start()
+    rig.write("poor", {"containers": [container()]})
     await eventually(lambda: tries >= 4)
-    said = [(e.reason, e.message) for e in bench.node.recorder if e.type == "Warning" and e.pod]
+    said = [(e.reason, e.message) for e in rig.node.recorder if e.type == "Warning" and e.pod]
     assert said == [("FailedCreatePodSandBox", "Failed to create pod sandbox: no address is left")]
     monkeypatch.setattr(hollow.backend, "run_sandbox", run)
-    await eventually(lambda: bench.phase("poor") == "Running")
+    await eventually(lambda: rig.phase("poor") == "Running")
 
 
-async def test_an_unreachable_runtime_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+async def test_an_unreachable_runtime_is_one_clear_error(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("engine.node.node.RUNTIME_WAIT_SECONDS", 0.5)
-    bench.endpoint = bench.root.parent / "nothing.sock"
+    rig.endpoint = rig.root.parent / "nothing.sock"
     with pytest.raises(Refused, match=r"CRI Version on unix://.*nothing\.sock: the runtime does not answer"):
-        await bench.start()
-    await bench.node.stop()
-    bench.node = None
+        await rig.start()
+    await rig.node.stop()
+    rig.node = None
 
 
-async def test_one_agent_per_root(bench: Bench):
-    await bench.start()
-    second = Node(config=bench.config, runtime_endpoint=str(bench.endpoint), root=bench.root, name="n1")
+async def test_one_agent_per_root(rig: Rig):
+    await rig.start()
+    second = Node(config=rig.config, runtime_endpoint=str(rig.endpoint), root=rig.root, name="n1")
     with pytest.raises(Refused, match="another agent is running on this directory"):
         await second.start()
     await second.stop()
 
 
-async def test_a_quiet_node_calls_nobody(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
+async def test_a_quiet_node_calls_nobody(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
     for index in range(5):
-        bench.write(f"quiet{index}", {"containers": [container()]})
-    await eventually(lambda: all(bench.phase(f"quiet{i}") == "Running" for i in range(5)))
+        rig.write(f"quiet{index}", {"containers": [container()]})
+    await eventually(lambda: all(rig.phase(f"quiet{i}") == "Running" for i in range(5)))
     await asyncio.sleep(1.5)
     before = {name: count["calls"] for name, count in hollow.counts().items()}
     await asyncio.sleep(1.5)
@@ -334,18 +334,18 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-async def test_a_full_disk_is_said_and_survived(small_disk: Path, bench: Bench):
+async def test_a_full_disk_is_said_and_survived(small_disk: Path, rig: Rig):
     """Pods that need room on the full root directory wait, others run on."""
-    bench.root = small_disk / "root"
-    await bench.start()
-    bench.write("before", {"containers": [container()]})
-    await eventually(lambda: bench.phase("before") == "Running")
+    rig.root = small_disk / "root"
+    await rig.start()
+    rig.write("before", {"containers": [container()]})
+    await eventually(lambda: rig.phase("before") == "Running")
     ballast = small_disk / "ballast"
     with contextlib.suppress(OSError):
         ballast.write_bytes(b"x" * (128 << 10))
-    bench.write("during", {"containers": [container()]})
-    await eventually(lambda: any("No space left on device" in e.message for e in bench.node.recorder))
-    assert bench.phase("before") == "Running"
-    assert bench.phase("during") == "Pending"
+    rig.write("during", {"containers": [container()]})
+    await eventually(lambda: any("No space left on device" in e.message for e in rig.node.recorder))
+    assert rig.phase("before") == "Running"
+    assert rig.phase("during") == "Pending"
     ballast.unlink()
-    await eventually(lambda: bench.phase("during") == "Running")
+    await eventually(lambda: rig.phase("during") == "Running")

@@ -12,7 +12,7 @@ from engine.api.pod import Container, Pod, PodSpec, Volume
 from engine.api.references import SecretVolume
 from engine.host.tasks import Tasks
 from engine.node.pod_references import PodReferences
-from tests.cluster_bench import Cluster
+from tests.cluster_rig import Cluster
 from tests.waiting import eventually
 
 PODS, SECRETS, EACH = 300, 50, 3

@@ -15,7 +15,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.records import CREATED, EXITED, RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.status import StatusInputs, pod_status
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 from .test_cri_config import pod_of
@@ -131,7 +131,7 @@ def test_containers_wait_for_the_pod_to_initialize_init_containers_too():
 
 
 async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("engine.node.retries.FIRST_RETRY_SECONDS", 0.1)
 
@@ -139,11 +139,11 @@ async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
         raise Refused("no such host")
 
     monkeypatch.setattr(RuntimeClient, "pull_image", refuse)
-    await bench.start()
-    bench.write("lost", {"containers": [container(image="nowhere/x:1", imagePullPolicy="Always")]})
+    await rig.start()
+    rig.write("lost", {"containers": [container(image="nowhere/x:1", imagePullPolicy="Always")]})
 
     def waiting() -> Any:
-        pod = bench.pod("lost")
+        pod = rig.pod("lost")
         return pod and pod.status.container_statuses and pod.status.container_statuses[0].state.waiting
 
     seen = []
@@ -157,7 +157,7 @@ async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
     await eventually(backs_off)
     assert "ErrImagePull" in seen
     assert waiting().message == 'Back-off pulling image "nowhere/x:1": ErrImagePull: no such host'
-    said = [(e.type, e.reason, e.message) for e in bench.node.recorder if e.container == "c"]
+    said = [(e.type, e.reason, e.message) for e in rig.node.recorder if e.container == "c"]
     assert said[:4] == [
         ("Normal", "Pulling", 'Pulling image "nowhere/x:1"'),
         ("Warning", "Failed", 'Failed to pull image "nowhere/x:1": no such host'),
@@ -167,53 +167,53 @@ async def test_a_pull_that_fails_is_told_and_then_that_it_is_waited_for(
 
 
 async def test_attempts_go_on_from_the_logs_where_the_runtime_has_lost_its_containers(
-    bench: Bench, hollow: HollowRuntime
+    rig: Rig, hollow: HollowRuntime
 ):
-    await bench.start()
-    path = bench.write("logged", {"containers": [container()]}, uid="u1")
-    await eventually(lambda: bench.phase("logged") == "Running")
-    await bench.node.stop()
-    logs = Path(bench.config.pod_logs_dir) / "default_logged-n1_u1" / "c"
+    await rig.start()
+    path = rig.write("logged", {"containers": [container()]}, uid="u1")
+    await eventually(lambda: rig.phase("logged") == "Running")
+    await rig.node.stop()
+    logs = Path(rig.config.pod_logs_dir) / "default_logged-n1_u1" / "c"
     logs.mkdir(parents=True, exist_ok=True)
     (logs / "3.log").touch()
     (logs / "2.log.20260101-000000.gz").touch()
     (logs / "x.log").touch()
     hollow.service.records.containers.clear()
-    await bench.start()
-    await eventually(lambda: bench.phase("logged") == "Running")
+    await rig.start()
+    await eventually(lambda: rig.phase("logged") == "Running")
     assert path.exists()
-    assert bench.pod("logged").status.container_statuses[0].restart_count == 4
+    assert rig.pod("logged").status.container_statuses[0].restart_count == 4
 
 
-async def test_an_image_that_is_there_is_said(bench: Bench):
-    await bench.start()
-    bench.write("web", {"containers": [container()]})
-    await eventually(lambda: bench.phase("web") == "Running")
-    bench.write("more", {"containers": [container()]})
-    await eventually(lambda: bench.phase("more") == "Running")
+async def test_an_image_that_is_there_is_said(rig: Rig):
+    await rig.start()
+    rig.write("web", {"containers": [container()]})
+    await eventually(lambda: rig.phase("web") == "Running")
+    rig.write("more", {"containers": [container()]})
+    await eventually(lambda: rig.phase("more") == "Running")
     text = 'Container image "busybox:1" already present on machine and can be accessed by the pod'
-    assert text in [e.message for e in bench.node.recorder if e.reason == "Pulled" and "more" in e.pod]
+    assert text in [e.message for e in rig.node.recorder if e.reason == "Pulled" and "more" in e.pod]
 
 
-async def test_the_user_is_shown_as_the_runtime_says_it(bench: Bench):
-    await bench.start()
+async def test_the_user_is_shown_as_the_runtime_says_it(rig: Rig):
+    await rig.start()
     context = {"runAsUser": 5, "runAsGroup": 6}
-    bench.write("user", {"containers": [container(securityContext=context)]})
-    await eventually(lambda: bench.phase("user") == "Running")
-    pod = bench.pod("user")
+    rig.write("user", {"containers": [container(securityContext=context)]})
+    await eventually(lambda: rig.phase("user") == "Running")
+    pod = rig.pod("user")
     assert pod is not None
     (status,) = to_builtins(pod.status)["containerStatuses"]
     assert status["user"] == {"linux": {"uid": 5, "gid": 6}}
 
 
-async def test_a_node_that_does_not_isolate_local_storage_has_none(bench: Bench, hollow: HollowRuntime):
-    bench.config.local_storage_capacity_isolation = False
-    node = await bench.start()
+async def test_a_node_that_does_not_isolate_local_storage_has_none(rig: Rig, hollow: HollowRuntime):
+    rig.config.local_storage_capacity_isolation = False
+    node = await rig.start()
     limit = {"resourceFieldRef": {"resource": "limits.ephemeral-storage"}}
-    bench.write("told", {"containers": [container(env=[{"name": "E", "valueFrom": limit}])]})
-    bench.write("asks", {"containers": [container(resources={"requests": {"ephemeral-storage": "1Mi"}})]})
-    await eventually(lambda: (bench.phase("told"), bench.phase("asks")) == ("Running", "Failed"))
-    pod = bench.pod("asks")
+    rig.write("told", {"containers": [container(env=[{"name": "E", "valueFrom": limit}])]})
+    rig.write("asks", {"containers": [container(resources={"requests": {"ephemeral-storage": "1Mi"}})]})
+    await eventually(lambda: (rig.phase("told"), rig.phase("asks")) == ("Running", "Failed"))
+    pod = rig.pod("asks")
     assert pod is not None
     assert "(res: ephemeral-storage, q: 1048576)" in pod.status.message
     (made,) = hollow.service.records.containers.values()

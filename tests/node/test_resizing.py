@@ -10,30 +10,30 @@ import pytest
 from engine.api.pod import Pod
 from engine.node.worker import PodWorker
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 
-def write(bench: Bench, name: str, milli: int) -> None:
-    bench.write(name, {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]})
+def write(rig: Rig, name: str, milli: int) -> None:
+    rig.write(name, {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]})
 
 
-def requested(bench: Bench, name: str) -> int:
-    return int(bench.pod(name).spec.containers[0].requests["cpu"].milli)
+def requested(rig: Rig, name: str) -> int:
+    return int(rig.pod(name).spec.containers[0].requests["cpu"].milli)
 
 
-def condition(bench: Bench, name: str) -> str:
-    conditions = bench.pod(name).status.conditions or []
+def condition(rig: Rig, name: str) -> str:
+    conditions = rig.pod(name).status.conditions or []
     return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
 
 
 @pytest.fixture
-async def half(bench: Bench) -> int:
+async def half(rig: Rig) -> int:
     """Two pods of a hundred milli-CPU each are running; half of what the node can give."""
-    node = await bench.start()
-    write(bench, "a", 100)
-    write(bench, "b", 100)
-    await eventually(lambda: bench.phase("a") == bench.phase("b") == "Running")
+    node = await rig.start()
+    write(rig, "a", 100)
+    write(rig, "b", 100)
+    await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
     return int(node.node_object().allocatable["cpu"].milli) // 2
 
 
@@ -52,64 +52,64 @@ def hold_updates(
     return updating, go_on
 
 
-async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(bench: Bench, half: int):
-    write(bench, "a", half)
-    await eventually(lambda: requested(bench, "a") == half)
-    write(bench, "b", half + 100)
-    await eventually(lambda: condition(bench, "b") == "Deferred")
-    assert requested(bench, "b") == 100
-    write(bench, "a", 100)
-    await eventually(lambda: requested(bench, "b") == half + 100)
-    assert condition(bench, "b") == ""
+async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(rig: Rig, half: int):
+    write(rig, "a", half)
+    await eventually(lambda: requested(rig, "a") == half)
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
+    assert requested(rig, "b") == 100
+    write(rig, "a", 100)
+    await eventually(lambda: requested(rig, "b") == half + 100)
+    assert condition(rig, "b") == ""
 
 
 async def test_two_resizes_do_not_get_the_same_room(
-    bench: Bench, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
 ):
     updating, go_on = hold_updates(hollow, monkeypatch)
-    write(bench, "a", half + 100)
+    write(rig, "a", half + 100)
     await eventually(updating.is_set)
-    write(bench, "b", half + 100)
-    await eventually(lambda: condition(bench, "b") == "Deferred")
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
     go_on.set()
-    await eventually(lambda: requested(bench, "a") == half + 100)
-    write(bench, "a", 100)
-    await eventually(lambda: requested(bench, "b") == half + 100)
+    await eventually(lambda: requested(rig, "a") == half + 100)
+    write(rig, "a", 100)
+    await eventually(lambda: requested(rig, "b") == half + 100)
 
 
-async def test_a_resize_that_is_taken_back_holds_nothing(bench: Bench, half: int):
-    write(bench, "a", half)
-    await eventually(lambda: requested(bench, "a") == half)
-    write(bench, "b", half + 100)
-    await eventually(lambda: condition(bench, "b") == "Deferred")
-    write(bench, "b", 100)
-    await eventually(lambda: condition(bench, "b") == "")
-    write(bench, "c", half - 100)
-    await eventually(lambda: bench.phase("c") == "Running")
+async def test_a_resize_that_is_taken_back_holds_nothing(rig: Rig, half: int):
+    write(rig, "a", half)
+    await eventually(lambda: requested(rig, "a") == half)
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
+    write(rig, "b", 100)
+    await eventually(lambda: condition(rig, "b") == "")
+    write(rig, "c", half - 100)
+    await eventually(lambda: rig.phase("c") == "Running")
 
 
 async def test_a_resize_that_another_follows_while_it_is_carried_out(
-    bench: Bench, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
 ):
     updating, go_on = hold_updates(hollow, monkeypatch)
     heard, update = list[Pod](), PodWorker.update
     monkeypatch.setattr(PodWorker, "update", lambda worker, pod: (heard.append(pod), update(worker, pod)))
-    write(bench, "a", 200)
+    write(rig, "a", 200)
     await eventually(updating.is_set)
-    write(bench, "a", 300)
+    write(rig, "a", 300)
     await eventually(lambda: len(heard) == 2)
     go_on.set()
-    await eventually(lambda: requested(bench, "a") == 300)
+    await eventually(lambda: requested(rig, "a") == 300)
 
 
-def write_init(bench: Bench, milli: int) -> None:
+def write_init(rig: Rig, milli: int) -> None:
     amounts = {"resources": {"requests": {"cpu": f"{milli}m"}}}
     inits = [container("i", **amounts), container("later", **amounts)]
-    bench.write("p", {"initContainers": inits, "containers": [container("app", **amounts)]})
+    rig.write("p", {"initContainers": inits, "containers": [container("app", **amounts)]})
 
 
 async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_its_new_amount(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     update, updated = hollow.backend.update_resources, dict[str, int]()
 
@@ -122,13 +122,13 @@ async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_i
         return next((c for c in held if c.config.metadata.name == name), None)
 
     monkeypatch.setattr(hollow.backend, "update_resources", note_update)
-    await bench.start()
-    write_init(bench, 100)
+    await rig.start()
+    write_init(rig, 100)
     await eventually(lambda: begun("i") is not None and begun("i").started_at)
-    write_init(bench, 1000)
+    write_init(rig, 1000)
     await eventually(lambda: updated == {"i": 1024})
     hollow.end_container(begun("i").id, exit_code=0)
     await eventually(lambda: begun("later") is not None and begun("later").started_at)
     assert begun("later").config.linux.resources.cpu_shares == 1024
-    (first, _) = bench.pod("p").status.init_container_statuses
+    (first, _) = rig.pod("p").status.init_container_statuses
     assert first.restart_count == 0

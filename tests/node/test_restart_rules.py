@@ -16,7 +16,7 @@ from engine.node.actions import Health, next_actions
 from engine.node.container_hash import container_hash
 from engine.node.restart_rules import should_restart, to_reset
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 EXIT = "runtime.kubengine.dev/"
@@ -80,11 +80,11 @@ def test_all_containers_go_those_whose_end_began_it_last():
 
 
 async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never_restarts(
-    bench: Bench, hollow: HollowRuntime
+    rig: Rig, hollow: HollowRuntime
 ):
-    await bench.start()
+    await rig.start()
     rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]
-    bench.write(
+    rig.write(
         "retry",
         {
             "restartPolicy": "Never",
@@ -94,18 +94,18 @@ async def test_a_container_that_its_rule_restarts_runs_again_in_a_pod_that_never
     )
     await eventually(
         lambda: (
-            (pod := bench.pod("retry"))
+            (pod := rig.pod("retry"))
             and pod.status.container_statuses
             and pod.status.container_statuses[0].restart_count == 1
         )
     )
-    assert bench.phase("retry") == "Running"
+    assert rig.phase("retry") == "Running"
 
 
-async def test_a_pod_begins_anew_in_its_sandbox(bench: Bench, hollow: HollowRuntime):
-    await bench.start()
+async def test_a_pod_begins_anew_in_its_sandbox(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
     rules = [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [7]}}]
-    bench.write(
+    rig.write(
         "anew",
         {
             "restartPolicy": "Never",
@@ -120,14 +120,14 @@ async def test_a_pod_begins_anew_in_its_sandbox(bench: Bench, hollow: HollowRunt
     )
 
     def restarted() -> bool:
-        pod = bench.pod("anew")
+        pod = rig.pod("anew")
         statuses = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]
         return all(s.restart_count >= 1 and s.container_id for s in statuses)
 
-    await eventually(lambda: bench.phase("anew") == "Running")
+    await eventually(lambda: rig.phase("anew") == "Running")
     await eventually(restarted)
     assert hollow.counts()["RunPodSandbox"]["calls"] == 1
-    status = bench.pod("anew").status
+    status = rig.pod("anew").status
     last = status.container_statuses[1].last_state.terminated
     assert (last.exit_code, last.reason) == (137, "RestartingAllContainers")
     conditions = {c.type: c.status for c in status.conditions}
@@ -144,8 +144,8 @@ async def test_a_pod_begins_anew_in_its_sandbox(bench: Bench, hollow: HollowRunt
         ({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}, "exitCodes: must be"),
     ],
 )
-async def test_rules_that_say_nothing_are_refused(bench: Bench, fields, said):
-    await bench.start()
-    bench.write("bad", {"containers": [container(**fields)]})
-    await eventually(lambda: any(said in e.message for e in bench.node.recorder))
-    assert bench.pod("bad") is None
+async def test_rules_that_say_nothing_are_refused(rig: Rig, fields, said):
+    await rig.start()
+    rig.write("bad", {"containers": [container(**fields)]})
+    await eventually(lambda: any(said in e.message for e in rig.node.recorder))
+    assert rig.pod("bad") is None

@@ -8,7 +8,7 @@ import pytest
 
 from engine.server.exchange import Request
 from engine.server.routes import answer
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 
 ACTIONS = [
     ("admission", "dry-run", {"pod": "{}", "polciy": "fewest"}),
@@ -18,8 +18,8 @@ ACTIONS = [
 ]
 
 
-async def test_every_room_refuses_what_it_does_not_know(bench: Bench) -> None:
-    node = await bench.start()
+async def test_every_room_refuses_what_it_does_not_know(rig: Rig) -> None:
+    node = await rig.start()
     rooms = [name for name, room in node.rooms.items() if hasattr(room, "describe")]
     assert len(rooms) >= 8
     for name in rooms:
@@ -32,9 +32,9 @@ async def test_every_room_refuses_what_it_does_not_know(bench: Bench) -> None:
 
 @pytest.mark.parametrize(("room", "action", "query"), ACTIONS, ids=[room for room, _, _ in ACTIONS])
 async def test_orders_with_a_mistyped_parameter_are_not_carried_out(
-    bench: Bench, room: str, action: str, query: dict[str, str]
+    rig: Rig, room: str, action: str, query: dict[str, str]
 ) -> None:
-    node = await bench.start()
+    node = await rig.start()
     got = await answer(node, Request("POST", f"/kubengine/{room}/{action}", query, trusted=True))
     body = got.body if isinstance(got.body, bytes) else b""
     assert got.status == 400
@@ -46,9 +46,9 @@ async def test_orders_with_a_mistyped_parameter_are_not_carried_out(
     [("cgroups", "check", {"fix": "yes"}), ("images", "gc", {"dry-run": "maybe"})],
 )
 async def test_an_order_that_is_neither_on_nor_off_is_refused(
-    bench: Bench, room: str, action: str, query: dict[str, str]
+    rig: Rig, room: str, action: str, query: dict[str, str]
 ) -> None:
-    node = await bench.start()
+    node = await rig.start()
     got = await answer(node, Request("POST", f"/kubengine/{room}/{action}", query, trusted=True))
     assert got.status == 400
     assert b"expected true or false" in (got.body if isinstance(got.body, bytes) else b"")

@@ -26,7 +26,7 @@ from engine.node.runtime_health import HandlerFeatures, RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 
@@ -137,29 +137,29 @@ async def test_what_the_runtime_says_of_itself_is_passed_on(
     await watched.stop()
 
 
-def ready(bench: Bench) -> Any:
-    return next(c for c in bench.node.node_object().status.conditions if c.type == "Ready")
+def ready(rig: Rig) -> Any:
+    return next(c for c in rig.node.node_object().status.conditions if c.type == "Ready")
 
 
 async def test_the_node_is_ready_or_says_why_not_and_each_change_is_an_event(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(runtime_health, "CHECK_SECONDS", 0.05)
-    node = await bench.start()
-    assert (ready(bench).status, ready(bench).reason) == ("True", "KubeletReady")
-    since = ready(bench).last_transition_time
+    node = await rig.start()
+    assert (ready(rig).status, ready(rig).reason) == ("True", "KubeletReady")
+    since = ready(rig).last_transition_time
     await eventually(lambda: datetime.now(UTC) > since + timedelta(seconds=1))
     problems: list[str] = ["a", "b", "a"]
     monkeypatch.setattr(node.running.runtime_health, "problems", lambda: problems)
     node.running.runtime_health.doubt()
-    await eventually(lambda: "NodeNotReady" in bench.reasons())
-    assert (ready(bench).reason, ready(bench).message) == ("KubeletNotReady", "[a, b]")
-    assert ready(bench).last_transition_time > since
+    await eventually(lambda: "NodeNotReady" in rig.reasons())
+    assert (ready(rig).reason, ready(rig).message) == ("KubeletNotReady", "[a, b]")
+    assert ready(rig).last_transition_time > since
     del problems[1:]
-    assert ready(bench).message == "a"
+    assert ready(rig).message == "a"
     problems.clear()
-    await eventually(lambda: bench.reasons().count("NodeReady") == 2)
-    said = [(e.reason, e.message) for e in bench.node.recorder if not e.pod]
+    await eventually(lambda: rig.reasons().count("NodeReady") == 2)
+    said = [(e.reason, e.message) for e in rig.node.recorder if not e.pod]
     assert said[:5] == [
         ("Starting", "Starting kubelet."),
         ("NodeHasSufficientMemory", "Node n1 status is now: NodeHasSufficientMemory"),
@@ -169,16 +169,16 @@ async def test_the_node_is_ready_or_says_why_not_and_each_change_is_an_event(
     ]
 
 
-async def test_a_reboot_is_an_event(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    await bench.start()
-    await bench.restart()
-    assert "Rebooted" not in bench.reasons()
+async def test_a_reboot_is_an_event(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    await rig.start()
+    await rig.restart()
+    assert "Rebooted" not in rig.reasons()
     monkeypatch.setattr("engine.node.machine.boot_id", lambda: "another")
-    await bench.restart()
-    said = [e.message for e in bench.node.recorder if e.reason == "Rebooted"]
+    await rig.restart()
+    said = [e.message for e in rig.node.recorder if e.reason == "Rebooted"]
     assert said == ["Node n1 has been rebooted, boot id: another"]
-    await bench.restart()
-    assert "Rebooted" not in bench.reasons()
+    await rig.restart()
+    assert "Rebooted" not in rig.reasons()
 
 
 @pytest.mark.parametrize(
@@ -202,28 +202,28 @@ async def test_a_reboot_is_an_event(bench: Bench, monkeypatch: pytest.MonkeyPatc
     ],
 )
 async def test_what_the_host_has_not_got_turns_the_pod_away(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, spec, reason, message
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, spec, reason, message
 ):
     monkeypatch.setattr("engine.node.running_node.app_armor_enabled", lambda: False)
     monkeypatch.setattr(runtime_health.RuntimeFeatures, "of", lambda _: runtime_health.RuntimeFeatures())
-    await bench.start()
-    bench.write("asks", {"containers": [container()], **spec})
-    await eventually(lambda: bench.phase("asks") == "Failed")
-    status = bench.pod("asks").status
+    await rig.start()
+    rig.write("asks", {"containers": [container()], **spec})
+    await eventually(lambda: rig.phase("asks") == "Failed")
+    status = rig.pod("asks").status
     assert (status.reason, status.message) == (reason, f"Pod was rejected: {message}")
     assert not status.container_statuses
     assert not status.conditions
-    assert [e.message for e in bench.node.recorder if e.reason == reason] == [message]
+    assert [e.message for e in rig.node.recorder if e.reason == reason] == [message]
     await asyncio.sleep(0.2)
-    assert bench.phase("asks") == "Failed"
+    assert rig.phase("asks") == "Failed"
 
 
-async def test_an_allow_list_of_the_hosts_own_sysctls_stops_the_agent(bench: Bench):
-    bench.config.allowed_unsafe_sysctls = ["vm.*"]
+async def test_an_allow_list_of_the_hosts_own_sysctls_stops_the_agent(rig: Rig):
+    rig.config.allowed_unsafe_sysctls = ["vm.*"]
     with pytest.raises(InvalidInput, match="allowedUnsafeSysctls"):
-        await bench.start()
-    await bench.node.stop()
-    bench.node = None
+        await rig.start()
+    await rig.node.stop()
+    rig.node = None
 
 
 def test_app_armor_is_where_the_kernel_shows_it_switched_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

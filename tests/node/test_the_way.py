@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +45,12 @@ def entrances() -> Iterator[list[Entrance]]:
         threading.setprofile(before[1])  # type: ignore[arg-type]
 
 
-async def test_a_pod_takes_the_way_that_is_shown(bench: Bench):
+async def test_a_pod_takes_the_way_that_is_shown(rig: Rig):
     with entrances() as seen:
-        await bench.start()
+        await rig.start()
         first_of_node = len(seen)
-        bench.write("web", {"containers": [container()]})
-        await eventually(lambda: bench.phase("web") == "Running")
+        rig.write("web", {"containers": [container()]})
+        await eventually(lambda: rig.phase("web") == "Running")
     of_pod = seen[first_of_node:]
     way = shown()
     files = [file for file, _ in way]

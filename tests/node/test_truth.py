@@ -18,8 +18,8 @@ from engine.devices.checkpoint_file import CheckpointFile
 from engine.node import pods
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
-from tests.devices.device_bench import GPU, DeviceBench
-from tests.node_bench import container
+from tests.devices.device_rig import GPU, DeviceRig
+from tests.node_rig import container
 from tests.waiting import eventually
 
 PREFIX = "runtime.kubengine.dev/"
@@ -42,136 +42,136 @@ KINDS = [
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[DeviceBench]:
+async def rig() -> AsyncIterator[DeviceRig]:
     """A node with two devices on which any pod of `KINDS` has no place for a second one."""
     with tempfile.TemporaryDirectory(prefix="kt-") as short:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
-            bench = DeviceBench(Path(short), runtime)
-            await bench.start()
-            await bench.plugin(2)
-            yield bench
-            await bench.close()
+            rig = DeviceRig(Path(short), runtime)
+            await rig.start()
+            await rig.plugin(2)
+            yield rig
+            await rig.close()
 
 
 def with_image(spec: dict[str, Any], image: str) -> dict[str, Any]:
     return {**spec, "containers": [{**each, "image": image} for each in spec["containers"]]}
 
 
-def sandboxes(bench: DeviceBench, name: str) -> int:
-    records = bench.runtime.service.records.sandboxes.values()
+def sandboxes(rig: DeviceRig, name: str) -> int:
+    records = rig.runtime.service.records.sandboxes.values()
     return sum(sandbox.config.metadata.name == f"{name}-n1" for sandbox in records)
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_what_runs_keeps_its_place_from_a_pod_that_sorts_first(bench, spec, reason):
-    bench.write("m", spec)
-    await eventually(lambda: bench.running("m"))
-    await bench.node.stop()
-    bench.write("a", spec)
-    await bench.start()
-    await eventually(lambda: bench.allocatable() == 2)
-    await eventually(lambda: bench.phase("a") == "Failed" and bench.running("m"))
-    assert bench.pod("a").status.reason == reason
-    assert bench.runtime.counts()["StartContainer"]["calls"] == 1
+async def test_what_runs_keeps_its_place_from_a_pod_that_sorts_first(rig, spec, reason):
+    rig.write("m", spec)
+    await eventually(lambda: rig.running("m"))
+    await rig.node.stop()
+    rig.write("a", spec)
+    await rig.start()
+    await eventually(lambda: rig.allocatable() == 2)
+    await eventually(lambda: rig.phase("a") == "Failed" and rig.running("m"))
+    assert rig.pod("a").status.reason == reason
+    assert rig.runtime.counts()["StartContainer"]["calls"] == 1
 
 
-async def test_devices_of_pods_that_run_are_never_given_out_again(bench):
-    bench.wants("one")
-    bench.wants("two")
-    await eventually(lambda: bench.running("one", "two"))
-    held = {name: bench.gpus(name) for name in ("one", "two")}
-    await bench.node.stop()
-    bench.write("a", {"containers": [container()]})
-    bench.wants("b")
-    await bench.start()
-    await eventually(lambda: bench.running("a") and bench.allocatable() == 2)
-    await eventually(lambda: bench.phase("b") == "Failed")
-    assert await bench.listed() == {"a-n1": [], **{f"{name}-n1": ids for name, ids in held.items()}}
-    assert {name: bench.gpus(name) for name in ("one", "two")} == held
+async def test_devices_of_pods_that_run_are_never_given_out_again(rig):
+    rig.wants("one")
+    rig.wants("two")
+    await eventually(lambda: rig.running("one", "two"))
+    held = {name: rig.gpus(name) for name in ("one", "two")}
+    await rig.node.stop()
+    rig.write("a", {"containers": [container()]})
+    rig.wants("b")
+    await rig.start()
+    await eventually(lambda: rig.running("a") and rig.allocatable() == 2)
+    await eventually(lambda: rig.phase("b") == "Failed")
+    assert await rig.listed() == {"a-n1": [], **{f"{name}-n1": ids for name, ids in held.items()}}
+    assert {name: rig.gpus(name) for name in ("one", "two")} == held
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_an_edited_manifest_s_pod_runs_when_its_predecessor_is_gone(bench, spec, reason):
-    bench.write("web", with_image(spec, "busybox:1"), annotations=SLOW_STOP)
-    await eventually(lambda: bench.running("web"))
-    uid = bench.pod("web").uid
+async def test_an_edited_manifest_s_pod_runs_when_its_predecessor_is_gone(rig, spec, reason):
+    rig.write("web", with_image(spec, "busybox:1"), annotations=SLOW_STOP)
+    await eventually(lambda: rig.running("web"))
+    uid = rig.pod("web").uid
     most = 0
-    run = bench.runtime.backend.run_sandbox
+    run = rig.runtime.backend.run_sandbox
 
     async def count(sandbox: object) -> object:
         nonlocal most
-        most = max(most, sandboxes(bench, "web"))
+        most = max(most, sandboxes(rig, "web"))
         return await run(sandbox)
 
-    bench.runtime.backend.run_sandbox = count
-    bench.write("web", with_image(spec, "busybox:2"), annotations=SLOW_STOP)
-    await eventually(lambda: bench.running("web") and bench.pod("web").uid != uid)
+    rig.runtime.backend.run_sandbox = count
+    rig.write("web", with_image(spec, "busybox:2"), annotations=SLOW_STOP)
+    await eventually(lambda: rig.running("web") and rig.pod("web").uid != uid)
     assert most == 0, "its predecessor was there when it started"
-    assert reason not in bench.reasons()
+    assert reason not in rig.reasons()
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_an_edit_while_no_agent_was_there_waits_too(bench, spec, reason):
-    bench.write("web", with_image(spec, "busybox:1"), annotations=SLOW_STOP)
-    await eventually(lambda: bench.running("web"))
-    uid = bench.pod("web").uid
-    await bench.node.stop()
-    bench.write("web", with_image(spec, "busybox:2"), annotations=SLOW_STOP)
-    await bench.start()
-    await eventually(lambda: bench.pod("web") and bench.pod("web").uid != uid and bench.running("web"))
-    assert sandboxes(bench, "web") == 1
+async def test_an_edit_while_no_agent_was_there_waits_too(rig, spec, reason):
+    rig.write("web", with_image(spec, "busybox:1"), annotations=SLOW_STOP)
+    await eventually(lambda: rig.running("web"))
+    uid = rig.pod("web").uid
+    await rig.node.stop()
+    rig.write("web", with_image(spec, "busybox:2"), annotations=SLOW_STOP)
+    await rig.start()
+    await eventually(lambda: rig.pod("web") and rig.pod("web").uid != uid and rig.running("web"))
+    assert sandboxes(rig, "web") == 1
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
-async def test_a_pod_under_another_name_waits_for_the_one_that_makes_it_room(bench, spec, reason):
+async def test_a_pod_under_another_name_waits_for_the_one_that_makes_it_room(rig, spec, reason):
     """As on the kubelet a pod that nobody wants is not counted; here what it holds is waited for too."""
-    old = bench.write("old", spec, annotations=SLOW_STOP)
-    await eventually(lambda: bench.running("old"))
+    old = rig.write("old", spec, annotations=SLOW_STOP)
+    await eventually(lambda: rig.running("old"))
     most = 0
-    run = bench.runtime.backend.run_sandbox
+    run = rig.runtime.backend.run_sandbox
 
     async def count(sandbox: object) -> object:
         nonlocal most
-        running = [c for c in bench.runtime.service.records.containers.values() if c.state == 1]
+        running = [c for c in rig.runtime.service.records.containers.values() if c.state == 1]
         most = max(most, len(running))
         return await run(sandbox)
 
-    bench.runtime.backend.run_sandbox = count
+    rig.runtime.backend.run_sandbox = count
     old.unlink()
-    bench.write("new", spec)
-    await eventually(lambda: bench.running("new"))
+    rig.write("new", spec)
+    await eventually(lambda: rig.running("new"))
     assert most == 0, "it started while what it needs was held"
-    assert reason not in bench.reasons()
+    assert reason not in rig.reasons()
 
 
-async def test_a_rejected_pod_is_tried_again_when_there_is_room(bench):
-    first = bench.write("first", HOST_PORT)
-    await eventually(lambda: bench.running("first"))
-    bench.write("second", HOST_PORT)
-    bench.write("third", HOST_PORT)
-    await eventually(lambda: bench.phase("second") == bench.phase("third") == "Failed")
+async def test_a_rejected_pod_is_tried_again_when_there_is_room(rig):
+    first = rig.write("first", HOST_PORT)
+    await eventually(lambda: rig.running("first"))
+    rig.write("second", HOST_PORT)
+    rig.write("third", HOST_PORT)
+    await eventually(lambda: rig.phase("second") == rig.phase("third") == "Failed")
     first.unlink()
-    await eventually(lambda: bench.running("second"))
-    assert bench.phase("third") == "Failed"
-    assert bench.reasons().count("NodePorts") == 2
+    await eventually(lambda: rig.running("second"))
+    assert rig.phase("third") == "Failed"
+    assert rig.reasons().count("NodePorts") == 2
 
 
-async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(bench):
-    bench.wants("first", 2)
-    await eventually(lambda: bench.running("first"))
-    (bench.manifests / "first.yaml").unlink()
-    await eventually(lambda: not bench.node.pods())
-    (plugin,) = bench.plugins
+async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
+    rig.wants("first", 2)
+    await eventually(lambda: rig.running("first"))
+    (rig.manifests / "first.yaml").unlink()
+    await eventually(lambda: not rig.node.pods())
+    (plugin,) = rig.plugins
     await plugin.stop()
-    await eventually(lambda: bench.allocatable() == 0)
-    bench.wants("second")
-    await eventually(lambda: bench.phase("second") == "Failed")
+    await eventually(lambda: rig.allocatable() == 0)
+    rig.wants("second")
+    await eventually(lambda: rig.phase("second") == "Failed")
     await plugin.start()
-    plugin.follow(bench.plugin_dir)
-    await eventually(lambda: bench.running("second"))
+    plugin.follow(rig.plugin_dir)
+    await eventually(lambda: rig.running("second"))
 
 
-async def test_a_pod_whose_devices_could_not_be_kept_is_judged_again(bench, monkeypatch):
+async def test_a_pod_whose_devices_could_not_be_kept_is_judged_again(rig, monkeypatch):
     replace, failures = CheckpointFile._replace, 0
 
     def fails(self: CheckpointFile, text: bytes) -> None:
@@ -183,24 +183,24 @@ async def test_a_pod_whose_devices_could_not_be_kept_is_judged_again(bench, monk
 
     monkeypatch.setattr(CheckpointFile, "_replace", fails)
     monkeypatch.setattr(pods, "RETRY_SECONDS", 0.05)
-    bench.wants("a")
-    await eventually(lambda: bench.running("a"))
+    rig.wants("a")
+    await eventually(lambda: rig.running("a"))
     assert failures == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.ALLOCATE_HANGS, Fault.PREFERRED_HANGS])
-async def test_a_plugin_that_hangs_holds_up_its_own_pod_alone(bench, fault):
-    (plugin,) = bench.plugins
+async def test_a_plugin_that_hangs_holds_up_its_own_pod_alone(rig, fault):
+    (plugin,) = rig.plugins
     if fault is Fault.PREFERRED_HANGS:
         await plugin.stop()
-        bench.plugins.clear()
-        plugin = await bench.plugin(2, prefer=["gpu-1"])
+        rig.plugins.clear()
+        plugin = await rig.plugin(2, prefer=["gpu-1"])
     await plugin.fail_with(fault)
-    bench.wants("hangs")
-    await eventually(lambda: bench.phase("hangs") == "Pending")
-    bench.write("other", LARGE)
-    await eventually(lambda: bench.running("other"))
-    assert bench.phase("hangs") == "Pending"
+    rig.wants("hangs")
+    await eventually(lambda: rig.phase("hangs") == "Pending")
+    rig.write("other", LARGE)
+    await eventually(lambda: rig.running("other"))
+    assert rig.phase("hangs") == "Pending"
 
 
 ENDS = {
@@ -215,78 +215,78 @@ ENDS = {
 
 @pytest.mark.parametrize("forgotten", [False, True], ids=["runtime-knows", "runtime-forgot"])
 @pytest.mark.parametrize("how", ENDS)
-async def test_a_pod_that_has_ended_stays_ended(bench, how, forgotten):
+async def test_a_pod_that_has_ended_stays_ended(rig, how, forgotten):
     annotations, code, end, phase = ENDS[how]
     if code is not None:
         annotations = {**annotations, f"{PREFIX}exit-after": "10ms", f"{PREFIX}exit-code": code}
     spec = {"containers": [container()], "restartPolicy": "Never"}
     if how == "deadline":
         spec["activeDeadlineSeconds"] = 1
-    bench.write("job", spec, annotations=annotations)
+    rig.write("job", spec, annotations=annotations)
     if end is not None:
-        await eventually(lambda: bench.running("job"))
-        await bench.node.kill_pod(bench.pod("job"), end)
-    await eventually(lambda: bench.phase("job") == phase and not bench.node.active_pods())
-    kept = bench.root / "pods" / bench.pod("job").uid / "end.json"
-    await eventually(lambda: kept.exists() and bench.pod("job").status.phase.encode() in kept.read_bytes())
-    status = bench.pod("job").status
-    await bench.node.stop()
-    calls = bench.runtime.counts()["StartContainer"]["calls"]
+        await eventually(lambda: rig.running("job"))
+        await rig.node.kill_pod(rig.pod("job"), end)
+    await eventually(lambda: rig.phase("job") == phase and not rig.node.active_pods())
+    kept = rig.root / "pods" / rig.pod("job").uid / "end.json"
+    await eventually(lambda: kept.exists() and rig.pod("job").status.phase.encode() in kept.read_bytes())
+    status = rig.pod("job").status
+    await rig.node.stop()
+    calls = rig.runtime.counts()["StartContainer"]["calls"]
     if forgotten:
-        bench.runtime.service.records.containers.clear()
-        bench.runtime.service.records.sandboxes.clear()
-    for sandbox in bench.runtime.service.records.sandboxes.values():
+        rig.runtime.service.records.containers.clear()
+        rig.runtime.service.records.sandboxes.clear()
+    for sandbox in rig.runtime.service.records.sandboxes.values():
         sandbox.config.annotations.pop(f"{PREFIX}start-error", None)
-    await bench.start()
-    assert bench.phase("job") == phase
-    assert bench.pod("job").status == status
-    bench.write("later", {"containers": [container()]})
-    await eventually(lambda: bench.running("later"))
-    assert bench.pod("job").status == status
-    assert bench.runtime.counts()["StartContainer"]["calls"] == calls + 1
+    await rig.start()
+    assert rig.phase("job") == phase
+    assert rig.pod("job").status == status
+    rig.write("later", {"containers": [container()]})
+    await eventually(lambda: rig.running("later"))
+    assert rig.pod("job").status == status
+    assert rig.runtime.counts()["StartContainer"]["calls"] == calls + 1
 
 
-async def test_a_pod_that_was_being_ended_is_ended_by_the_next_agent(bench):
-    bench.write("victim", {"containers": [container()]}, annotations={f"{PREFIX}stop-after": "1s"})
-    await eventually(lambda: bench.running("victim"))
+async def test_a_pod_that_was_being_ended_is_ended_by_the_next_agent(rig):
+    rig.write("victim", {"containers": [container()]}, annotations={f"{PREFIX}stop-after": "1s"})
+    await eventually(lambda: rig.running("victim"))
     killing = asyncio.create_task(
-        bench.node.kill_pod(bench.pod("victim"), PodEnd("Evicted", "The node was low on resource: memory."))
+        rig.node.kill_pod(rig.pod("victim"), PodEnd("Evicted", "The node was low on resource: memory."))
     )
-    await eventually(lambda: "Killing" in bench.reasons())
-    await bench.node.stop()
+    await eventually(lambda: "Killing" in rig.reasons())
+    await rig.node.stop()
     killing.cancel()
-    await bench.start()
-    await eventually(lambda: bench.phase("victim") == "Failed")
-    assert bench.pod("victim").status.reason == "Evicted"
-    assert bench.runtime.counts()["StartContainer"]["calls"] == 1
+    await rig.start()
+    await eventually(lambda: rig.phase("victim") == "Failed")
+    assert rig.pod("victim").status.reason == "Evicted"
+    assert rig.runtime.counts()["StartContainer"]["calls"] == 1
 
 
-async def test_a_bad_record_of_an_end_is_named_and_holds_up_nobody(bench, caplog):
-    bench.write("job", {"containers": [container()], "restartPolicy": "Never"})
-    await eventually(lambda: bench.running("job"))
-    await bench.node.stop()
-    kept = bench.root / "pods" / bench.runtime_uid("job") / "end.json"
+async def test_a_bad_record_of_an_end_is_named_and_holds_up_nobody(rig, caplog):
+    rig.write("job", {"containers": [container()], "restartPolicy": "Never"})
+    await eventually(lambda: rig.running("job"))
+    await rig.node.stop()
+    kept = rig.root / "pods" / rig.runtime_uid("job") / "end.json"
     kept.write_bytes(b"\xff{")
-    await bench.start()
-    await eventually(lambda: bench.running("job"))
+    await rig.start()
+    await eventually(lambda: rig.running("job"))
     assert str(kept) in caplog.text
 
 
-async def test_a_start_that_failed_is_not_tried_again_by_the_next_agent_where_nothing_restarts(bench):
+async def test_a_start_that_failed_is_not_tried_again_by_the_next_agent_where_nothing_restarts(rig):
     spec = {"containers": [container("bad"), container("good")], "restartPolicy": "Never"}
-    bench.write("job", spec, annotations={f"{PREFIX}start-error.bad": "no such file"})
+    rig.write("job", spec, annotations={f"{PREFIX}start-error.bad": "no such file"})
 
     def state_of_bad() -> Any:
-        pod = bench.pod("job")
+        pod = rig.pod("job")
         statuses = (pod.status.container_statuses if pod is not None else None) or []
         return next((s.state.terminated for s in statuses if s.name == "bad"), None)
 
-    await eventually(lambda: bench.running("job") and state_of_bad())
+    await eventually(lambda: rig.running("job") and state_of_bad())
     before = state_of_bad()
     assert before.reason == "StartError"
-    calls = bench.runtime.counts()["StartContainer"]["calls"]
-    await bench.restart()
-    bench.write("later", {"containers": [container()]})
-    await eventually(lambda: bench.running("job", "later"))
-    assert bench.runtime.counts()["StartContainer"]["calls"] == calls + 1
+    calls = rig.runtime.counts()["StartContainer"]["calls"]
+    await rig.restart()
+    rig.write("later", {"containers": [container()]})
+    await eventually(lambda: rig.running("job", "later"))
+    assert rig.runtime.counts()["StartContainer"]["calls"] == calls + 1
     assert state_of_bad() == before

@@ -14,7 +14,7 @@ from engine.api.errors import InvalidInput
 from engine.api.lifecycle import PodEnd
 from engine.host import kept
 from engine.node import sources
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 
@@ -46,48 +46,48 @@ class Disk:
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "manifests"])
-async def test_running_pods_outlive_it(bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    bench.write("a", {"containers": [container()]})
-    node = await bench.start()
+async def test_running_pods_outlive_it(rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    rig.write("a", {"containers": [container()]})
+    node = await rig.start()
 
     def runs() -> bool:
-        return bench.phase("a") == "Running"
+        return rig.phase("a") == "Running"
 
     await eventually(runs)
     before = {c.id for c in node.running.watch.pods[node.pods()[0].uid].containers}
     disk = Disk(monkeypatch, name)
-    node = await bench.restart()
+    node = await rig.restart()
     assert not node.pods()
     disk.broken = False
     await eventually(runs)
     assert {c.id for c in node.running.watch.pods[node.pods()[0].uid].containers} == before
-    assert "FailedManifest" in bench.reasons()
+    assert "FailedManifest" in rig.reasons()
 
 
 async def test_one_that_stays_unreadable_holds_up_others_for_a_while_only(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "FIRST_LOOK_SECONDS", 0.3)
     Disk(monkeypatch, "a.yaml")
     for name in "ab":
-        bench.write(name, {"containers": [container()]})
-    await bench.start()
+        rig.write(name, {"containers": [container()]})
+    await rig.start()
 
     def runs() -> bool:
-        return bench.phase("b") == "Running"
+        return rig.phase("b") == "Running"
 
     await eventually(runs)
-    assert bench.pod("a") is None
+    assert rig.pod("a") is None
 
 
 async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = bench.write("a", {"containers": [container()]})
-    node = await bench.start()
+    path = rig.write("a", {"containers": [container()]})
+    node = await rig.start()
 
     def runs() -> bool:
-        return bench.phase("a") == "Running"
+        return rig.phase("a") == "Running"
 
     await eventually(runs)
     [before] = node.pods()
@@ -95,11 +95,11 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
     path.write_text(path.read_text() + "\n# the same\n")
 
     def said() -> bool:
-        return "FailedManifest" in bench.reasons()
+        return "FailedManifest" in rig.reasons()
 
     await eventually(said)
     assert node.pods()[0].uid == before.uid
-    bench.write("a", {"containers": [container(image="busybox:2")]})
+    rig.write("a", {"containers": [container(image="busybox:2")]})
     disk.broken = False
 
     def is_new() -> bool:
@@ -110,22 +110,22 @@ async def test_a_pod_stays_while_its_changed_manifest_cannot_be_read(
 
 @pytest.mark.parametrize("name", ["end.json", "accepted.json"])
 async def test_what_an_earlier_agent_kept_is_waited_for(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A pod that was ended is not begun again, and one that runs not ended, where descriptors are short."""
-    bench.write("a", {"containers": [container()]})
-    bench.write("b", {"containers": [container()]})
-    node = await bench.start()
+    rig.write("a", {"containers": [container()]})
+    rig.write("b", {"containers": [container()]})
+    node = await rig.start()
 
     def both_run() -> bool:
-        return bench.phase("a") == bench.phase("b") == "Running"
+        return rig.phase("a") == rig.phase("b") == "Running"
 
     await eventually(both_run)
     before = {c.id for record in node.running.watch.pods.values() for c in record.containers}
-    pod = bench.pod("b")
+    pod = rig.pod("b")
     assert pod is not None
     await node.kill_pod(pod, PodEnd("Evicted", "the node was short of it"))
-    await eventually(lambda: bench.phase("b") == "Failed")
+    await eventually(lambda: rig.phase("b") == "Failed")
     short, read = True, kept._read
 
     def failing_read(path: Path) -> bytes:
@@ -133,12 +133,12 @@ async def test_what_an_earlier_agent_kept_is_waited_for(
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
         return read(path)
 
-    await bench.stop()
+    await rig.stop()
     monkeypatch.setattr(kept, "_read", failing_read)
-    starting = asyncio.ensure_future(bench.start())
+    starting = asyncio.ensure_future(rig.start())
     await asyncio.sleep(0.5)
     short = False
     node = await starting
-    await eventually(lambda: (bench.phase("a"), bench.phase("b")) == ("Running", "Failed"))
+    await eventually(lambda: (rig.phase("a"), rig.phase("b")) == ("Running", "Failed"))
     after = {c.id for record in node.running.watch.pods.values() for c in record.containers}
     assert after <= before

@@ -13,7 +13,7 @@ from engine.node.runtime_health import HandlerFeatures, RuntimeFeatures
 from engine.node.user_namespaces import UserNamespaces
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 CAN = RuntimeFeatures(handlers={"": HandlerFeatures(user_namespaces=True), "old": HandlerFeatures()})
@@ -98,26 +98,26 @@ def test_ids_come_in_whole_ranges(pods: Path):
 
 
 async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(RuntimeFeatures, "of", lambda _: RuntimeFeatures())
-    await bench.start()
-    bench.write("own", {"containers": [container()], "hostUsers": False})
-    await eventually(lambda: "FailedCreatePodSandBox" in bench.reasons())
-    said = [e.message for e in bench.node.recorder if e.reason == "FailedCreatePodSandBox"]
+    await rig.start()
+    rig.write("own", {"containers": [container()], "hostUsers": False})
+    await eventually(lambda: "FailedCreatePodSandBox" in rig.reasons())
+    said = [e.message for e in rig.node.recorder if e.reason == "FailedCreatePodSandBox"]
     assert "runtime does not support user namespaces" in said[0]
-    assert bench.phase("own") == "Pending"
+    assert rig.phase("own") == "Pending"
 
 
 async def test_the_runtime_is_told_the_range_and_maps_the_mounts(
-    bench: Bench, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(RuntimeFeatures, "of", lambda _: CAN)
-    await bench.start()
+    await rig.start()
     volume = {"volumes": [{"name": "e", "emptyDir": {}}]}
     mounts = [{"name": "e", "mountPath": "/e"}]
-    bench.write("own", {"containers": [container(volumeMounts=mounts)], "hostUsers": False, **volume})
-    await eventually(lambda: bench.phase("own") == "Running")
+    rig.write("own", {"containers": [container(volumeMounts=mounts)], "hostUsers": False, **volume})
+    await eventually(lambda: rig.phase("own") == "Running")
     sandbox = next(iter(hollow.service.records.sandboxes.values())).config
     options = sandbox.linux.security_context.namespace_options.userns_options
     assert (options.mode, options.uids[0].host_id) == (cri.POD, 65536)

@@ -47,7 +47,7 @@ from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.empty_dir import memory_size
 from engine.node.volumes.pod_volumes import used_volumes
 from engine.runtime.hollow import HollowRuntime
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 SECRET = "the host's own"
@@ -443,26 +443,24 @@ async def test_each_is_read_once_and_what_hangs_is_given_up(
 # In a real agent
 
 
-async def test_a_volume_that_cannot_be_is_said_once_and_the_pod_waits(bench: Bench, tmp_path: Path) -> None:
-    await bench.start()
+async def test_a_volume_that_cannot_be_is_said_once_and_the_pod_waits(rig: Rig, tmp_path: Path) -> None:
+    await rig.start()
     volume = {"name": "v", "hostPath": {"path": str(tmp_path / "later"), "type": "Directory"}}
     mounts = [{"name": "v", "mountPath": "/v"}]
-    bench.write("web", {"volumes": [volume], "containers": [container(volumeMounts=mounts)]})
-    await eventually(lambda: "FailedMount" in bench.reasons())
-    assert bench.node is not None
-    (event,) = [e for e in bench.node.recorder if e.reason == "FailedMount"]
+    rig.write("web", {"volumes": [volume], "containers": [container(volumeMounts=mounts)]})
+    await eventually(lambda: "FailedMount" in rig.reasons())
+    assert rig.node is not None
+    (event,) = [e for e in rig.node.recorder if e.reason == "FailedMount"]
     failed = f"hostPath type check failed: {tmp_path / 'later'} is not a directory"
     assert (event.type, event.message) == (WARNING, f'MountVolume.SetUp failed for volume "v" : {failed}')
     (tmp_path / "later").mkdir()
-    await eventually(lambda: bench.phase("web") == "Running")
-    assert bench.reasons().count("FailedMount") == 1
+    await eventually(lambda: rig.phase("web") == "Running")
+    assert rig.reasons().count("FailedMount") == 1
 
 
 @pytest.mark.root
-async def test_the_runtime_gets_mounts_that_no_container_can_move(
-    bench: Bench, hollow: HollowRuntime
-) -> None:
-    await bench.start()
+async def test_the_runtime_gets_mounts_that_no_container_can_move(rig: Rig, hollow: HollowRuntime) -> None:
+    await rig.start()
     volumes = [
         {"name": "data", "emptyDir": {}},
         {
@@ -475,22 +473,22 @@ async def test_the_runtime_gets_mounts_that_no_container_can_move(
         {"name": "info", "mountPath": "/info"},
         {"name": "info", "mountPath": "/name", "subPath": "name"},
     ]
-    bench.write("web", {"volumes": volumes, "containers": [container(volumeMounts=mounts)]})
-    await eventually(lambda: bench.phase("web") == "Running")
-    pod = bench.pod("web")
+    rig.write("web", {"volumes": volumes, "containers": [container(volumeMounts=mounts)]})
+    await eventually(lambda: rig.phase("web") == "Running")
+    pod = rig.pod("web")
     assert pod is not None
     (config,) = [c.config for c in hollow.service.records.containers.values()]
     given = {m.container_path: (m.host_path, m.readonly) for m in config.mounts}
-    directory = bench.root / "pods" / pod.uid
+    directory = rig.root / "pods" / pod.uid
     assert given["/data"] == (str(directory / "volume-subpaths/data/c/0"), False)
     assert given["/info"] == (str(directory / "volumes/kubernetes.io~downward-api/info"), True)
     assert given["/name"] == (str(directory / "volume-subpaths/info/c/2"), True)
     assert Path(given["/name"][0]).read_text() == "web-n1"
-    await bench.restart()
+    await rig.restart()
     assert len(mounts_below(directory)) == 3
-    (bench.manifests / "web.yaml").unlink()
+    (rig.manifests / "web.yaml").unlink()
     await eventually(lambda: not directory.exists())
-    assert mounts_below(bench.root) == []
+    assert mounts_below(rig.root) == []
 
 
 @pytest.mark.root

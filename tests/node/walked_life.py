@@ -27,7 +27,7 @@ from engine.runtime.image_service import ImageService
 from engine.runtime.records import READY, RUNNING
 from engine.runtime.server import CriServer
 from engine.testing.device_plugin import SampleDevicePlugin
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 from .faults import KINDS, FailingService, FileFault, current
@@ -51,7 +51,7 @@ class Life:
         self.runtime._server = CriServer(self.runtime.socket, {k: failing(s) for k, s in services.items()})
         # What hangs ends by the deadline; what doesn't must never meet it.
         deadline = 2.0 if kind == "hangs" else 60.0
-        self.bench = Bench(
+        self.rig = Rig(
             directory,
             self.runtime.socket,
             runtime_request_timeout=deadline,
@@ -60,7 +60,7 @@ class Life:
         )
         self.errors: list[Exception] = []
         self.memory = directory / "cgroup/node/memory.current"
-        self.bench.view = NodeView("/node", memory_capacity=MEMORY, mount=directory / "cgroup")
+        self.rig.view = NodeView("/node", memory_capacity=MEMORY, mount=directory / "cgroup")
         self.memory.parent.mkdir(parents=True)
         for name, text in {
             "memory.max": "max",
@@ -69,7 +69,7 @@ class Life:
         }.items():
             self.memory.with_name(name).write_text(text)
         self.memory.write_text("0")
-        self.plugin_dir = self.bench.root / "device-plugins"
+        self.plugin_dir = self.rig.root / "device-plugins"
         self.plugin = SampleDevicePlugin(GPU, self.plugin_dir / "gpu.sock", count=2)
 
     async def whole(self, fault: FileFault | None = None) -> None:
@@ -81,15 +81,15 @@ class Life:
             try:
                 await self._live()
             finally:
-                if self.bench.node is not None:
-                    await self.bench.node.stop()
+                if self.rig.node is not None:
+                    await self.rig.node.stop()
                 current.reset(token)
                 await self.plugin.stop()
 
     def _write_manifests(self) -> None:
         """Only a pod that is not static is evicted."""
-        self.bench.write("a", {"containers": [container(resources={"limits": {GPU: 1}})]})
-        self.bench.write("b-n1", {"containers": [container()]}, annotations={SOURCE_ANNOTATION: SOURCE_API})
+        self.rig.write("a", {"containers": [container(resources={"limits": {GPU: 1}})]})
+        self.rig.write("b-n1", {"containers": [container()]}, annotations={SOURCE_ANNOTATION: SOURCE_API})
 
     async def _live(self) -> None:
         await self._start()
@@ -107,17 +107,17 @@ class Life:
         assert self.devices() == held, "it has another device"
         await eventually(lambda: self.kept_devices() == held)
         await eventually(self.well)
-        for manifest in self.bench.manifests.glob("*.yaml"):
+        for manifest in self.rig.manifests.glob("*.yaml"):
             manifest.unlink()
         await eventually(self.all_gone)
         await self._stop()
-        assert not list(self.bench.root.rglob(".*.new"))
+        assert not list(self.rig.root.rglob(".*.new"))
 
     async def _evict_b(self) -> None:
-        assert self.bench.node is not None
+        assert self.rig.node is not None
         self.memory.write_text(str(MEMORY))
         try:
-            await cast(EvictionManager, self.bench.node.rooms["eviction"]).synchronize()
+            await cast(EvictionManager, self.rig.node.rooms["eviction"]).synchronize()
         except (KubengineError, OSError) as error:
             self.errors.append(error)
         await eventually(self.b_has_failed)
@@ -125,21 +125,21 @@ class Life:
 
     async def _start(self) -> None:
         try:
-            await self.bench.start()
+            await self.rig.start()
         except (KubengineError, OSError) as error:
             self.errors.append(error)
             await self._stop()
-            await self.bench.start()
+            await self.rig.start()
 
     async def _stop(self) -> None:
         try:
-            await self.bench.stop()
+            await self.rig.stop()
         except (KubengineError, OSError) as error:
             self.errors.append(error)
 
     async def _look_after(self) -> None:
-        assert self.bench.node is not None
-        rooms = self.bench.node.rooms
+        assert self.rig.node is not None
+        rooms = self.rig.node.rooms
         images = cast(ImageManager, rooms["images"])
 
         async def unused_is_gone() -> bool:
@@ -151,8 +151,8 @@ class Life:
 
     def has_devices(self) -> bool:
         """A pod that asks for what no plugin has yet runs without."""
-        assert self.bench.node is not None
-        amount = (self.bench.node.node_object().status.allocatable or {}).get(GPU)
+        assert self.rig.node is not None
+        amount = (self.rig.node.node_object().status.allocatable or {}).get(GPU)
         return amount is not None and amount.value == 2
 
     def devices(self) -> set[str]:
@@ -175,24 +175,24 @@ class Life:
     def both_run(self) -> bool:
         sandboxes = [s for s in self.runtime.service.records.sandboxes.values() if s.state == READY]
         return len(sandboxes) == 2 and all(
-            self.bench.phase(name) == "Running" and len(self.running(name)) == 1 for name in "ab"
+            self.rig.phase(name) == "Running" and len(self.running(name)) == 1 for name in "ab"
         )
 
     def b_has_failed(self) -> bool:
-        return self.bench.phase("b") == "Failed" and not self.running("b")
+        return self.rig.phase("b") == "Failed" and not self.running("b")
 
     def a_runs_alone(self) -> bool:
-        return self.bench.phase("a") == "Running" and self.b_has_failed()
+        return self.rig.phase("a") == "Running" and self.b_has_failed()
 
     def well(self) -> bool:
-        assert self.bench.node is not None
-        return not [error for _, error in self.bench.node.healthz() if error]
+        assert self.rig.node is not None
+        return not [error for _, error in self.rig.node.healthz() if error]
 
     def all_gone(self) -> bool:
-        assert self.bench.node is not None
+        assert self.rig.node is not None
         records = self.runtime.service.records
         ready = [s for s in records.sandboxes.values() if s.state == READY]
-        return not self.bench.node.pods() and not ready and not any(map(self.running, "ab"))
+        return not self.rig.node.pods() and not ready and not any(map(self.running, "ab"))
 
 
 async def walk(lives: Iterable[Coroutine[Any, Any, str]]) -> None:

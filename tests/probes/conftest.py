@@ -8,14 +8,14 @@ import pytest
 
 from engine.api.kubengine_config import ProbesSection
 from tests.leaks import nothing_leaks
-from tests.probes.probed_pods import Bench
+from tests.probes.probed_pods import Rig
 
-__all__ = ["bench", "nothing_leaks"]
+__all__ = ["nothing_leaks", "rig"]
 
 
 @pytest.fixture
-async def bench() -> AsyncIterator[Bench]:
-    bench = Bench(ProbesSection())
-    await bench.manager.start()
-    yield bench
-    await bench.manager.stop()
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig(ProbesSection())
+    await rig.manager.start()
+    yield rig
+    await rig.manager.stop()

@@ -19,7 +19,7 @@ from engine.probes.manager import ProbeManager, ProbeResult
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Bench:
+class Rig:
     """A manager and what came out of it."""
 
     def __init__(self, section: ProbesSection, **more: Any) -> None:

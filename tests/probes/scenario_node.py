@@ -13,23 +13,23 @@ from engine.api.pod import Pod
 from engine.api.status import ContainerStatus
 from engine.node import Node
 from engine.probes.manager import ProbeManager
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 
 
 class ScenarioNode:
     """Pods with one container `app` (or a sidecar of that name) that runs a shell script and has probes."""
 
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
         slowest = CrashLoopBackOffConfig(max_container_restart_period=Duration(1))
-        bench.config = msgspec.structs.replace(bench.config, crash_loop_back_off=slowest)
+        rig.config = msgspec.structs.replace(rig.config, crash_loop_back_off=slowest)
         self._manifests: dict[str, Path] = {}
 
     @property
     def node(self) -> Node:
-        assert self.bench.node is not None
-        return self.bench.node
+        assert self.rig.node is not None
+        return self.rig.node
 
     @property
     def manager(self) -> ProbeManager:
@@ -62,18 +62,18 @@ class ScenarioNode:
                 "containers": [container("main", main)],
             }
         annotation = msgspec.json.encode({"app": times}).decode()
-        self._manifests[name] = self.bench.write(name, spec, annotations={"kubengine.dev/probes": annotation})
+        self._manifests[name] = self.rig.write(name, spec, annotations={"kubengine.dev/probes": annotation})
 
     def delete(self, name: str = "p") -> None:
         self._manifests[name].unlink()
 
     def pod(self, name: str = "p") -> Pod:
-        found = self.bench.pod(name)
+        found = self.rig.pod(name)
         assert found is not None
         return found
 
     def statuses(self, name: str = "p") -> dict[str, ContainerStatus]:
-        pod = self.bench.pod(name)
+        pod = self.rig.pod(name)
         if pod is None:
             return {}
         found = [*(pod.status.init_container_statuses or []), *(pod.status.container_statuses or [])]

@@ -20,13 +20,13 @@ async def run(*arguments: str):
 
 
 @pytest.fixture
-async def described(bench, monkeypatch):
+async def described(rig, monkeypatch):
     """An agent with a good and a failing probe."""
     async with serving(replying(OK)) as port:
-        bench.run(pod_with("good", readiness=http(port)))
-        bench.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
-        await eventually(lambda: bench.manager.is_ready("good", "app") and bench.messages("Unhealthy"))
-        answer = bench.manager.describe()
+        rig.run(pod_with("good", readiness=http(port)))
+        rig.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
+        await eventually(lambda: rig.manager.is_ready("good", "app") and rig.messages("Unhealthy"))
+        answer = rig.manager.describe()
     monkeypatch.setattr(Agent, "describe", lambda self, room, **query: json.loads(json.dumps(answer)))
 
 

@@ -20,7 +20,7 @@ from engine.api.kubengine_config import ProbesSection
 from engine.probes.request import MAX_COMMAND, exec_request
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import cri_v1_pb2_grpc
-from tests.probes.probed_pods import Bench, pod_with
+from tests.probes.probed_pods import Rig, pod_with
 from tests.waiting import eventually
 
 Answer = Callable[[cri.ExecSyncRequest, grpc.ServicerContext], cri.ExecSyncResponse]
@@ -69,11 +69,11 @@ async def runtime(tmp_path: Path) -> AsyncIterator[Runtime]:
 
 
 @pytest.fixture
-async def execs(tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(ProbesSection(library_concurrency=2), runtime_socket=tmp_path / "cri.sock")
-    await bench.manager.start()
-    yield bench
-    await bench.manager.stop()
+async def execs(tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(ProbesSection(library_concurrency=2), runtime_socket=tmp_path / "cri.sock")
+    await rig.manager.start()
+    yield rig
+    await rig.manager.stop()
 
 
 def command(*words: str, **more: Any) -> dict[str, Any]:

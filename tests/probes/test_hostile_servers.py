@@ -76,18 +76,18 @@ HEADER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n"
         "bad-location", "interim-flood",
     ],
 )  # fmt: skip
-async def test_http(bench, handler, outcome, words):
+async def test_http(rig, handler, outcome, words):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     async with serving(handler) as port:
         times = QUICK if "Timeout" in words or "while reading" in words else {"timeoutMilliseconds": 20_000}
-        bench.run(pod_with(readiness=http(port, ms=times, failureThreshold=1)))
-        await eventually(lambda: bench.probe("readiness")["outcomes"][outcome] >= 1)
-        outcomes = bench.probe("readiness")["outcomes"]
+        rig.run(pod_with(readiness=http(port, ms=times, failureThreshold=1)))
+        await eventually(lambda: rig.probe("readiness")["outcomes"][outcome] >= 1)
+        outcomes = rig.probe("readiness")["outcomes"]
         assert {name for name, count in outcomes.items() if count} == {outcome}
         if words:
-            await eventually(lambda: words in bench.probe("readiness")["output"])
+            await eventually(lambda: words in rig.probe("readiness")["output"])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
-    assert bench.manager.describe()["loop"]["allocated_connections"] <= 2
+    assert rig.manager.describe()["loop"]["allocated_connections"] <= 2
 
 
 @pytest.mark.parametrize(
@@ -99,14 +99,14 @@ async def test_http(bench, handler, outcome, words):
     ],
     ids=["http1", "silent", "ping-flood"],
 )
-async def test_grpc(bench, handler, words):
+async def test_grpc(rig, handler, words):
     async with serving(handler) as port:
-        bench.run(pod_with(readiness={"grpc": {"port": port}, "ms": QUICK}))
-        await eventually(lambda: bench.probe("readiness")["outcomes"]["failure"] >= 1)
-        await eventually(lambda: words in bench.probe("readiness")["output"])
+        rig.run(pod_with(readiness={"grpc": {"port": port}, "ms": QUICK}))
+        await eventually(lambda: rig.probe("readiness")["outcomes"]["failure"] >= 1)
+        await eventually(lambda: words in rig.probe("readiness")["output"])
 
 
-async def test_reset_after_every_byte(bench):
+async def test_reset_after_every_byte(rig):
     """Before the headers end a reset is a failure, inside the body an error, after it nothing."""
 
     async def handler(reader, writer):
@@ -121,16 +121,16 @@ async def test_reset_after_every_byte(bench):
     async with serving(handler) as port:
         slow = {"periodMilliseconds": 60_000}
         for n in range(len(RESPONSE) + 1):
-            bench.run(pod_with(f"u{n}", readiness=http(port, f"/{n}", ms=slow)))
+            rig.run(pod_with(f"u{n}", readiness=http(port, f"/{n}", ms=slow)))
 
-        await eventually(lambda: all(sum(p["outcomes"].values()) for p in bench.manager.describe()["probes"]))
-    for probe in bench.manager.describe()["probes"]:
+        await eventually(lambda: all(sum(p["outcomes"].values()) for p in rig.manager.describe()["probes"]))
+    for probe in rig.manager.describe()["probes"]:
         n = int(probe["pod_uid"][1:])
         expected = "failure" if n < headers else "error" if n < len(RESPONSE) else "success"
         assert [name for name, count in probe["outcomes"].items() if count] == [expected], n
 
 
-async def test_a_port_that_takes_no_connections_times_out(bench):
+async def test_a_port_that_takes_no_connections_times_out(rig):
     with contextlib.ExitStack() as stack:
         full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         port = full.getsockname()[1]
@@ -139,30 +139,30 @@ async def test_a_port_that_takes_no_connections_times_out(bench):
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.1", port))
         await asyncio.sleep(0.05)
-        bench.run(pod_with("tcp", liveness={"tcpSocket": {"port": port}, "ms": QUICK}))
-        bench.run(pod_with("http", readiness=http(port, ms=QUICK)))
-        await eventually(lambda: len({e.pod for e in bench.recorder}) == 2)
-    assert f"Liveness probe failed: dial tcp 127.0.0.1:{port}: i/o timeout" in bench.messages("Unhealthy")
+        rig.run(pod_with("tcp", liveness={"tcpSocket": {"port": port}, "ms": QUICK}))
+        rig.run(pod_with("http", readiness=http(port, ms=QUICK)))
+        await eventually(lambda: len({e.pod for e in rig.recorder}) == 2)
+    assert f"Liveness probe failed: dial tcp 127.0.0.1:{port}: i/o timeout" in rig.messages("Unhealthy")
 
 
 async def test_probes_wait_for_a_connection_when_all_are_taken():
     """With two connections allowed, stuck probes delay the others and fail nobody but themselves."""
     from engine.api.kubengine_config import ProbesSection
-    from tests.probes.probed_pods import Bench
+    from tests.probes.probed_pods import Rig
 
-    bench = Bench(ProbesSection(max_connections=2))
-    await bench.manager.start()
+    rig = Rig(ProbesSection(max_connections=2))
+    await rig.manager.start()
     patient = {"timeoutMilliseconds": 20_000}
     try:
         async with serving(silent) as stuck, serving(replying(OK)) as good:
             for n in range(4):
-                bench.run(pod_with(f"s{n}", readiness=http(stuck, ms={"timeoutMilliseconds": 200})))
+                rig.run(pod_with(f"s{n}", readiness=http(stuck, ms={"timeoutMilliseconds": 200})))
             for n in range(10):
-                bench.run(pod_with(f"g{n}", readiness=http(good, ms=patient)))
-            await eventually(lambda: all(bench.manager.is_ready(f"g{n}", "app") for n in range(10)))
-            loop = bench.manager.describe()["loop"]
-            probes = bench.manager.describe()["probes"]
+                rig.run(pod_with(f"g{n}", readiness=http(good, ms=patient)))
+            await eventually(lambda: all(rig.manager.is_ready(f"g{n}", "app") for n in range(10)))
+            loop = rig.manager.describe()["loop"]
+            probes = rig.manager.describe()["probes"]
             assert loop["most_open_connections"] == 2
             assert not any(p["outcomes"]["failure"] for p in probes if p["pod_uid"].startswith("g"))
     finally:
-        await bench.manager.stop()
+        await rig.manager.stop()

@@ -58,52 +58,52 @@ def https(port: int, path: str = "/", **more):
     ],
     ids=["ok", "500", "foreign-redirect", "endless-redirect", "garbage", "short-body"],
 )
-async def test_https(bench, tls, answer, outcome, words):
+async def test_https(rig, tls, answer, outcome, words):
     async with serving(replying(answer), ssl=tls) as port:
-        bench.run(pod_with(readiness=https(port, failureThreshold=1)))
-        await eventually(lambda: bench.probe("readiness")["outcomes"][outcome])
-        await eventually(lambda: words in bench.probe("readiness")["output"])
+        rig.run(pod_with(readiness=https(port, failureThreshold=1)))
+        await eventually(lambda: rig.probe("readiness")["outcomes"][outcome])
+        await eventually(lambda: words in rig.probe("readiness")["output"])
 
 
-async def test_https_times_out(bench, tls):
+async def test_https_times_out(rig, tls):
     async def silent(reader, writer):
         await asyncio.sleep(60)
 
     async with serving(silent, ssl=tls) as port:
-        bench.run(pod_with(liveness=https(port, ms={"timeoutMilliseconds": 200}, failureThreshold=1)))
-        await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
-        assert "Client.Timeout exceeded while awaiting headers" in bench.probe("liveness")["output"]
+        rig.run(pod_with(liveness=https(port, ms={"timeoutMilliseconds": 200}, failureThreshold=1)))
+        await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")
+        assert "Client.Timeout exceeded while awaiting headers" in rig.probe("liveness")["output"]
 
 
-async def test_cleartext_may_redirect_to_tls(bench, tls):
+async def test_cleartext_may_redirect_to_tls(rig, tls):
     requests: list[bytes] = []
     async with serving(replying(OK, requests=requests), ssl=tls) as safe:
         away = f"HTTP/1.1 301 M\r\nLocation: https://127.0.0.1:{safe}/s\r\nContent-Length: 0\r\n\r\n".encode()
         async with serving(replying(away)) as port:
-            bench.run(pod_with(readiness=http(port)))
-            await eventually(lambda: bench.manager.is_ready("u1", "app"))
+            rig.run(pod_with(readiness=http(port)))
+            await eventually(lambda: rig.manager.is_ready("u1", "app"))
     assert requests[0].startswith(b"GET /s HTTP/1.1\r\n")
 
 
-async def test_a_host_by_name(bench):
+async def test_a_host_by_name(rig):
     async with serving(replying(OK)) as port:
-        bench.run(pod_with("a", readiness=http(port, get={"host": "localhost"})), ip="127.0.0.9")
-        bench.run(pod_with("b", readiness={"tcpSocket": {"port": port, "host": "localhost"}}), ip="127.0.0.9")
-        await eventually(lambda: bench.manager.is_ready("a", "app") and bench.manager.is_ready("b", "app"))
+        rig.run(pod_with("a", readiness=http(port, get={"host": "localhost"})), ip="127.0.0.9")
+        rig.run(pod_with("b", readiness={"tcpSocket": {"port": port, "host": "localhost"}}), ip="127.0.0.9")
+        await eventually(lambda: rig.manager.is_ready("a", "app") and rig.manager.is_ready("b", "app"))
 
 
-async def test_library_probes_are_bounded(bench, tls):
+async def test_library_probes_are_bounded(rig, tls):
     """40 slow HTTPS probes with 32 slots: all come to their turn."""
     async with serving(replying(OK, pause=0.05), ssl=tls) as port:
         for n in range(40):
-            bench.run(pod_with(f"u{n}", readiness=https(port)))
-        await eventually(lambda: all(bench.manager.is_ready(f"u{n}", "app") for n in range(40)))
+            rig.run(pod_with(f"u{n}", readiness=https(port)))
+        await eventually(lambda: all(rig.manager.is_ready(f"u{n}", "app") for n in range(40)))
 
 
-async def test_an_exec_probe_without_a_runtime_errs(bench):
-    bench.run(pod_with(liveness={"exec": {"command": ["true"]}, "failureThreshold": 1}))
-    await eventually(lambda: bench.probe("liveness")["outcomes"]["error"])
-    assert bench.manager.failed("u1", "app", "c1") == ""
+async def test_an_exec_probe_without_a_runtime_errs(rig):
+    rig.run(pod_with(liveness={"exec": {"command": ["true"]}, "failureThreshold": 1}))
+    await eventually(lambda: rig.probe("liveness")["outcomes"]["error"])
+    assert rig.manager.failed("u1", "app", "c1") == ""
 
 
 AGENT = """

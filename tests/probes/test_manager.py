@@ -15,11 +15,11 @@ from engine.metrics import Registry
 from engine.probes import probe_specs
 from engine.probes.manager import ProbeManager
 from engine.server.metrics_text import exposition
-from tests.probes.probed_pods import OK, Bench, http, pod_with, replying, serving
+from tests.probes.probed_pods import OK, Rig, http, pod_with, replying, serving
 from tests.waiting import eventually
 
 
-async def test_readiness_follows_the_server(bench):
+async def test_readiness_follows_the_server(rig):
     answer = [OK]
 
     async def handler(reader, writer):
@@ -29,25 +29,25 @@ async def test_readiness_follows_the_server(bench):
 
     async with serving(handler) as port:
         pod = pod_with(readiness=http(port, failureThreshold=2))
-        bench.run(pod)
-        assert not bench.manager.is_ready("u1", "app")
-        await eventually(lambda: bench.manager.is_ready("u1", "app", "c1"))
+        rig.run(pod)
+        assert not rig.manager.is_ready("u1", "app")
+        await eventually(lambda: rig.manager.is_ready("u1", "app", "c1"))
         answer[0] = b"HTTP/1.1 503 Busy\r\nContent-Length: 6\r\n\r\nsecret"
-        await eventually(lambda: not bench.manager.is_ready("u1", "app"))
+        await eventually(lambda: not rig.manager.is_ready("u1", "app"))
         answer[0] = OK
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-    assert bench.seen("readiness") == ["failure", "success", "failure", "success"]
-    assert bench.manager.failed("u1", "app", "c1") == ""
-    assert "Readiness probe failed: HTTP probe failed with statuscode: 503" in bench.messages("Unhealthy")
-    assert not any("secret" in message for message in bench.messages("Unhealthy"))
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+    assert rig.seen("readiness") == ["failure", "success", "failure", "success"]
+    assert rig.manager.failed("u1", "app", "c1") == ""
+    assert "Readiness probe failed: HTTP probe failed with statuscode: 503" in rig.messages("Unhealthy")
+    assert not any("secret" in message for message in rig.messages("Unhealthy"))
 
 
-async def test_the_request_is_the_kubelets(bench):
+async def test_the_request_is_the_kubelets(rig):
     requests: list[bytes] = []
     async with serving(replying(OK, requests=requests)) as port:
         headers = [{"name": "Host", "value": "example.org"}, {"name": "X-Probe", "value": "a b"}]
-        bench.run(pod_with(readiness=http(port, "health?full=1", get={"httpHeaders": headers})))
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
+        rig.run(pod_with(readiness=http(port, "health?full=1", get={"httpHeaders": headers})))
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
     line, *rest = requests[0].split(b"\r\n")
     assert line == b"GET /health?full=1 HTTP/1.1"
     assert sorted(rest) == sorted(
@@ -63,26 +63,26 @@ async def test_the_request_is_the_kubelets(bench):
     )
 
 
-async def test_liveness_failure_asks_for_a_restart_once_and_a_new_container_starts_over(bench):
+async def test_liveness_failure_asks_for_a_restart_once_and_a_new_container_starts_over(rig):
     pod = pod_with(liveness={"tcpSocket": {"port": 1}, "failureThreshold": 3})
-    bench.run(pod)
-    await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
-    asked = bench.probe("liveness")["outcomes"]["failure"]
+    rig.run(pod)
+    await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")
+    asked = rig.probe("liveness")["outcomes"]["failure"]
     await asyncio.sleep(0.2)
-    assert bench.probe("liveness")["outcomes"]["failure"] == asked == 3
-    bench.manager.update_container("u1", "app", container_id="c1", state="terminated")
+    assert rig.probe("liveness")["outcomes"]["failure"] == asked == 3
+    rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
     async with serving(replying(OK)) as port:
         assert port != 1
-        bench.running(pod, "c2")
-        assert bench.manager.failed("u1", "app", "c2") == ""
-        await eventually(lambda: bench.manager.failed("u1", "app", "c2") == "liveness")
-    assert bench.seen("liveness") == ["success", "failure", "success", "failure"]
-    assert "Liveness probe failed: dial tcp 127.0.0.1:1: connect: connection refused" in bench.messages(
+        rig.running(pod, "c2")
+        assert rig.manager.failed("u1", "app", "c2") == ""
+        await eventually(lambda: rig.manager.failed("u1", "app", "c2") == "liveness")
+    assert rig.seen("liveness") == ["success", "failure", "success", "failure"]
+    assert "Liveness probe failed: dial tcp 127.0.0.1:1: connect: connection refused" in rig.messages(
         "Unhealthy"
     )
 
 
-async def test_startup_gates_the_others_and_readiness_follows_at_once(bench):
+async def test_startup_gates_the_others_and_readiness_follows_at_once(rig):
     started = [False]
 
     async def handler(reader, writer):
@@ -97,54 +97,54 @@ async def test_startup_gates_the_others_and_readiness_follows_at_once(bench):
             liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1},
             readiness=http(port, "/ready", ms={"periodMilliseconds": 60_000}),
         )
-        bench.run(pod)
-        await eventually(lambda: bench.probe("startup")["outcomes"]["failure"] > 3)
-        assert not bench.manager.is_started("u1", "app")
-        assert bench.probe("liveness")["outcomes"]["failure"] == 0
+        rig.run(pod)
+        await eventually(lambda: rig.probe("startup")["outcomes"]["failure"] > 3)
+        assert not rig.manager.is_started("u1", "app")
+        assert rig.probe("liveness")["outcomes"]["failure"] == 0
         started[0] = True
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-        assert bench.manager.is_started("u1", "app", "c1")
-        await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "liveness")
-    assert bench.seen("startup") == ["unknown", "success"]
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        assert rig.manager.is_started("u1", "app", "c1")
+        await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")
+    assert rig.seen("startup") == ["unknown", "success"]
 
 
-async def test_failing_startup_asks_for_a_restart(bench):
-    bench.run(pod_with(startup={"tcpSocket": {"port": 1}, "failureThreshold": 2}))
-    await eventually(lambda: bench.manager.failed("u1", "app", "c1") == "startup")
+async def test_failing_startup_asks_for_a_restart(rig):
+    rig.run(pod_with(startup={"tcpSocket": {"port": 1}, "failureThreshold": 2}))
+    await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "startup")
 
 
-async def test_initial_delay_is_kept(bench):
+async def test_initial_delay_is_kept(rig):
     async with serving(replying(OK)) as port:
-        bench.run(pod_with(readiness=http(port, ms={"initialDelayMilliseconds": 600})), ago=0)
+        rig.run(pod_with(readiness=http(port, ms={"initialDelayMilliseconds": 600})), ago=0)
         await asyncio.sleep(0.3)
-        assert bench.probe("readiness")["outcomes"]["success"] == 0
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
+        assert rig.probe("readiness")["outcomes"]["success"] == 0
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
 
 
-async def test_terminating_stops_liveness_and_not_readiness(bench):
+async def test_terminating_stops_liveness_and_not_readiness(rig):
     async with serving(replying(OK)) as port:
         pod = pod_with(readiness=http(port), liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1000})
-        bench.run(pod)
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-        bench.manager.stop_liveness_and_startup("u1")
-        await eventually(lambda: bench.probe("liveness")["ended"])
-        before = bench.probe("liveness")["outcomes"]["failure"]
+        rig.run(pod)
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        rig.manager.stop_liveness_and_startup("u1")
+        await eventually(lambda: rig.probe("liveness")["ended"])
+        before = rig.probe("liveness")["outcomes"]["failure"]
         await asyncio.sleep(0.2)
-        assert bench.probe("liveness")["outcomes"]["failure"] == before
-    await eventually(lambda: not bench.manager.is_ready("u1", "app"))
+        assert rig.probe("liveness")["outcomes"]["failure"] == before
+    await eventually(lambda: not rig.manager.is_ready("u1", "app"))
 
 
-async def test_sidecars_are_probed(bench):
+async def test_sidecars_are_probed(rig):
     async with serving(replying(OK)) as port:
         pod = pod_with(sidecar=True, restart_policy="Never", readiness=http(port))
-        bench.run(pod)
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-        bench.manager.update_container("u1", "app", container_id="c1", state="terminated")
-        bench.running(pod, "c2")
-        await eventually(lambda: bench.manager.is_ready("u1", "app", "c2"))
+        rig.run(pod)
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
+        rig.running(pod, "c2")
+        await eventually(lambda: rig.manager.is_ready("u1", "app", "c2"))
 
 
-async def test_a_restarted_agent_keeps_ready_and_started(bench):
+async def test_a_restarted_agent_keeps_ready_and_started(rig):
     requests: list[bytes] = []
     async with serving(replying(OK, requests=requests)) as port:
         pod = pod_with(
@@ -163,19 +163,19 @@ async def test_a_restarted_agent_keeps_ready_and_started(bench):
             },
             ContainerStatus,
         )
-        bench.run(pod, restored=PodStatus(container_statuses=[status]))
-        assert bench.manager.is_ready("u1", "app", "c1")
-        await eventually(lambda: bench.seen("readiness"))
-        assert bench.manager.is_ready("u1", "app", "c1")
-        await eventually(lambda: not bench.manager.is_ready("u1", "app"))
+        rig.run(pod, restored=PodStatus(container_statuses=[status]))
+        assert rig.manager.is_ready("u1", "app", "c1")
+        await eventually(lambda: rig.seen("readiness"))
+        assert rig.manager.is_ready("u1", "app", "c1")
+        await eventually(lambda: not rig.manager.is_ready("u1", "app"))
         assert requests == []
-        assert bench.manager.is_started("u1", "app")
-        bench.running(pod, "c2")
-        await eventually(lambda: requests and bench.manager.is_started("u1", "app", "c2"))
-    assert bench.seen("readiness", "c1") == ["success", "failure"]
+        assert rig.manager.is_started("u1", "app")
+        rig.running(pod, "c2")
+        await eventually(lambda: requests and rig.manager.is_started("u1", "app", "c2"))
+    assert rig.seen("readiness", "c1") == ["success", "failure"]
 
 
-async def test_redirects(bench):
+async def test_redirects(rig):
     """To the same host: followed, on another port too. To another: a warning, and success."""
     requests: list[bytes] = []
     async with (
@@ -190,85 +190,81 @@ async def test_redirects(bench):
         ) as foreign,
         serving(replying(b"HTTP/1.1 302 F\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n")) as endless,
     ):
-        bench.run(pod_with("near", readiness=http(here)))
-        bench.run(pod_with("far", readiness=http(foreign)))
-        bench.run(pod_with("round", readiness=http(endless)))
-        await eventually(
-            lambda: bench.manager.is_ready("near", "app") and bench.manager.is_ready("far", "app")
-        )
-        await eventually(lambda: any("stopped after 10 redirects" in m for m in bench.messages("Unhealthy")))
+        rig.run(pod_with("near", readiness=http(here)))
+        rig.run(pod_with("far", readiness=http(foreign)))
+        rig.run(pod_with("round", readiness=http(endless)))
+        await eventually(lambda: rig.manager.is_ready("near", "app") and rig.manager.is_ready("far", "app"))
+        await eventually(lambda: any("stopped after 10 redirects" in m for m in rig.messages("Unhealthy")))
     assert requests[0].startswith(b"GET /x HTTP/1.1\r\nHost: 127.0.0.1:")
-    warning = bench.messages("ProbeWarning")[0]
+    warning = rig.messages("ProbeWarning")[0]
     assert warning.startswith("Readiness probe warning: Probe terminated redirects, Response body: <a>0.0.0")
 
 
-async def test_ipv6(bench):
+async def test_ipv6(rig):
     async with serving(replying(OK), host="::1") as port:
-        bench.run(pod_with(readiness=http(port)), ip="::1")
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
+        rig.run(pod_with(readiness=http(port)), ip="::1")
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
 
 
-async def test_ports_by_name_and_missing_ones(bench):
+async def test_ports_by_name_and_missing_ones(rig):
     pod = pod_with(readiness=http(0, get={"port": "web"}), liveness={"tcpSocket": {"port": "nowhere"}})
     async with serving(replying(OK)) as port:
         pod.spec.containers[0].ports[0].container_port = port
-        bench.run(pod)
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-        await eventually(lambda: bench.messages("Unhealthy"))
-    assert "couldn't find port 'nowhere'" in bench.messages("Unhealthy")[0]
-    assert bench.manager.failed("u1", "app", "c1") == ""
+        rig.run(pod)
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        await eventually(lambda: rig.messages("Unhealthy"))
+    assert "couldn't find port 'nowhere'" in rig.messages("Unhealthy")[0]
+    assert rig.manager.failed("u1", "app", "c1") == ""
 
 
-async def test_a_pod_without_an_address_is_not_failing(bench):
+async def test_a_pod_without_an_address_is_not_failing(rig):
     pod = pod_with(liveness=http(80, failureThreshold=1))
-    bench.run(pod, ip="")
-    await eventually(lambda: bench.probe("liveness")["outcomes"]["error"] > 1)
-    assert bench.manager.failed("u1", "app", "c1") == ""
+    rig.run(pod, ip="")
+    await eventually(lambda: rig.probe("liveness")["outcomes"]["error"] > 1)
+    assert rig.manager.failed("u1", "app", "c1") == ""
 
 
-async def test_metrics_are_the_kubelets_and_only_read_when_scraped(bench):
+async def test_metrics_are_the_kubelets_and_only_read_when_scraped(rig):
     async with serving(replying(OK)) as port:
-        bench.run(pod_with(readiness=http(port), liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
-        await eventually(
-            lambda: bench.manager.is_ready("u1", "app") and bench.manager.failed("u1", "app", "c1")
-        )
-    text = "".join(exposition(bench.registry, prefix="prober_"))
+        rig.run(pod_with(readiness=http(port), liveness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
+        await eventually(lambda: rig.manager.is_ready("u1", "app") and rig.manager.failed("u1", "app", "c1"))
+    text = "".join(exposition(rig.registry, prefix="prober_"))
     rest = 'container="app",pod="pod-u1",namespace="default"'
     assert f'prober_probe_total{{probe_type="Liveness",result="failed",{rest},pod_uid="u1"}} 1' in text
     assert f'prober_probe_total{{probe_type="Readiness",result="successful",{rest},pod_uid="u1"}}' in text
     assert f'prober_probe_duration_seconds_count{{probe_type="Readiness",{rest}}}' in text
-    assert "kubengine_probe_lateness_seconds_bucket" in "".join(exposition(bench.registry))
-    bench.manager.remove_pod("u1")
-    assert 'pod="pod-u1"' not in "".join(exposition(bench.registry, prefix="prober_"))
+    assert "kubengine_probe_lateness_seconds_bucket" in "".join(exposition(rig.registry))
+    rig.manager.remove_pod("u1")
+    assert 'pod="pod-u1"' not in "".join(exposition(rig.registry, prefix="prober_"))
 
 
 @pytest.mark.parametrize(("metrics", "label"), [("pod", 'container=""'), ("off", None)])
 async def test_metrics_can_be_aggregated_or_off(metrics, label):
-    bench = Bench(ProbesSection(metrics=metrics))
-    await bench.manager.start()
+    rig = Rig(ProbesSection(metrics=metrics))
+    await rig.manager.start()
     async with serving(replying(OK)) as port:
-        bench.run(pod_with(readiness=http(port)))
-        await eventually(lambda: bench.manager.is_ready("u1", "app"))
-        await bench.manager.stop()
-    text = "".join(exposition(bench.registry, prefix="prober_"))
+        rig.run(pod_with(readiness=http(port)))
+        await eventually(lambda: rig.manager.is_ready("u1", "app"))
+        await rig.manager.stop()
+    text = "".join(exposition(rig.registry, prefix="prober_"))
     assert (label in text) if label else not text
 
 
-async def test_a_steady_stream_of_successes_never_enters_python(bench):
+async def test_a_steady_stream_of_successes_never_enters_python(rig):
     """The native loop's only way into Python is the eventfd, so its count is the whole truth."""
     requests: list[bytes] = []
     async with serving(replying(OK, requests=requests)) as port:
         pods = [pod_with(f"u{n}", readiness=http(port, ms={"periodMilliseconds": 20})) for n in range(20)]
         for pod in pods:
-            bench.run(pod)
-        await eventually(lambda: all(bench.manager.is_ready(pod.uid, "app") for pod in pods))
-        before = bench.manager.entries, bench.manager.describe()["loop"]["notifications"]
+            rig.run(pod)
+        await eventually(lambda: all(rig.manager.is_ready(pod.uid, "app") for pod in pods))
+        before = rig.manager.entries, rig.manager.describe()["loop"]["notifications"]
         already = len(requests)
         await eventually(lambda: len(requests) > already + 300)
-        assert (bench.manager.entries, bench.manager.describe()["loop"]["notifications"]) == before
+        assert (rig.manager.entries, rig.manager.describe()["loop"]["notifications"]) == before
 
 
-async def test_a_wrong_annotation_is_named_and_leaves_whole_seconds(bench):
+async def test_a_wrong_annotation_is_named_and_leaves_whole_seconds(rig):
     pod = pod_with(liveness={"tcpSocket": {"port": 1}, "periodSeconds": 7})
     for text, words in (
         ('{"app": {"liveness": {"periodMilliseconds": 1}}}', "periodMilliseconds: 1 is less than 10"),
@@ -280,9 +276,9 @@ async def test_a_wrong_annotation_is_named_and_leaves_whole_seconds(bench):
         with pytest.raises(InvalidInput, match=r"kubengine\.dev/probes") as caught:
             probe_specs(pod)
         assert words in str(caught.value)
-    bench.run(pod)
-    assert bench.messages("InvalidProbe")
-    assert bench.probe("liveness")["period_seconds"] == 7
+    rig.run(pod)
+    assert rig.messages("InvalidProbe")
+    assert rig.probe("liveness")["period_seconds"] == 7
 
 
 def test_sections_are_checked():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.testing.containerd import Containerd
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.waiting import eventually
 
 from .scenario_node import ScenarioNode
@@ -60,17 +60,17 @@ FAST = {"periodMilliseconds": 200}
 async def node(
     containerd: Containerd, tmp_path: Path, private_cgroup_root: str
 ) -> AsyncIterator[ScenarioNode]:
-    bench = Bench(
+    rig = Rig(
         tmp_path,
         containerd.socket,
         cgroups_per_qos=True,
         enforce_node_allocatable=["pods"],
         cgroup_root=private_cgroup_root,
     )
-    node = ScenarioNode(bench)
-    await bench.start()
+    node = ScenarioNode(rig)
+    await rig.start()
     yield node
-    closing = asyncio.ensure_future(bench.close())
+    closing = asyncio.ensure_future(rig.close())
     done, _ = await asyncio.wait({closing}, timeout=5)
     if not done:  # a container that ignores SIGTERM and has a minute left
         await asyncio.to_thread(containerd.remove_pods)
@@ -103,7 +103,7 @@ async def test_healthy_liveness_never_restarts(node, sidecar):
     for kind, (script, probe) in HEALTHY.items():
         times = {**FAST, "initialDelayMilliseconds": 1000}
         node.run(script, name=kind, sidecar=sidecar, liveness={**probe, "failureThreshold": 1, "ms": times})
-    await eventually(lambda: all(node.bench.phase(kind) == "Running" for kind in HEALTHY))
+    await eventually(lambda: all(node.rig.phase(kind) == "Running" for kind in HEALTHY))
     await eventually(lambda: all(node.outcomes(kind)["success"] > 10 for kind in HEALTHY))
     assert {node.restarts(kind) for kind in HEALTHY} == {0}
     assert node.messages() == []
@@ -225,7 +225,7 @@ async def test_probes_while_terminating(node):
     await eventually(lambda: any(m.startswith("Readiness probe failed") for m in node.messages()))
     assert not any(message.startswith("Liveness") for message in node.messages())
     assert node.restarts() == 0
-    await eventually(lambda: node.bench.pod("p") is None)
+    await eventually(lambda: node.rig.pod("p") is None)
     assert len(node.times("Started")) == 1
 
 
@@ -246,7 +246,7 @@ async def test_a_sidecars_probes_while_terminating(node):
     before = node.probe("readiness")["outcomes"]["success"]
     await eventually(lambda: node.probe("readiness")["outcomes"]["success"] > before)
     assert node.running("p", "app")
-    await eventually(lambda: node.bench.pod("p") is None)
+    await eventually(lambda: node.rig.pod("p") is None)
     assert not any(message.startswith("Liveness") for message in node.messages())
     assert len(node.times("Started")) == 2
 
@@ -259,8 +259,8 @@ async def test_ready_pods_stay_ready_across_an_agent_restart(node):
         readiness={"exec": {"command": ["cat", "/tmp/ok"]}, "ms": {"periodMilliseconds": 2000}},
     )
     await eventually(node.ready)
-    await node.bench.restart()
-    await eventually(lambda: node.bench.pod("p") is not None and node.pod().status.container_statuses)
+    await node.rig.restart()
+    await eventually(lambda: node.rig.pod("p") is not None and node.pod().status.container_statuses)
     assert node.ready()
     await eventually(lambda: any(p["outcomes"]["success"] for p in node.manager.describe()["probes"]))
     assert node.ready()

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from engine.testing.containerd import Containerd
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 
 
 @pytest.fixture
-async def bench(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> AsyncIterator[Bench]:
-    bench = Bench(
+async def rig(tmp_path: Path, containerd: Containerd, private_cgroup_root: str) -> AsyncIterator[Rig]:
+    rig = Rig(
         tmp_path,
         containerd.socket,
         cgroups_per_qos=True,
         enforce_node_allocatable=["pods"],
         cgroup_root=private_cgroup_root,
     )
-    yield bench
-    await bench.close()
+    yield rig
+    await rig.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.testing.containerd import Containerd
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import container
 from tests.waiting import eventually
 
@@ -20,32 +20,30 @@ def pod(cpu: str, **amounts: Any) -> dict[str, Any]:
     return {"containers": [container(resources={"requests": {"cpu": cpu}, **amounts})]}
 
 
-def api_phase(bench: Bench, name: str) -> str:
-    return next((p.status.phase for p in bench.node.pods() if p.metadata.name == name), "")
+def api_phase(rig: Rig, name: str) -> str:
+    return next((p.status.phase for p in rig.node.pods() if p.metadata.name == name), "")
 
 
-async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(
-    bench: Bench, containerd: Containerd
-):
-    node = await bench.start()
+async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(rig: Rig, containerd: Containerd):
+    node = await rig.start()
     cores = node.node_object().allocatable["cpu"].milli
     third = cores // 3
     guaranteed = {"cpu": f"{third}m", "memory": "32Mi"}
-    bench.write("burst", pod(f"{third}m"), **FROM_API)
-    bench.write("guard", {"containers": [container(resources={"limits": guaranteed})]}, **FROM_API)
-    bench.write("idle", {"containers": [container()]}, **FROM_API)
+    rig.write("burst", pod(f"{third}m"), **FROM_API)
+    rig.write("guard", {"containers": [container(resources={"limits": guaranteed})]}, **FROM_API)
+    rig.write("idle", {"containers": [container()]}, **FROM_API)
     names = ("burst", "guard", "idle")
-    await eventually(lambda: all(api_phase(bench, name) == "Running" for name in names))
+    await eventually(lambda: all(api_phase(rig, name) == "Running" for name in names))
 
-    bench.write("ordinary", pod(f"{cores - third}m"), **FROM_API)
-    await eventually(lambda: api_phase(bench, "ordinary") == "Failed")
+    rig.write("ordinary", pod(f"{cores - third}m"), **FROM_API)
+    await eventually(lambda: api_phase(rig, "ordinary") == "Failed")
     refused = next(p for p in node.pods() if p.metadata.name == "ordinary")
     assert refused.status.reason == "OutOfcpu"
-    assert api_phase(bench, "burst") == "Running"
+    assert api_phase(rig, "burst") == "Running"
 
-    bench.write("critical", pod(f"{cores - third}m"))
-    await eventually(lambda: bench.phase("critical") == "Running")
-    assert [api_phase(bench, name) for name in names] == ["Succeeded", "Running", "Running"]
+    rig.write("critical", pod(f"{cores - third}m"))
+    await eventually(lambda: rig.phase("critical") == "Running")
+    assert [api_phase(rig, name) for name in names] == ["Succeeded", "Running", "Running"]
     victim = next(p for p in node.pods() if p.metadata.name == "burst").status
     assert not victim.reason, "it ended well when it was told to"
     disruption = next(c for c in victim.conditions if c.type == "DisruptionTarget")
@@ -59,12 +57,12 @@ async def test_a_critical_pod_takes_the_place_of_as_few_as_the_rule_says(
     assert rejections == {("OutOfcpu",): 1}
 
 
-async def test_room_that_was_freed_is_given_again(bench: Bench, containerd: Containerd):
-    node = await bench.start()
+async def test_room_that_was_freed_is_given_again(rig: Rig, containerd: Containerd):
+    node = await rig.start()
     most = f"{node.node_object().allocatable['cpu'].milli}m"
-    path = bench.write("first", pod(most), **FROM_API)
-    await eventually(lambda: api_phase(bench, "first") == "Running")
+    path = rig.write("first", pod(most), **FROM_API)
+    await eventually(lambda: api_phase(rig, "first") == "Running")
     path.unlink()
     await eventually(lambda: not node.pods())
-    bench.write("second", pod(most), **FROM_API)
-    await eventually(lambda: api_phase(bench, "second") == "Running")
+    rig.write("second", pod(most), **FROM_API)
+    await eventually(lambda: api_phase(rig, "second") == "Running")

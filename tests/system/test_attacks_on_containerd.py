@@ -8,7 +8,7 @@ import pytest
 
 from engine.host.mounts import mounts_below
 from engine.testing.containerd import Containerd
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
@@ -17,16 +17,16 @@ pytestmark = [pytest.mark.containerd, pytest.mark.root]
 SECRET = "the host's own"
 
 
-async def test_a_container_gets_nothing_of_the_host(bench: Bench, containerd: Containerd, tmp_path: Path):
+async def test_a_container_gets_nothing_of_the_host(rig: Rig, containerd: Containerd, tmp_path: Path):
     """Planted links, FIFOs for last words, files for the group alone, and a volume deeper than the stack."""
-    await bench.start()
+    await rig.start()
     (tmp_path / "host").mkdir()
     (tmp_path / "host" / "file").write_text(SECRET)
     data = {"name": "data", "mountPath": "/data"}
     plant = f"cd /data && ln -s {tmp_path}/host evil && mkdir part && mkfifo part/words && echo in > part/f"
     deep = "cd /data && i=0; while [ $i -lt 1500 ]; do mkdir d && cd d; i=$((i+1)); done"
     look = "cat /info/name > /out/name; echo x > /info/new; echo $? > /out/written; cat /part/f > /out/part; "
-    bench.write(
+    rig.write(
         "attacker",
         {
             "securityContext": {"fsGroup": 4321},
@@ -65,7 +65,7 @@ async def test_a_container_gets_nothing_of_the_host(bench: Bench, containerd: Co
     )
 
     def statuses() -> dict[str, object]:
-        pod = bench.pod("attacker")
+        pod = rig.pod("attacker")
         return {s.name: s for s in pod.status.container_statuses or []} if pod is not None else {}
 
     def refused() -> bool:
@@ -79,16 +79,16 @@ async def test_a_container_gets_nothing_of_the_host(bench: Bench, containerd: Co
 
     await eventually(lambda: "Error on reading termination log" in said())
     await eventually(refused)
-    pod = bench.pod("attacker")
+    pod = rig.pod("attacker")
     assert pod is not None
-    directory = bench.root / "pods" / pod.uid
+    directory = rig.root / "pods" / pod.uid
     out = directory / "volumes/kubernetes.io~empty-dir/out"
     await eventually(lambda: (out / "part").exists() and (out / "part").read_text())
     assert (out / "name").read_text() == "attacker-n1"
     assert (out / "written").read_text() == "1\n"
     assert (out / "part").read_text() == "in\n"
     assert mounts_below(directory)
-    (bench.manifests / "attacker.yaml").unlink()
+    (rig.manifests / "attacker.yaml").unlink()
     await eventually(lambda: not directory.exists())
-    assert mounts_below(bench.root) == []
+    assert mounts_below(rig.root) == []
     assert [(file.name, file.read_text()) for file in (tmp_path / "host").iterdir()] == [("file", SECRET)]

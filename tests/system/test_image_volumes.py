@@ -12,7 +12,7 @@ import pytest
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.containerd import Containerd
 from engine.testing.images import Entry, make_layer, write_image
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
@@ -44,7 +44,7 @@ async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
             archives=archives,
         )
         await runtime.start()
-        bench = Bench(
+        rig = Rig(
             tmp_path,
             runtime.socket,
             cgroups_per_qos=True,
@@ -52,30 +52,30 @@ async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
             cgroup_root=private_cgroup_root,
         )
         try:
-            await bench.start()
+            await rig.start()
             main: dict[str, Any] = container("c", READ + WAIT, **MOUNTS) | {"imagePullPolicy": "IfNotPresent"}
-            bench.write("model", {**VOLUMES, "containers": [main]})
-            await eventually(lambda: bench.phase("model") == "Running")
-            out = bench.root / "pods" / bench.pod("model").uid / "volumes/kubernetes.io~empty-dir/out/read"
+            rig.write("model", {**VOLUMES, "containers": [main]})
+            await eventually(lambda: rig.phase("model") == "Running")
+            out = rig.root / "pods" / rig.pod("model").uid / "volumes/kubernetes.io~empty-dir/out/read"
             await eventually(lambda: out.exists() and out.read_text() == "42\ndenied\n")
         finally:
-            await bench.close()
+            await rig.close()
             await runtime.purge()
 
 
 @pytest.mark.containerd
 async def test_a_containerd_that_cannot_mount_images_is_said_and_other_pods_run(
-    bench: Bench, containerd: Containerd, tmp_path: Path
+    rig: Rig, containerd: Containerd, tmp_path: Path
 ):
     archive = write_image(tmp_path / "model.tar", ["docker.io/library/model:1"], layers=[make_layer([])])
     containerd.ctr("-n", "k8s.io", "images", "import", str(archive))
-    await bench.start()
-    bench.write("model", {**VOLUMES, "containers": [container("c", **MOUNTS)]})
-    bench.write("other", {"containers": [container()]})
-    await eventually(lambda: bench.phase("other") == "Running")
+    await rig.start()
+    rig.write("model", {**VOLUMES, "containers": [container("c", **MOUNTS)]})
+    rig.write("other", {"containers": [container()]})
+    await eventually(lambda: rig.phase("other") == "Running")
 
     def said() -> list[str]:
-        return [e.message for e in bench.node.recorder if e.reason == "Failed"]
+        return [e.message for e in rig.node.recorder if e.reason == "Failed"]
 
     await eventually(said)
     assert "it mounts image volumes, which containerd may be too old for" in said()[0]

@@ -11,21 +11,21 @@ import pytest
 from engine.api.status import ContainerStatus
 from engine.server.resource_metrics import resource_metrics
 from engine.testing.containerd import Containerd
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 
 
-def cgroup_file(bench: Bench, controller: str, file: str, *below: str) -> str:
+def cgroup_file(rig: Rig, controller: str, file: str, *below: str) -> str:
     """The text of a cgroup file of this node, on this machine's v1 hierarchies."""
-    root = Path("/sys/fs/cgroup") / controller / bench.config.cgroup_root.lstrip("/") / "kubepods"
+    root = Path("/sys/fs/cgroup") / controller / rig.config.cgroup_root.lstrip("/") / "kubepods"
     return root.joinpath(*below, file).read_text().strip()
 
 
-def only_container(containerd: Containerd, bench: Bench, name: str) -> dict[str, Any]:
-    uid = bench.pod(name).uid
+def only_container(containerd: Containerd, rig: Rig, name: str) -> dict[str, Any]:
+    uid = rig.pod(name).uid
     listed = containerd.ctr("-n", "k8s.io", "containers", "ls", "-q").split()
     for identity in listed:
         info = json.loads(containerd.ctr("-n", "k8s.io", "containers", "info", identity))
@@ -35,58 +35,58 @@ def only_container(containerd: Containerd, bench: Bench, name: str) -> dict[str,
     raise AssertionError(f"containerd has no container of {name}")
 
 
-async def test_the_three_classes_run_with_their_names_and_values(bench: Bench, containerd: Containerd):
-    await bench.start()
-    bench.write(
+async def test_the_three_classes_run_with_their_names_and_values(rig: Rig, containerd: Containerd):
+    await rig.start()
+    rig.write(
         "guaranteed", {"containers": [container(resources={"limits": {"cpu": "250m", "memory": "64Mi"}})]}
     )
-    bench.write(
+    rig.write(
         "burstable",
         {"containers": [container(resources={"requests": {"cpu": "100m"}, "limits": {"memory": "64Mi"}})]},
     )
-    bench.write("besteffort", {"containers": [container()]})
+    rig.write("besteffort", {"containers": [container()]})
     names = ("guaranteed", "burstable", "besteffort")
-    await eventually(lambda: all(bench.phase(name) == "Running" for name in names))
-    info = only_container(containerd, bench, "guaranteed")
+    await eventually(lambda: all(rig.phase(name) == "Running" for name in names))
+    info = only_container(containerd, rig, "guaranteed")
     assert info["Labels"]["io.kubernetes.pod.name"] == "guaranteed-n1"
     assert info["Labels"]["io.kubernetes.container.name"] == "c"
-    pod = f"pod{bench.pod('guaranteed').uid}"
-    assert cgroup_file(bench, "cpu", "cpu.shares", pod) == "256"
-    assert cgroup_file(bench, "cpu", "cpu.cfs_quota_us", pod) == "25000"
-    assert cgroup_file(bench, "memory", "memory.limit_in_bytes", pod) == str(64 << 20)
-    assert cgroup_file(bench, "cpu", "cpu.shares", pod, info["ID"]) == "256"
-    assert cgroup_file(bench, "memory", "memory.limit_in_bytes", pod, info["ID"]) == str(64 << 20)
-    assert cgroup_file(bench, "cpu", "cpu.shares", "burstable") == "102"
-    pod = f"pod{bench.pod('burstable').uid}"
-    assert cgroup_file(bench, "cpu", "cpu.shares", "burstable", pod) == "102"
-    assert cgroup_file(bench, "cpu", "cpu.cfs_quota_us", "burstable", pod) == "-1"
-    pod = f"pod{bench.pod('besteffort').uid}"
-    assert cgroup_file(bench, "cpu", "cpu.shares", "besteffort", pod) == "2"
-    assert [bench.pod(n).status.qos_class for n in names] == ["Guaranteed", "Burstable", "BestEffort"]
+    pod = f"pod{rig.pod('guaranteed').uid}"
+    assert cgroup_file(rig, "cpu", "cpu.shares", pod) == "256"
+    assert cgroup_file(rig, "cpu", "cpu.cfs_quota_us", pod) == "25000"
+    assert cgroup_file(rig, "memory", "memory.limit_in_bytes", pod) == str(64 << 20)
+    assert cgroup_file(rig, "cpu", "cpu.shares", pod, info["ID"]) == "256"
+    assert cgroup_file(rig, "memory", "memory.limit_in_bytes", pod, info["ID"]) == str(64 << 20)
+    assert cgroup_file(rig, "cpu", "cpu.shares", "burstable") == "102"
+    pod = f"pod{rig.pod('burstable').uid}"
+    assert cgroup_file(rig, "cpu", "cpu.shares", "burstable", pod) == "102"
+    assert cgroup_file(rig, "cpu", "cpu.cfs_quota_us", "burstable", pod) == "-1"
+    pod = f"pod{rig.pod('besteffort').uid}"
+    assert cgroup_file(rig, "cpu", "cpu.shares", "besteffort", pod) == "2"
+    assert [rig.pod(n).status.qos_class for n in names] == ["Guaranteed", "Burstable", "BestEffort"]
 
 
-async def test_the_summary_says_what_pods_use(bench: Bench):
-    await bench.start()
-    bench.write("used", {"containers": [container()]})
-    await eventually(lambda: bench.phase("used") == "Running")
-    summary = await bench.node.stats_summary()
+async def test_the_summary_says_what_pods_use(rig: Rig):
+    await rig.start()
+    rig.write("used", {"containers": [container()]})
+    await eventually(lambda: rig.phase("used") == "Running")
+    summary = await rig.node.stats_summary()
     assert summary["node"]["nodeName"] == "n1"
     assert 0 < summary["node"]["fs"]["availableBytes"] < summary["node"]["fs"]["capacityBytes"]
     used = next(p for p in summary["pods"] if p["podRef"]["name"] == "used-n1")
-    assert used["podRef"]["uid"] == bench.pod("used").uid
+    assert used["podRef"]["uid"] == rig.pod("used").uid
     assert used["containers"][0]["name"] == "c"
     assert used["containers"][0]["memory"]["workingSetBytes"] > 0
 
 
-async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_it(bench: Bench):
-    await bench.start()
-    bench.write("used", {"containers": [container()]})
-    bench.write("done", {"containers": [container(script="true")], "restartPolicy": "Never"})
+async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_it(rig: Rig):
+    await rig.start()
+    rig.write("used", {"containers": [container()]})
+    rig.write("done", {"containers": [container(script="true")], "restartPolicy": "Never"})
     half = [container(), container("gone", script="true")]
-    bench.write("half", {"containers": half, "restartPolicy": "OnFailure"})
-    await eventually(lambda: bench.phase("used") == "Running" and bench.phase("done") == "Succeeded")
-    await eventually(lambda: any(s.state.terminated for s in bench.pod("half").status.container_statuses))
-    summary = await bench.node.stats_summary()
+    rig.write("half", {"containers": half, "restartPolicy": "OnFailure"})
+    await eventually(lambda: rig.phase("used") == "Running" and rig.phase("done") == "Succeeded")
+    await eventually(lambda: any(s.state.terminated for s in rig.pod("half").status.container_statuses))
+    summary = await rig.node.stats_summary()
     shown = {pod["podRef"]["name"]: pod for pod in summary["pods"]}
     assert shown.keys() >= {"used-n1", "half-n1"}
     for name in ("used-n1", "half-n1"):
@@ -96,10 +96,10 @@ async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_
     assert 'container_memory_working_set_bytes{container="c",namespace="default",pod="half-n1"}' in metrics
 
 
-async def test_init_sidecar_volumes_environment_and_last_words(bench: Bench, tmp_path: Path):
-    await bench.start()
+async def test_init_sidecar_volumes_environment_and_last_words(rig: Rig, tmp_path: Path):
+    await rig.start()
     shared = {"name": "shared", "mountPath": "/shared"}
-    bench.write(
+    rig.write(
         "whole",
         {
             "volumes": [
@@ -139,27 +139,27 @@ async def test_init_sidecar_volumes_environment_and_last_words(bench: Bench, tmp
     )
     out = tmp_path / "host" / "out"
     await eventually(lambda: out.exists() and out.read_text())
-    ip = bench.pod("whole").status.pod_ip
+    ip = rig.pod("whole").status.pod_ip
     assert out.read_text() == f"{ip} from-init whole-n1 whole-n1\n"
 
     def last_words() -> str:
-        status = bench.pod("whole").status.container_statuses[1]
+        status = rig.pod("whole").status.container_statuses[1]
         ended = status.last_state.terminated or status.state.terminated
         return ended.message if ended is not None else ""
 
     await eventually(lambda: last_words() == "last words\n")
     mounted = Path("/proc/self/mountinfo").read_text()
-    assert f"{bench.root}/pods/" in mounted
-    (bench.manifests / "whole.yaml").unlink()
-    await eventually(lambda: not bench.node.pods())
-    assert f"{bench.root}/pods/" not in Path("/proc/self/mountinfo").read_text()
+    assert f"{rig.root}/pods/" in mounted
+    (rig.manifests / "whole.yaml").unlink()
+    await eventually(lambda: not rig.node.pods())
+    assert f"{rig.root}/pods/" not in Path("/proc/self/mountinfo").read_text()
 
 
-async def test_hooks_run_and_grace_is_kept(bench: Bench, tmp_path: Path):
-    await bench.start()
+async def test_hooks_run_and_grace_is_kept(rig: Rig, tmp_path: Path):
+    await rig.start()
     said = tmp_path / "said"
     said.mkdir()
-    bench.write(
+    rig.write(
         "hooked",
         {
             "terminationGracePeriodSeconds": 10,
@@ -176,66 +176,66 @@ async def test_hooks_run_and_grace_is_kept(bench: Bench, tmp_path: Path):
             ],
         },
     )
-    await eventually(lambda: bench.phase("hooked") == "Running")
-    (bench.manifests / "hooked.yaml").unlink()
-    await eventually(lambda: not bench.node.pods())
+    await eventually(lambda: rig.phase("hooked") == "Running")
+    (rig.manifests / "hooked.yaml").unlink()
+    await eventually(lambda: not rig.node.pods())
     assert (said / "log").read_text().split() == ["started", "stopping", "term"]
 
 
-async def test_a_missing_image_is_said_and_the_rest_runs(bench: Bench):
-    await bench.start()
-    bench.write("missing", {"containers": [container(image="example.com/nothing:1")]})
-    bench.write("fine", {"containers": [container()]})
-    await eventually(lambda: bench.phase("fine") == "Running")
+async def test_a_missing_image_is_said_and_the_rest_runs(rig: Rig):
+    await rig.start()
+    rig.write("missing", {"containers": [container(image="example.com/nothing:1")]})
+    rig.write("fine", {"containers": [container()]})
+    await eventually(lambda: rig.phase("fine") == "Running")
 
     def waiting() -> str:
-        status = bench.pod("missing").status.container_statuses[0]
+        status = rig.pod("missing").status.container_statuses[0]
         return status.state.waiting.reason if status.state.waiting else ""
 
     await eventually(lambda: waiting() == "ErrImageNeverPull")
 
 
-async def test_a_live_container_is_resized_without_a_restart(bench: Bench, containerd: Containerd):
+async def test_a_live_container_is_resized_without_a_restart(rig: Rig, containerd: Containerd):
     def amounts(cpu: str, memory: str) -> dict[str, Any]:
         return {"containers": [container(resources={"limits": {"cpu": cpu, "memory": memory}})]}
 
-    await bench.start()
-    bench.write("sized", amounts("100m", "64Mi"))
-    await eventually(lambda: bench.phase("sized") == "Running")
-    identity, pod = only_container(containerd, bench, "sized")["ID"], f"pod{bench.pod('sized').uid}"
+    await rig.start()
+    rig.write("sized", amounts("100m", "64Mi"))
+    await eventually(lambda: rig.phase("sized") == "Running")
+    identity, pod = only_container(containerd, rig, "sized")["ID"], f"pod{rig.pod('sized').uid}"
     for cpu, memory, shares, limit in (("200m", "128Mi", 204, 128 << 20), ("50m", "32Mi", 51, 32 << 20)):
-        bench.write("sized", amounts(cpu, memory))
+        rig.write("sized", amounts(cpu, memory))
 
         def has_its_values(shares: int = shares, limit: int = limit) -> bool:
             levels = [(pod,), (pod, identity)]
             return all(
-                cgroup_file(bench, "cpu", "cpu.shares", *level) == str(shares)
-                and cgroup_file(bench, "memory", "memory.limit_in_bytes", *level) == str(limit)
+                cgroup_file(rig, "cpu", "cpu.shares", *level) == str(shares)
+                and cgroup_file(rig, "memory", "memory.limit_in_bytes", *level) == str(limit)
                 for level in levels
             )
 
         await eventually(has_its_values)
 
     def status() -> ContainerStatus:
-        return bench.pod("sized").status.container_statuses[0]
+        return rig.pod("sized").status.container_statuses[0]
 
     await eventually(lambda: str(status().resources.limits["cpu"]) == "50m")
     assert status().restart_count == 0
-    assert only_container(containerd, bench, "sized")["ID"] == identity
-    bench.write("sized", amounts("1000", "32Mi"))
+    assert only_container(containerd, rig, "sized")["ID"] == identity
+    rig.write("sized", amounts("1000", "32Mi"))
 
     def conditions() -> dict[str, str]:
-        return {c.type: c.reason for c in bench.pod("sized").status.conditions}
+        return {c.type: c.reason for c in rig.pod("sized").status.conditions}
 
     await eventually(lambda: conditions().get("PodResizePending") == "Infeasible")
-    assert cgroup_file(bench, "cpu", "cpu.shares", pod) == "51"
+    assert cgroup_file(rig, "cpu", "cpu.shares", pod) == "51"
 
 
-async def test_everything_goes_with_the_node(bench: Bench, containerd: Containerd):
-    await bench.start()
-    bench.write("one", {"containers": [container()]})
-    await eventually(lambda: bench.phase("one") == "Running")
-    await bench.node.remove_all_pods()
+async def test_everything_goes_with_the_node(rig: Rig, containerd: Containerd):
+    await rig.start()
+    rig.write("one", {"containers": [container()]})
+    await eventually(lambda: rig.phase("one") == "Running")
+    await rig.node.remove_all_pods()
     assert containerd.ctr("-n", "k8s.io", "containers", "ls", "-q").split() == []
-    assert not list(Path("/sys/fs/cgroup").glob(f"*/{bench.config.cgroup_root.lstrip('/')}/kubepods"))
-    assert not list((bench.root / "pods").iterdir())
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/{rig.config.cgroup_root.lstrip('/')}/kubepods"))
+    assert not list((rig.root / "pods").iterdir())

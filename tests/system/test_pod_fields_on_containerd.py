@@ -15,8 +15,8 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.testing.apiserver import ApiServer
 from engine.testing.containerd import Containerd
-from tests.cluster_bench import Cluster, Joined
-from tests.node_bench import Bench
+from tests.cluster_rig import Cluster, Joined
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
@@ -31,20 +31,20 @@ def variable(name: str, key: str, path: str = "env", **more: Any) -> dict[str, A
     return {"name": name, "valueFrom": {"fileKeyRef": reference}}
 
 
-def said(bench: Bench, reason: str) -> list[str]:
-    assert bench.node is not None
-    return [event.message for event in bench.node.recorder if event.reason == reason]
+def said(rig: Rig, reason: str) -> list[str]:
+    assert rig.node is not None
+    return [event.message for event in rig.node.recorder if event.reason == reason]
 
 
-async def test_an_init_container_writes_what_its_successor_has_as_variables(bench: Bench) -> None:
-    await bench.start()
+async def test_an_init_container_writes_what_its_successor_has_as_variables(rig: Rig) -> None:
+    await rig.start()
     write = container("write", "printf \"A='one\\n two'\\nB='3' # three\\n\" > /cfg/env", **MOUNT)
     env = [variable("ONE", "A"), variable("TWO", "B"), variable("NONE", "C", optional=True)]
     show = 'printf "%s|%s|%s" "$ONE" "$TWO" "${NONE-unset}" > /cfg/shown; '
     spec = {"initContainers": [write], "containers": [container("c", show + WAIT, env=env, **MOUNT)]}
-    bench.write("p", {**SHARED, **spec})
-    await eventually(lambda: bench.phase("p") == "Running")
-    shown = bench.root / "pods" / bench.pod("p").uid / "volumes/kubernetes.io~empty-dir/cfg/shown"
+    rig.write("p", {**SHARED, **spec})
+    await eventually(lambda: rig.phase("p") == "Running")
+    shown = rig.root / "pods" / rig.pod("p").uid / "volumes/kubernetes.io~empty-dir/cfg/shown"
     await eventually(lambda: shown.exists() and shown.read_text() == "one\n two|3|unset")
 
 
@@ -59,29 +59,29 @@ async def test_an_init_container_writes_what_its_successor_has_as_variables(benc
         ("dd if=/dev/zero of=/cfg/env bs=1M count=2", "env"),
     ],
 )
-async def test_a_file_of_variables_is_no_way_out(bench: Bench, script: str, path: str) -> None:
+async def test_a_file_of_variables_is_no_way_out(rig: Rig, script: str, path: str) -> None:
     """Each name and value of the host's would show in the container or in the message."""
-    await bench.start()
+    await rig.start()
     env = [variable("X", "root", path)]
     spec = {
         "initContainers": [container("plant", script, **MOUNT)],
         "containers": [container("c", env=env, **MOUNT)],
     }
-    bench.write("p", {**SHARED, **spec})
-    await eventually(lambda: "Error: couldn't parse env file" in said(bench, "Failed"))
-    assert bench.phase("p") == "Pending"
+    rig.write("p", {**SHARED, **spec})
+    await eventually(lambda: "Error: couldn't parse env file" in said(rig, "Failed"))
+    assert rig.phase("p") == "Pending"
 
 
-async def test_a_class_is_carried_out_by_its_handler(bench: Bench) -> None:
-    bench.section.runtime_classes = {"usual": "runc", "odd": "nobody"}
-    await bench.start()
-    bench.write("a", {"containers": [container()], "runtimeClassName": "usual"})
-    bench.write("b", {"containers": [container()], "runtimeClassName": "odd"})
-    await eventually(lambda: bench.phase("a") == "Running")
-    assert bench.node is not None
-    await eventually(lambda: said(bench, "FailedCreatePodSandBox"))
-    assert 'no runtime for "nobody" is configured' in said(bench, "FailedCreatePodSandBox")[0]
-    assert bench.phase("b") == "Pending"
+async def test_a_class_is_carried_out_by_its_handler(rig: Rig) -> None:
+    rig.section.runtime_classes = {"usual": "runc", "odd": "nobody"}
+    await rig.start()
+    rig.write("a", {"containers": [container()], "runtimeClassName": "usual"})
+    rig.write("b", {"containers": [container()], "runtimeClassName": "odd"})
+    await eventually(lambda: rig.phase("a") == "Running")
+    assert rig.node is not None
+    await eventually(lambda: said(rig, "FailedCreatePodSandBox"))
+    assert 'no runtime for "nobody" is configured' in said(rig, "FailedCreatePodSandBox")[0]
+    assert rig.phase("b") == "Pending"
 
 
 @pytest.fixture
@@ -95,10 +95,10 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
-    bench = Joined(tmp_path, containerd.socket)
-    bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield bench
-    await bench.close()
+    rig = Joined(tmp_path, containerd.socket)
+    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+    yield rig
+    await rig.close()
 
 
 async def test_a_container_has_a_claims_block_device(

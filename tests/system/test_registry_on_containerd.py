@@ -23,7 +23,7 @@ from engine.node.image_access.providers import load_programs
 from engine.testing.apiserver import ApiServer
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
-from tests.cluster_bench import Cluster, Joined
+from tests.cluster_rig import Cluster, Joined
 from tests.ports import free_port
 from tests.system.busybox import container
 from tests.waiting import eventually
@@ -108,10 +108,10 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def joined(tmp_path: Path, containerd: Containerd, cluster: Cluster) -> AsyncIterator[Joined]:
-    bench = Joined(tmp_path, containerd.socket)
-    bench.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-    yield bench
-    await bench.close()
+    rig = Joined(tmp_path, containerd.socket)
+    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+    yield rig
+    await rig.close()
 
 
 def docker_config(registry: Registry, password: str = PASSWORD) -> bytes:

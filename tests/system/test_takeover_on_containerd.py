@@ -11,7 +11,7 @@ from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
 from tests.node.kubelets_pods import UID, container_config, leave_pod
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
@@ -20,10 +20,10 @@ pytestmark = [pytest.mark.containerd, pytest.mark.root]
 EVERY_SECOND = {"exec": {"command": ["test", "-e", "/data/alive"]}, "periodSeconds": 1, "failureThreshold": 1}
 
 
-async def test_a_running_pod_goes_on_with_its_volume_and_is_probed(bench: Bench, containerd: Containerd):
+async def test_a_running_pod_goes_on_with_its_volume_and_is_probed(rig: Rig, containerd: Containerd):
     data = {"name": "data", "mountPath": "/data"}
     spec = container(volumeMounts=[data], livenessProbe=EVERY_SECOND)
-    volume = bench.root / "pods" / UID / "volumes" / "kubernetes.io~empty-dir" / "data"
+    volume = rig.root / "pods" / UID / "volumes" / "kubernetes.io~empty-dir" / "data"
     volume.mkdir(parents=True)
     (volume / "alive").write_text("kept")
     left = container_config(image=BUSYBOX_TAG, hash=container_hash(Container(name="c", image=BUSYBOX_TAG)))
@@ -35,20 +35,20 @@ async def test_a_running_pod_goes_on_with_its_volume_and_is_probed(bench: Bench,
             client,
             "web-n1",
             [left],
-            logs=bench.root.parent / "logs",
-            cgroup_parent=f"{bench.config.cgroup_root}/kubepods/besteffort/pod{UID}",
+            logs=rig.root.parent / "logs",
+            cgroup_parent=f"{rig.config.cgroup_root}/kubepods/besteffort/pod{UID}",
         )
         started = (await client.container_status(identity)).status.started_at
-        bench.write("web", {"containers": [spec], "volumes": [{"name": "data", "emptyDir": {}}]})
-        await bench.start()
-        await eventually(lambda: bench.phase("web") == "Running")
-        assert bench.pod("web").uid == UID
+        rig.write("web", {"containers": [spec], "volumes": [{"name": "data", "emptyDir": {}}]})
+        await rig.start()
+        await eventually(lambda: rig.phase("web") == "Running")
+        assert rig.pod("web").uid == UID
         status = (await client.container_status(identity)).status
         assert (status.state, status.started_at) == (cri.CONTAINER_RUNNING, started)
         assert [s.id for s in await client.list_pod_sandboxes()] == [sandbox]
         assert (volume / "alive").read_text() == "kept"
         (volume / "alive").unlink()
-        await eventually(lambda: bench.pod("web").status.container_statuses[0].restart_count == 1)
-        assert bench.pod("web").uid == UID
+        await eventually(lambda: rig.pod("web").status.container_statuses[0].restart_count == 1)
+        assert rig.pod("web").uid == UID
     finally:
         await client.close()

@@ -14,7 +14,7 @@ from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.device_plugin import SampleDevicePlugin
-from tests.node_bench import Bench
+from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.system.kubelet import BINARIES, Kubelet
 from tests.waiting import eventually
@@ -79,8 +79,8 @@ EXPECTED = {name: "Succeeded" if name == "job" else "Running" for name in PODS}
 class Both:
     """The pods of one root, served by one agent after the other."""
 
-    def __init__(self, bench: Bench, kubelet: Kubelet, client: RuntimeClient) -> None:
-        self.bench = bench
+    def __init__(self, rig: Rig, kubelet: Kubelet, client: RuntimeClient) -> None:
+        self.rig = rig
         self.kubelet = kubelet
         self.client = client
 
@@ -94,9 +94,9 @@ class Both:
         return all(status["ready"] for status in statuses)
 
     async def with_us(self) -> None:
-        await self.bench.start()
-        await eventually(lambda: {name: self.bench.phase(name) for name in PODS} == EXPECTED)
-        await eventually(lambda: self.bench.pod("probed").status.container_statuses[0].ready)
+        await self.rig.start()
+        await eventually(lambda: {name: self.rig.phase(name) for name in PODS} == EXPECTED)
+        await eventually(lambda: self.rig.pod("probed").status.container_statuses[0].ready)
 
     async def held(self) -> dict[str, Any]:
         """All that must not change: sandboxes, containers with their starts, files, devices."""
@@ -107,47 +107,47 @@ class Both:
             "containers": {(s.id, s.state, s.started_at, s.metadata.attempt) for s in statuses},
             "uids": {s.labels[labels.POD_UID] for s in await self.client.list_pod_sandboxes()},
             "files": {
-                str(path.relative_to(self.bench.root)): path.read_text()
-                for path in self.bench.root.glob("pods/*/volumes/kubernetes.io~empty-dir/data/count")
+                str(path.relative_to(self.rig.root)): path.read_text()
+                for path in self.rig.root.glob("pods/*/volumes/kubernetes.io~empty-dir/data/count")
             },
             "devices": self._devices(),
         }
 
     def _devices(self) -> list[Any]:
-        checkpoint = self.bench.root / "device-plugins" / "kubelet_internal_checkpoint"
+        checkpoint = self.rig.root / "device-plugins" / "kubelet_internal_checkpoint"
         entries = json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]
         return [(entry["PodUID"], entry["ContainerName"], entry["DeviceIDs"]) for entry in entries]
 
 
 @pytest.fixture
-async def both(bench: Bench, containerd: Containerd, tmp_path: Path) -> AsyncIterator[Both]:
+async def both(rig: Rig, containerd: Containerd, tmp_path: Path) -> AsyncIterator[Both]:
     kubelet = Kubelet(
-        tmp_path, containerd.socket, manifests=bench.manifests, root=bench.root,
-        cgroup_root=bench.config.cgroup_root,
+        tmp_path, containerd.socket, manifests=rig.manifests, root=rig.root,
+        cgroup_root=rig.config.cgroup_root,
     )  # fmt: skip
     kubelet.share_root()
     client = RuntimeClient(str(containerd.socket), timeout=30)
-    plugins = bench.root / "device-plugins"
+    plugins = rig.root / "device-plugins"
     plugins.mkdir(parents=True)
     plugin = SampleDevicePlugin(GPU, plugins / "gpu.sock", count=4)
     await plugin.start()
     plugin.follow(plugins)
-    yield Both(bench, kubelet, client)
+    yield Both(rig, kubelet, client)
     async with asyncio.timeout(CLEAN_UP_SECONDS):
         await asyncio.to_thread(kubelet.stop)
         await plugin.stop()
         await client.close()
-        if bench.node is not None:
-            await bench.stop()
+        if rig.node is not None:
+            await rig.stop()
         await asyncio.to_thread(containerd.remove_pods)
         await asyncio.to_thread(kubelet.close)
 
 
 async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     both.kubelet.start()
-    await eventually((both.bench.root / "device-plugins" / "kubelet.sock").exists)
+    await eventually((both.rig.root / "device-plugins" / "kubelet.sock").exists)
     for name, spec in PODS.items():
-        both.bench.write(name, spec)
+        both.rig.write(name, spec)
     await eventually(lambda: both.kubelet.phases() == EXPECTED)
     before = await both.held()
     assert len(before["devices"]) == 1
@@ -155,7 +155,7 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
     both.kubelet.stop()
     await both.with_us()
     assert await both.held() == before
-    await both.bench.stop()
+    await both.rig.stop()
     await both.with_kubelet()
     assert await both.held() == before
     both.kubelet.stop()
@@ -163,13 +163,13 @@ async def test_kubelet_then_us_then_kubelet(both: Both) -> None:
 
 
 async def test_us_then_kubelet_then_us(both: Both) -> None:
-    await both.bench.start()
+    await both.rig.start()
     for name, spec in PODS.items():
-        both.bench.write(name, spec)
-    await eventually(lambda: {name: both.bench.phase(name) for name in PODS} == EXPECTED)
+        both.rig.write(name, spec)
+    await eventually(lambda: {name: both.rig.phase(name) for name in PODS} == EXPECTED)
     before = await both.held()
     assert len(before["devices"]) == 1
-    await both.bench.stop()
+    await both.rig.stop()
     await both.with_kubelet()
     assert await both.held() == before
     both.kubelet.stop()

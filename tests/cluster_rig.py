@@ -10,15 +10,15 @@ from typing import Any
 from engine.cluster.client import ApiClient, ApiError
 from engine.node import Node
 from engine.testing.apiserver import ApiServer
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import PATIENCE
 
 PODS = "/api/v1/namespaces/default/pods"
 Object = dict[str, Any]
 
 
-class Joined(Bench):
-    """A bench whose node belongs to `server`'s cluster."""
+class Joined(Rig):
+    """A rig whose node belongs to `server`'s cluster."""
 
     kubeconfig: Path
 

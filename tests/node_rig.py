@@ -14,7 +14,7 @@ from engine.eviction.readings import NodeView
 from engine.node import Node
 
 
-class Bench:
+class Rig:
     """A directory of manifests, and agents that serve it one after another."""
 
     def __init__(self, directory: Path, endpoint: Path, **config: Any) -> None:

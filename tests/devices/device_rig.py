@@ -11,13 +11,13 @@ from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
-from tests.node_bench import Bench, container
+from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 
 
-class DeviceBench(Bench):
+class DeviceRig(Rig):
     """A node on the hollow runtime, in a directory short enough for sockets, and its plugins."""
 
     def __init__(self, directory: Path, runtime: HollowRuntime, **config: Any) -> None:

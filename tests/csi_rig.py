@@ -11,8 +11,8 @@ from engine.csi.places import pods_volumes, staged
 from engine.host.mountinfo import mounts_below
 from engine.node import Node
 from engine.testing.csi_driver import SampleCsiDriver
-from tests.cluster_bench import Cluster, Joined, Object
-from tests.node_bench import container
+from tests.cluster_rig import Cluster, Joined, Object
+from tests.node_rig import container
 from tests.waiting import eventually
 
 LEFT = ("globalmount", "vol_data.json")
@@ -22,8 +22,8 @@ INLINE: Object = {"csi": {"driver": DRIVER}}
 CLAIMED: Object = {"persistentVolumeClaim": {"claimName": "claim"}}
 
 
-class CsiBench:
-    """`joined` is the node's bench; drivers end with it."""
+class CsiRig:
+    """`joined` is the node's rig; drivers end with it."""
 
     def __init__(self, joined: Joined, cluster: Cluster, directory: Path) -> None:
         self.joined, self.cluster, self._directory = joined, cluster, directory
