@@ -85,7 +85,7 @@ class DirectRuntime(RuntimeClient):
 
     async def close(self) -> None: ...
 
-    async def _call(self, service: str, name: str, request: Any, answer: Any, timeout: float | None) -> Any:
+    async def _answer(self, service: str, name: str, request: Any, timeout: float | None = None) -> bytes:
         runtime = self.world.runtime
         target = runtime.service if service.endswith("RuntimeService") else self.world.image_service
         subject = f"CRI {name}"
@@ -100,10 +100,10 @@ class DirectRuntime(RuntimeClient):
             except KubengineError as error:
                 kinds = {"NOT_FOUND": NotFound, "UNIMPLEMENTED": Unimplemented, "UNAVAILABLE": Unavailable}
                 raise kinds.get(error.grpc_status, Refused)(str(error), subject=subject) from None
-            data = result if isinstance(result, bytes) else result.SerializeToString()
+            data: bytes = result if isinstance(result, bytes) else result.SerializeToString()
             await asyncio.sleep(0)
             self._check(subject)
-            return answer.FromString(data)
+            return data
 
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
         self._check("events")
