@@ -105,17 +105,18 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
     await eventually(runs_too)
 
 
-@pytest.mark.parametrize("answer", [cri.ListContainersResponse, cri.ListPodSandboxResponse])
+@pytest.mark.parametrize("call", ["ListContainers", "ListPodSandbox"])
 async def test_lists_that_are_none_leave_no_pod_behind(
-    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, answer: Any
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     garbled = False
-    real = RuntimeClient._decoded
+    real = RuntimeClient._answer
 
-    def decoded(client: RuntimeClient, name: str, data: bytes, kind: Any) -> Any:
-        return real(client, name, NOT_A_MESSAGE if garbled and kind is answer else data, kind)
+    async def answered(client: RuntimeClient, service: str, name: str, *rest: Any) -> bytes:
+        data = await real(client, service, name, *rest)
+        return NOT_A_MESSAGE if garbled and name == call else data
 
-    monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
+    monkeypatch.setattr(RuntimeClient, "_answer", answered)
     node = await rig.start()
     garbled = True
     node.running.watch._wake.set()
