@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.cpu_weight import WeightFormula
@@ -79,7 +81,7 @@ def plan(
     for pod, uid in listed:
         sums.put(uid, Contribution.of(pod))
     levels = sums.values(settings.levels)
-    levels[GUARANTEED] = replace(settings.root_values(), unified=levels[GUARANTEED].unified)
+    levels[GUARANTEED] = msgspec.structs.replace(settings.root_values(), unified=levels[GUARANTEED].unified)
     for level in LEVELS:
         files = rules.files(levels[level], unbounded_huge_pages=level != GUARANTEED)
         path = to_path(level_name(settings.root, level), settings.driver)

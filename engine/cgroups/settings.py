@@ -5,7 +5,9 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
@@ -62,7 +64,7 @@ class CgroupSettings:
         if not self.cpu_ceiling:
             return values
         quota = milli_cpu_to_quota(self.node.absolute().get(CPU, ZERO).milli)
-        return replace(values, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
+        return msgspec.structs.replace(values, cpu_quota=quota, cpu_period=DEFAULT_PERIOD_US)
 
     @classmethod
     def resolve(
