@@ -11,17 +11,17 @@ from engine.cluster.merge import MERGE_KEYS, strategic_patch
 from engine.testing.apiserver.merging import strategic_merge
 
 names = st.sampled_from(["a", "b", "c", "phase"])
-plain = st.none() | st.booleans() | st.integers(0, 3) | st.text("xy", max_size=2)
+plain = st.booleans() | st.integers(0, 3) | st.text("xy", max_size=2)
 
 
 def items(key: str) -> st.SearchStrategy[list[dict[str, Any]]]:
-    fields = st.dictionaries(names, plain.filter(lambda v: v is not None), max_size=3)
+    fields = st.dictionaries(names, plain, max_size=3)
     item = st.tuples(st.sampled_from("pqrs"), fields).map(lambda pair: {key: pair[0], **pair[1]})
     return st.lists(item, max_size=4, unique_by=lambda each: each[key])
 
 
 def objects() -> st.SearchStrategy[dict[str, Any]]:
-    values = plain.filter(lambda v: v is not None) | st.lists(st.integers(0, 2), max_size=3)
+    values = plain | st.lists(st.integers(0, 2), max_size=3)
     nested = st.recursive(
         st.dictionaries(names, values, max_size=3),
         lambda inner: st.dictionaries(names, values | inner, max_size=3),
