@@ -36,7 +36,7 @@ async def test_readiness_follows_the_server(rig):
         await eventually(lambda: not rig.manager.is_ready("u1", "app"))
         answer[0] = OK
         await eventually(lambda: rig.manager.is_ready("u1", "app"))
-    assert rig.seen("readiness") == ["failure", "success", "failure", "success"]
+        assert rig.seen("readiness") == ["failure", "success", "failure", "success"]
     assert rig.manager.failed("u1", "app", "c1") == ""
     assert "Readiness probe failed: HTTP probe failed with statuscode: 503" in rig.messages("Unhealthy")
     assert not any("secret" in message for message in rig.messages("Unhealthy"))
