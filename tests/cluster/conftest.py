@@ -109,10 +109,10 @@ async def scene(plane: Plane) -> AsyncIterator[Scene]:
         async with HollowRuntime(Path(short) / "cri.sock") as runtime:
             scene = Scene(Path(short), runtime, plane)
             await scene.start()
-            yield scene
-            for name in await scene.pods():
-                await scene.delete(name, grace=0)
-            await scene.none_left()
-            for plugin in scene.plugins:
-                await plugin.stop()
-            await scene.stop()
+            try:
+                yield scene
+                await scene.delete_all()
+            finally:
+                for plugin in scene.plugins:
+                    await plugin.stop()
+                await scene.stop()

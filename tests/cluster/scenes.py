@@ -92,6 +92,16 @@ class Scene(DeviceRig):
     async def delete(self, name: str, grace: int = 1) -> None:
         await self.plane.admin.delete(f"{PODS}/{name}", {"gracePeriodSeconds": grace})
 
+    async def delete_all(self) -> None:
+        """End what is left, some of which the node may take away in the same moment."""
+        for name in await self.pods():
+            try:
+                await self.delete(name, grace=0)
+            except ApiError as error:
+                if error.code != 404:
+                    raise
+        await self.none_left()
+
     async def gone(self, name: str) -> None:
         async def missing() -> bool:
             return name not in await self.pods()
