@@ -105,7 +105,7 @@ def systemd_available() -> bool:
     return os.access(SYSTEMD, os.X_OK) and os.access(BUS_DAEMON, os.X_OK)
 
 
-def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 120.0, systemd: bool = False) -> Any:
+def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 600.0, systemd: bool = False) -> Any:
     """Boot, run `body`, power off; what the body's last `report(value)` was given (JSON).
 
     Raises `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last

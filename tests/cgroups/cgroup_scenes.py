@@ -28,6 +28,8 @@ from engine.cgroups.plan import container_values
 
 MI, GI = 1 << 20, 1 << 30
 CAPACITY = {"cpu": 3000, "memory": 8 * GI, "pid": 30000}
+ENOUGH_SECONDS, TOO_MANY_SECONDS, NEAR = 3.5, 60.0, 0.03
+"""Of processor time, in which processes show how they share it; how near that comes to what was promised."""
 
 
 def pod(uid: str, *containers: dict[str, Any], **spec: Any) -> Pod:
@@ -189,19 +191,27 @@ def worked_example(root: str) -> dict[str, Any]:
         seen["shares"] = {key: read(manager, name, CPU_SHARE) for key, name in groups.items()}
         seen["memory"] = {key: read(manager, name, MEMORY_LIMIT) for key, name in groups.items()}
         pids = {key: spawn(manager, name, spin, cpu=0) for key, name in containers.items()}
-        seen["cpu"] = shared_out(pids)
+        seen["cpu"] = shared_out(pids, {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0})
         end(*pids.values())
     return seen
 
 
-def shared_out(pids: dict[str, int], seconds: float = 3.5) -> dict[str, float]:
-    """How processes share so many seconds of a processor, however long it takes to get them."""
+def shared_out(pids: dict[str, int], promised: dict[str, float]) -> dict[str, float]:
+    """Each process's part of a processor that they share, once it is as promised or will not become so.
+
+    Whoever runs while the machine is held up is charged with that; the scheduler makes up for it later.
+    """
     before = {key: cpu_seconds(pid) for key, pid in pids.items()}
-    used = dict.fromkeys(pids, 0.0)
-    while sum(used.values()) < seconds:
+    while True:
         time.sleep(0.1)
         used = {key: cpu_seconds(pid) - before[key] for key, pid in pids.items()}
-    return used
+        together = sum(used.values())
+        if together < ENOUGH_SECONDS:
+            continue
+        parts = {key: seconds / together for key, seconds in used.items()}
+        as_promised = all(abs(parts[key] - part) < NEAR for key, part in promised.items())
+        if as_promised or together > TOO_MANY_SECONDS:
+            return parts
 
 
 def cpu_split(root: str) -> dict[str, float]:
@@ -212,9 +222,9 @@ def cpu_split(root: str) -> dict[str, float]:
         for key, one in pods.items():
             manager.create_pod(one)
             pids[key] = spawn(manager, make_container(manager, one), spin, cpu=0)
-        used = shared_out(pids)
+        parts = shared_out(pids, {"small": 0.25, "large": 0.75})
         end(*pids.values())
-    return used
+    return parts
 
 
 def memory_hog(root: str) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def seen_on_v2() -> dict[str, Any]:
                 seen[name] = traceback.format_exc()
         report(seen)
         """,
-        timeout=240,
+        timeout=840,
     )
     return seen
 
@@ -121,14 +121,12 @@ def test_worked_example(play):
         "b/c1": str(2 * GI),
         "e/c0": unlimited,
     }
-    equal = [seen["cpu"][key] for key in ("g/c0", "b/c0", "b/c1")]
-    assert min(equal) > 0.9 * sum(equal) / 3, seen["cpu"]
-    assert seen["cpu"]["e/c0"] < 0.05 * sum(equal), seen["cpu"]
+    promised = {"g/c0": 1 / 3, "b/c0": 1 / 3, "b/c1": 1 / 3, "e/c0": 0.0}
+    assert seen["cpu"] == pytest.approx(promised, abs=0.03)
 
 
 def test_cpu_split_is_what_the_shares_promise(play):
-    used = play("cpu_split")
-    assert used["large"] / (used["small"] + used["large"]) == pytest.approx(0.75, rel=0.1)
+    assert play("cpu_split") == pytest.approx({"small": 0.25, "large": 0.75}, abs=0.03)
 
 
 def test_a_memory_hog_dies_alone(play):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from engine.cli._agent import Agent
+from tests.groups import groups_with
 from tests.ports import free_port
 from tests.waiting import wait_until
 
@@ -200,7 +201,7 @@ def test_real_containers_run_in_cgroups_and_nothing_stays(place: Place) -> None:
     assert rows["Guaranteed"]["memoryLimit"] == 64 << 20
     assert rows["BestEffort"]["cpuShares"] in (1, 2)
     assert rows["BestEffort"]["memoryLimit"] is None
-    assert list(Path("/sys/fs/cgroup").rglob(f"{place.path.name}/kubepods/burstable/pod*"))
+    assert groups_with(f"{place.path.name}/kubepods/burstable/pod")
     run.send_signal(signal.SIGINT)
     _, errors = run.communicate(timeout=240)
     assert run.returncode == 0, errors

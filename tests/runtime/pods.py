@@ -14,6 +14,7 @@ from engine.runtime.embedded import EmbeddedRuntime
 from engine.runtime.shim.linux import start_time
 from engine.testing.containerd import mounts_below
 from engine.wire import cri_v1_pb2 as cri
+from tests.groups import CGROUPS, groups_with
 from tests.waiting import eventually
 
 BUSYBOX = "docker.io/library/busybox:latest"
@@ -156,9 +157,9 @@ async def assert_nothing_left(
     assert not state.exists()
     assert not mounts_below(root, state)
     assert not Path("/sys/class/net", bridge).exists()
-    for tree in Path("/sys/fs/cgroup").iterdir():
+    for tree in CGROUPS.iterdir():
         top = tree / cgroup_root.strip("/")
-        left = [p for p in top.rglob("*") if p.is_dir() and len(p.relative_to(top).parts) > 1]
+        left = [group for group in groups_with("", top) if len(Path(group).relative_to(top).parts) > 1]
         assert not left, left
 
     async def gone() -> bool:

@@ -85,7 +85,7 @@ asyncio.run(main())
 @pytest.mark.root
 @pytest.mark.slow
 def test_limits_update_and_memory_kill() -> None:
-    seen = run_in_uml(BODY, timeout=240)
+    seen = run_in_uml(BODY)
     assert seen["values"] == {
         "cpu.weight": "39",
         "cpu.max": "50000 100000",
