@@ -25,17 +25,15 @@ async def run_hook(
     handler: LifecycleHandler,
     *,
     pod_ip: str,
-    timeout: float = LONGEST_SECONDS,
 ) -> None:
     """Raises `Refused` saying what the hook did wrong; `TimeoutError` when it took too long."""
-    async with asyncio.timeout(timeout):
+    async with asyncio.timeout(LONGEST_SECONDS):
         if handler.exec is not None:
             kind, said = "Exec", f"[{' '.join(handler.exec.command or [])}]"
-            failure = await _exec(runtime, container_id, handler.exec, timeout)
+            failure = await _exec(runtime, container_id, handler.exec)
         elif handler.http_get is not None:
             kind, said = "HTTP", handler.http_get.path
-            seconds = min(timeout, HTTP_SECONDS)
-            failure = await asyncio.to_thread(_get, handler.http_get, container, pod_ip, seconds)
+            failure = await asyncio.to_thread(_get, handler.http_get, container, pod_ip)
         elif handler.sleep is not None:
             await asyncio.sleep(handler.sleep.seconds)
             return
@@ -47,11 +45,11 @@ async def run_hook(
         raise Refused(f"{kind} lifecycle hook ({said}) for {whose} failed - error: {failure}")
 
 
-async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction, timeout: float) -> str:
+async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction) -> str:
     """What went wrong, nothing if nothing did."""
     command = action.command or []
     try:
-        answer = await runtime.exec_sync(container_id, command, timeout)
+        answer = await runtime.exec_sync(container_id, command, LONGEST_SECONDS)
     except Refused as error:
         return f'{error.message}, message: ""'
     if answer.exit_code == 0:
@@ -61,7 +59,7 @@ async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction, t
     return f"command '{' '.join(command)}' exited with {answer.exit_code}: {errors}, message: {quoted}"
 
 
-def _get(action: HTTPGetAction, container: Container, pod_ip: str, timeout: float) -> str:
+def _get(action: HTTPGetAction, container: Container, pod_ip: str) -> str:
     """Any answer is a success, as for the kubelet, and so is a plain one where TLS was asked for."""
     import http.client
     import ssl
@@ -87,7 +85,7 @@ def _get(action: HTTPGetAction, container: Container, pod_ip: str, timeout: floa
         url = f"{scheme}://{place}{path}"
         try:
             request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is ours
-            opener.open(request, timeout=timeout).close()
+            opener.open(request, timeout=HTTP_SECONDS).close()
         except urllib.error.HTTPError:
             return ""
         except (OSError, ValueError, http.client.HTTPException) as error:

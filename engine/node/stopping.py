@@ -1,6 +1,7 @@
 """Ends containers and pods: hooks, grace, order, sandboxes; then takes away what is left of a pod.
 
-Containers end together; sidecars after them, in reverse order, in what is left of the grace period.
+Every container's preStop hook begins at once. Then containers end together, and sidecars after them in
+reverse order, each in what is left of its grace period.
 Works from the runtime's record alone, so a pod whose manifest has gone can be ended too.
 """
 
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 
 from engine.api.errors import Refused
@@ -43,59 +44,106 @@ def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = 
 
 
 async def stop_container(
-    pod: Pod, record: ContainerRecord, services: Services, grace: int, message: str = ""
+    pod: Pod,
+    record: ContainerRecord,
+    services: Services,
+    grace: int,
+    message: str = "",
+    *,
+    after: Iterable[asyncio.Event] = (),
 ) -> None:
-    """preStop, then the runtime's stop with the rest of the grace. Raises `Refused` or `Unavailable`."""
+    """preStop, then the wait for those that end before it (`after`), then the runtime's stop with the rest.
+
+    A hook that takes longer than `grace` ends with its container. `grace` 0 leaves out hook and wait.
+    Raises `Refused` or `Unavailable`.
+    """
     text = message or f"Stopping container {record.name}"
     services.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
-    container = next((c for c in pod.all_containers if c.name == record.name), None)
-    remaining = grace
-    if container is not None and record.running and grace > 0:
-        remaining = await _pre_stop(pod, container, record, services, grace)
-    with contextlib.suppress(NotFound):
-        await services.runtime.stop_container(record.id, remaining)
+    began = time.monotonic()
+    async with _pre_stop_hook(pod, record, services, grace) as hook:
+        if grace > 0:
+            await _wait_until(began + grace, hook, after)
+            if not hook.done():
+                _say_hook_failed(pod, record.name, services, "it took longer than the grace period")
+            grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
+        with contextlib.suppress(NotFound):
+            await services.runtime.stop_container(record.id, grace)
     await services.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
 
 
-async def _pre_stop(
-    pod: Pod, container: Container, record: ContainerRecord, services: Services, grace: int
-) -> int:
-    """Runs the hook; what is left of the grace, at least the minimum."""
+async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable[asyncio.Event]) -> None:
+    """For the hook's end and all of the events, not past `deadline`, a monotonic time in seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await asyncio.wait([hook])
+            for event in after:
+                await event.wait()
+
+
+@contextlib.asynccontextmanager
+async def _pre_stop_hook(
+    pod: Pod, record: ContainerRecord, services: Services, grace: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """The container's preStop hook, if it has one and time for it, ended with the block at the latest."""
+    container = next((c for c in pod.all_containers if c.name == record.name), None)
+    hook = asyncio.create_task(
+        _pre_stop(pod, container, record.id, services)
+        if container is not None and record.running and grace > 0
+        else asyncio.sleep(0)
+    )
+    try:
+        yield hook
+    finally:
+        hook.cancel()
+        await asyncio.wait([hook])
+    if not hook.cancelled():
+        hook.result()
+
+
+async def _pre_stop(pod: Pod, container: Container, container_id: str, services: Services) -> None:
     handler = container.lifecycle.pre_stop if container.lifecycle is not None else None
     if handler is None:
-        return grace
-    began = time.monotonic()
+        return
     sandbox = services.watch.pod(pod.uid).sandbox
     ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.node.host_ip
     try:
-        await run_hook(services.runtime, pod, container, record.id, handler, pod_ip=ip, timeout=float(grace))
+        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
     except (Refused, TimeoutError) as error:
-        log.warning("%s", error or f"pod {pod.full_name}: the preStop hook took longer than the grace period")
-        services.recorder.pod(
-            pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container.name
-        )
-    return max(MINIMUM_GRACE_SECONDS, grace - round(time.monotonic() - began))
+        _say_hook_failed(pod, container.name, services, str(error) or "it took longer than a day")
+
+
+def _say_hook_failed(pod: Pod, container: str, services: Services, why: str) -> None:
+    log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
+    services.recorder.pod(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container)
 
 
 async def stop_pod(
     pod: Pod, record: PodRecord, services: Services, grace_of: Callable[[ContainerRecord], int]
 ) -> None:
     """Ends every container, then every sandbox. Raises the first refusal, having tried them all."""
-    sidecars = [c.name for c in pod.init_containers if c.is_sidecar]
     running = record.may_run
-    main = [c for c in running if c.name not in sidecars]
-    began = time.monotonic()
-    failures = await _together(stop_container(pod, c, services, grace_of(c)) for c in main)
-    for name in reversed(sidecars):
-        for sidecar in (c for c in running if c.name == name):
-            left = max(MINIMUM_GRACE_SECONDS, grace_of(sidecar) - round(time.monotonic() - began))
-            left = min(left, grace_of(sidecar))
-            failures += await _together([stop_container(pod, sidecar, services, left)])
+    stopped = {container.id: asyncio.Event() for container in running}
+
+    async def stop(container: ContainerRecord) -> None:
+        first = ends_before(pod, container.name)
+        after = [stopped[other.id] for other in running if other.name in first]
+        await stop_container(pod, container, services, grace_of(container), after=after)
+        stopped[container.id].set()
+
+    failures = await _together(stop(container) for container in running)
     failures += await _together(
         _stop_sandbox(record.uid, sandbox.id, services) for sandbox in record.sandboxes if sandbox.ready
     )
     if failures:
         raise failures[0]
+
+
+def ends_before(pod: Pod, name: str) -> set[str]:
+    """The containers whose end a container waits for: a sidecar's are the regular ones and later sidecars."""
+    sidecars = [container.name for container in pod.init_containers if container.is_sidecar]
+    if name not in sidecars:
+        return set()
+    return {container.name for container in pod.spec.containers} | set(sidecars[sidecars.index(name) + 1 :])
 
 
 async def stop_sooner(running: Iterable[ContainerRecord], services: Services, grace: int) -> None:

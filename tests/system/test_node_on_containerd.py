@@ -239,3 +239,27 @@ async def test_everything_goes_with_the_node(rig: Rig, containerd: Containerd):
     assert containerd.ctr("-n", "k8s.io", "containers", "ls", "-q").split() == []
     assert not list(Path("/sys/fs/cgroup").glob(f"*/{rig.config.cgroup_root.lstrip('/')}/kubepods"))
     assert not list((rig.root / "pods").iterdir())
+
+
+async def test_a_hook_that_does_not_end_goes_on_until_its_container_ends(rig: Rig, tmp_path: Path):
+    """It has the whole time that the container has, also what follows the grace period."""
+    said = tmp_path / "said"
+    said.mkdir(mode=0o777)
+    hook = {"exec": {"command": ["sh", "-c", "while true; do echo hook >> /said/lines; sleep 0.05; done"]}}
+    main = container(
+        script="trap 'echo told >> /said/lines' TERM; while true; do sleep 0.05; done",
+        lifecycle={"preStop": hook},
+        volumeMounts=[{"name": "said", "mountPath": "/said"}],
+    )
+    await rig.start()
+    manifest = rig.write(
+        "hooked",
+        {"containers": [main], "volumes": [{"name": "said", "hostPath": {"path": str(said)}}]},
+    )
+    await eventually(lambda: rig.phase("hooked") == "Running")
+    manifest.unlink()
+    await eventually(lambda: not rig.node.pods())
+    lines = (said / "lines").read_text().split()
+    assert set(lines) == {"hook", "told"}
+    assert lines[-1] == "hook"
+    assert "FailedPreStopHook" in rig.reasons()
