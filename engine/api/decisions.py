@@ -4,8 +4,9 @@
 |---|---|
 | admission | admitted, refused |
 | preemption | preempted; failed |
-| eviction | evicted; failed |
-| image-gc, container-gc | collected; failed |
+| eviction | evicted, spared; failed |
+| image-gc | collected, kept; failed |
+| container-gc | collected; failed |
 | restart | restarted |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |

@@ -41,7 +41,8 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
     `keep_records` writes when images were first seen and last used to disk, so that a restart doesn't
     make every image new. `leases` keeps an image whose pod is being started. `protect_sandbox_image`
     keeps the pause image: `sandbox_image`, or what the runtime says it uses. Inode thresholds are
-    percentages in use; 0 is off. `remove_timeout` bounds one removal.
+    percentages in use; 0 is off. `remove_timeout` bounds one removal. Images with a name that matches one
+    of the patterns in `keep` are never collected.
     """
 
     order: str = "lru"
@@ -53,6 +54,7 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
     inode_high_threshold_percent: int = 0
     inode_low_threshold_percent: int = 0
     remove_timeout: Duration = Duration(120)
+    keep: list[str] = msgspec.field(default_factory=list)
 
 
 class EvictionSection(Struct, forbid_unknown_fields=True):
@@ -63,12 +65,18 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     estimate, which doesn't count page cache that can be reclaimed. `notifications` wakes the manager
     when the kernel reports memory pressure instead of at the next interval, whatever
     `kernelMemcgNotification` says. `interval` is the time between two looks.
+
+    `reclaim_settle`: after images or containers were removed for a disk, how long at most the free bytes
+    are watched until they grow no more, before a pod is ended; 0 doesn't wait. `reclaim_everywhere`: disk
+    pressure removes dead containers and unused images whatever file system they lie on.
     """
 
     recheck_before_evict: bool = False
     memory_signal: str = "working-set"
     notifications: bool = True
     interval: Duration = Duration(10)
+    reclaim_settle: Duration = Duration(0)
+    reclaim_everywhere: bool = False
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):

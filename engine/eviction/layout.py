@@ -21,6 +21,8 @@ NODEFS: Final = "nodefs"
 IMAGEFS: Final = "imagefs"
 CONTAINERFS: Final = "containerfs"
 
+EVERYTHING: Final[tuple[Reclaim, ...]] = ("containers", "images")
+
 _MEASURED: Final[dict[tuple[Layout, str], tuple[Part, ...]]] = {
     ("shared", NODEFS): ("images", "root", "logs", "volumes"),
     ("shared", IMAGEFS): ("images", "root", "logs", "volumes"),
@@ -50,8 +52,15 @@ def measured_parts(layout: Layout, signal: str) -> tuple[Part, ...]:
     return _MEASURED[layout, signal.partition(".")[0]]
 
 
-def reclaims(layout: Layout, signal: str) -> tuple[Reclaim, ...]:
-    """What can be cleaned up for `signal` before a pod is ended, in order; nothing for memory and pids."""
+def reclaims(layout: Layout, signal: str, *, everywhere: bool = False) -> tuple[Reclaim, ...]:
+    """What can be cleaned up for `signal` before a pod is ended, in order; nothing for memory and pids.
+
+    With `everywhere` all of it, whatever file system it lies on: file systems that are apart may share
+    their blocks (btrfs, ZFS, thin volumes), and dead containers leave logs on the node's
+    (kubernetes/kubernetes#129616).
+    """
+    if everywhere and is_disk(signal):
+        return EVERYTHING
     return _RECLAIMS.get((layout, signal.partition(".")[0]), ())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +30,9 @@ from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
+from engine.eviction.cleanup import Cleanup
 from engine.eviction.explain import explain
-from engine.eviction.layout import is_disk, measured_parts, reclaims, with_container_filesystem
+from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
 from engine.eviction.measure import PodCgroup, PodMeter
 from engine.eviction.node_conditions import node_conditions
 from engine.eviction.notifier import MemoryNotifiers
@@ -50,7 +51,6 @@ HARD_GRACE_SECONDS: Final = 1
 CLEANUP_TIMEOUT: Final = 30.0
 CLEANUP_POLL: Final = 1.0
 MIN_KILL_TIMEOUT: Final = 10.0
-RECLAIM_TIMEOUT: Final = 300.0
 STEP_SECONDS: Final = 1800.0
 """A look at the signals, with all that follows from it, that takes longer is stuck."""
 LAYOUT_TIMEOUT: Final = 3.0
@@ -107,7 +107,7 @@ class EvictionManager:
         self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
         self._table = table if table is not None else PodTable()
         self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
-        self._runtime, self._images, self._containers = runtime, images, containers
+        self._runtime = runtime
         self._clock, self._monotonic = clock, monotonic
         self._decisions = decisions or Decisions(clock)
         self._conditions_changed = conditions_changed
@@ -129,6 +129,16 @@ class EvictionManager:
         self._task = (tasks or Tasks()).task("eviction")
         self._kills: set[asyncio.Task[None]] = set()
         registry = registry or Registry()
+        self._cleanup = Cleanup(
+            self.section,
+            self.reader,
+            self.tracker,
+            images=images,
+            containers=containers,
+            decisions=self._decisions,
+            registry=registry,
+            monotonic=monotonic,
+        )
         self._evictions = registry.counter(
             "kubelet_evictions", "Pods evicted, by the signal that was met.", ["eviction_signal"]
         )
@@ -195,7 +205,7 @@ class EvictionManager:
         threshold = seen.act_on[0]
         resource = RESOURCE_OF[threshold.signal]
         self._recorder.node(WARNING, "EvictionThresholdMet", f"Attempting to reclaim {resource}")
-        if await self._reclaim(threshold.signal):
+        if await self._cleanup.relieves(threshold.signal):
             return []
         if not pods:
             log.warning("%s is short and there is no pod to evict", resource)
@@ -317,24 +327,6 @@ class EvictionManager:
         except KubengineError as error:
             log.warning("evicting pod %s failed: %s", pod.full_name, error)
             self._decisions.pod(pod, "eviction", "failed", str(error), inputs)
-
-    async def _reclaim(self, signal: str) -> bool:
-        """Clean up the node; whether that was enough."""
-        steps: list[Callable[[], Awaitable[Any]]] = []
-        for name in reclaims(self.reader.layout, signal):
-            if name == "containers" and self._containers is not None:
-                steps.append(self._containers.delete_all_unused)
-            if name == "images" and self._images is not None:
-                steps.append(self._images.delete_unused)
-        for step in steps:
-            try:
-                async with asyncio.timeout(RECLAIM_TIMEOUT):
-                    report = await step()
-                if report.error:
-                    log.warning("reclaiming for %s: %s", signal, report.error)
-            except TimeoutError:
-                log.warning("reclaiming for %s took more than %.0f s", signal, RECLAIM_TIMEOUT)
-        return bool(steps) and self.tracker.is_relieved(self.reader.read(self._monotonic()))
 
     async def _find_layout(self) -> None:
         """Once, as soon as the runtime says where it keeps images."""

@@ -88,7 +88,8 @@ class Collection:
 
     def acted(self) -> list[int]:
         """The rows of the images that were removed, or should have been, in their order."""
-        return [row for row, judged in self._judged.items() if judged.verdict in (REMOVED, FAILED)]
+        judged = self._judged.items()
+        return [(self._images[row], one.reason) for row, one in judged if one.verdict == KEPT]
 
     def account_of(self, row: int) -> tuple[SeenImage, Judged, int]:
         """An image that was looked at, what became of it, and how many bytes that gave."""

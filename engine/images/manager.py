@@ -24,6 +24,7 @@ from engine.host.tasks import Tasks
 from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
 from engine.images.elsewhere import what_else_fills
+from engine.images.keep import KeepPatterns
 from engine.images.lease import ImageLeases, normalized
 from engine.images.listed import CONTAINERS_OF_PODS, USERS, ImageReader, images_used, images_used_by_handler
 from engine.images.policy import ImageGCPolicy
@@ -84,6 +85,8 @@ class ImageManager:
         self._image_volumes = config.gate("ImageVolume", False)
         self._file = state_dir / records_file.FILE_NAME if state_dir and self.section.keep_records else None
         self._leases = ImageLeases()
+        self._keep = KeepPatterns(self.section.keep)
+        self._said_kept: dict[str, str] = {}
         self._sandbox_image = self.section.sandbox_image
         self._volume_images: dict[str, frozenset[str]] = {}
         self._reader = ImageReader()
@@ -91,8 +94,12 @@ class ImageManager:
         self._containers = b""
         self._running = asyncio.Lock()
         self._task = (tasks or Tasks()).task("image-gc")
-        self._collected = (registry or Registry()).counter(
+        registry = registry or Registry()
+        self._collected = registry.counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
+        )
+        self._protected = registry.gauge(
+            "kubengine_image_gc_protected", "Unused images that a policy of ours kept from the last run."
         )
         if self._file is not None:
             records_file.load(self._file, self.records, self._now())
@@ -212,7 +219,7 @@ class ImageManager:
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:
             report = ImageGCReport(self._now(), trigger, dry_run)
-            protects = self.section.leases or self.section.protect_sandbox_image
+            protects = self.section.leases or self.section.protect_sandbox_image or bool(self._keep)
             store = RuntimeStore(
                 self._runtime,
                 self._leases if self.section.leases else None,
@@ -232,6 +239,7 @@ class ImageManager:
             finally:
                 store.close()
                 self._record(collection, report)
+                self._record_protected(collection, report)
                 for cause, count in report.removed_by.items():
                     self._collected.inc(cause, by=count)
                 if report.removed:
@@ -262,6 +270,19 @@ class ImageManager:
             }
             outcome = "collected" if judged.verdict == REMOVED else "failed"
             self._decisions.record("image-gc", outcome, judged.reason, inputs)
+
+    def _record_protected(self, collection: Collection, report: ImageGCReport) -> None:
+        """What stayed by a policy of ours though space was wanted: each once, until its reason changes."""
+        kept = {self.records.key_of(image): (image, reason) for image, reason in collection.protected()}
+        if not report.dry_run:
+            self._protected.set(len(kept))
+        if report.dry_run or report.wanted is None:
+            return
+        for key, (image, reason) in kept.items():
+            if self._said_kept.get(key) != reason:
+                inputs = {"image": key, "names": image.names, "size": image.size, "trigger": report.trigger}
+                self._decisions.record("image-gc", "kept", reason, inputs)
+        self._said_kept = {key: reason for key, (_, reason) in kept.items()}
 
     async def _explain(self, report: ImageGCReport, store: RuntimeStore) -> None:
         if report.kind == "invalid_capacity" and not report.dry_run:
@@ -347,7 +368,8 @@ class ImageManager:
             sandbox = normalized(self._sandbox_image)
             if sandbox == image.id or sandbox in map(normalized, image.names):
                 return "the sandbox image"
-        return ""
+        pattern = self._keep.matching((image.id, *image.names)) if self._keep else ""
+        return f"kept by the pattern {pattern!r} in images.keep" if pattern else ""
 
     def _save(self) -> None:
         if self._file is None:

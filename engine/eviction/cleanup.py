@@ -1,0 +1,103 @@
+"""Cleaning up the node for a disk, before a pod is ended for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from engine.api.decisions import Decisions
+from engine.api.kubengine_config import EvictionSection
+from engine.containers.manager import ContainerGC
+from engine.eviction.layout import reclaims
+from engine.eviction.pressure import PressureTracker
+from engine.eviction.readings import SignalReader
+from engine.eviction.settling import Settling
+from engine.images.manager import ImageManager
+from engine.metrics import Registry
+
+TIMEOUT: Final = 300.0
+SETTLE_POLL: Final = 1.0
+"""Between two looks at what removals give back."""
+ENOUGH, SHORT = "enough", "short"
+
+log = logging.getLogger("kubengine.eviction")
+
+
+class Cleanup:
+    """Removes dead containers and unused images, and tells whether that was enough."""
+
+    def __init__(
+        self,
+        section: EvictionSection,
+        reader: SignalReader,
+        tracker: PressureTracker,
+        *,
+        images: ImageManager | None,
+        containers: ContainerGC | None,
+        decisions: Decisions,
+        registry: Registry,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.section = section
+        self._reader, self._tracker = reader, tracker
+        self._images, self._containers = images, containers
+        self._decisions, self._monotonic = decisions, monotonic
+        self._results = registry.counter(
+            "kubengine_eviction_reclaims_total",
+            "Clean-ups before an eviction, by whether they were enough.",
+            ["eviction_signal", "result"],
+        )
+
+    async def relieves(self, signal: str) -> bool:
+        """Clean up what `signal` says is short; whether no threshold is met any more."""
+        steps = self._steps(signal)
+        if not steps:
+            return False
+        began = self._monotonic()
+        removed = {name: await self._take(signal, step) for name, step in steps.items()}
+        relieved = self._is_relieved() or (any(removed.values()) and await self._settles(signal))
+        self._results.inc(signal, ENOUGH if relieved else SHORT)
+        if relieved:
+            inputs = {"signal": signal, "removed": removed, "seconds": self._monotonic() - began}
+            text = "what was cleaned up is enough: no pod is evicted"
+            self._decisions.record("eviction", "spared", text, inputs)
+        return relieved
+
+    def _steps(self, signal: str) -> dict[str, Callable[[], Awaitable[Any]]]:
+        steps: dict[str, Callable[[], Awaitable[Any]]] = {}
+        for name in reclaims(self._reader.layout, signal, everywhere=self.section.reclaim_everywhere):
+            if name == "containers" and self._containers is not None:
+                steps[name] = self._containers.delete_all_unused
+            if name == "images" and self._images is not None:
+                steps[name] = self._images.delete_unused
+        return steps
+
+    async def _take(self, signal: str, step: Callable[[], Awaitable[Any]]) -> int:
+        """How many were removed."""
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                report = await step()
+        except TimeoutError:
+            log.warning("reclaiming for %s took more than %.0f s", signal, TIMEOUT)
+            return 0
+        if report.error:
+            log.warning("reclaiming for %s: %s", signal, report.error)
+        return len(report.removed)
+
+    async def _settles(self, signal: str) -> bool:
+        """Watch what removals give back as long as it grows; whether it becomes enough."""
+        deadline = self._monotonic() + float(self.section.reclaim_settle)
+        settling = Settling()
+        while self._monotonic() < deadline:
+            await asyncio.sleep(SETTLE_POLL)
+            observations = self._reader.read(self._monotonic())
+            if self._tracker.is_relieved(observations):
+                return True
+            if signal not in observations or settling.look(observations[signal].available):
+                return False
+        return False
+
+    def _is_relieved(self) -> bool:
+        return self._tracker.is_relieved(self._reader.read(self._monotonic()))

@@ -1,0 +1,182 @@
+"""Disk pressure on a model of a disk: nobody is evicted where what can be cleaned up suffices.
+
+The manager and image GC are the real ones; the file system and the runtime are a model, because no real
+one gives back freed blocks as late as a test wants.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.duration import Duration
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.api.lifecycle import PodEnd
+from engine.api.pod import Pod
+from engine.eviction.layout import reclaims
+from engine.eviction.manager import EvictionManager
+from engine.eviction.settling import QUIET_LOOKS, Settling
+from engine.images.manager import ImageManager
+from engine.metrics import Registry
+from engine.wire import cri_v1_pb2 as cri
+
+from .private_node import MIB, make_pod
+
+CAPACITY = 1000
+THRESHOLD = 100
+
+
+class Disk:
+    """In MiB. What is removed becomes free a little at each look."""
+
+    def __init__(self, images: dict[str, int], in_use: set[str], pods: int, other: int, late: bool) -> None:
+        self.images, self.in_use, self.pods, self.late = dict(images), in_use, pods, late
+        self.used = sum(images.values()) + pods + other
+        self.pending: list[int] = []
+
+    endpoint = "unix:///model"
+
+    def statvfs(self, _path: object) -> SimpleNamespace:
+        for _ in range(1 if self.late else len(self.pending)):
+            if self.pending:
+                self.used -= self.pending.pop()
+        free = max(CAPACITY - self.used, 0) * MIB
+        return SimpleNamespace(
+            f_blocks=CAPACITY * MIB, f_bavail=free, f_frsize=1, f_bsize=1, f_files=0, f_favail=0
+        )
+
+    async def read_images(self, read):
+        listed = [
+            cri.Image(id=name, size=size * MIB, repo_tags=[f"example.com/{name}:1"])
+            for name, size in self.images.items()
+        ]
+        return read(cri.ListImagesResponse(images=listed).SerializeToString())
+
+    async def read_containers(self, read):
+        used = [
+            cri.Container(id=f"c-{name}", image_ref=name, metadata=cri.ContainerMetadata(name="c"))
+            for name in sorted(self.in_use)
+        ]
+        return read(cri.ListContainersResponse(containers=used).SerializeToString())
+
+    async def image_fs_info(self):
+        usage = cri.FilesystemUsage(fs_id=cri.FilesystemIdentifier(mountpoint="/"))
+        return cri.ImageFsInfoResponse(image_filesystems=[usage])
+
+    async def list_container_stats(self, _filter=None):
+        return []
+
+    async def remove_image(self, name, _handler=""):
+        self.pending.append(self.images.pop(name))
+
+
+class Node:
+    """`run` looks until the pressure is over or a pod is gone; whether one had to go."""
+
+    def __init__(self, disk: Disk, directory: Path, settle: float) -> None:
+        self.disk, self.decisions, self.registry = disk, Decisions(time.time), Registry()
+        self.pod, self.evicted = make_pod("innocent"), False
+        config = KubeletConfiguration(
+            eviction_hard={"nodefs.available": f"{THRESHOLD}Mi"}, pod_logs_dir=str(directory / "logs")
+        )
+        config.image_minimum_gc_age = Duration(0)
+        recorder = EventRecorder(time.time)
+        images = ImageManager(runtime=disk, config=config, recorder=recorder)
+        self.manager = EvictionManager(
+            config=config,
+            section=EvictionSection(reclaim_settle=Duration(settle)),
+            recorder=recorder,
+            decisions=self.decisions,
+            registry=self.registry,
+            active_pods=lambda: [] if self.evicted else [self.pod],
+            kill_pod=self._kill,
+            pod_cgroup=lambda _uid: None,
+            runtime=disk,
+            images=images,
+            root_dir=Path("/"),
+        )
+
+    async def _kill(self, _pod: Pod, _end: PodEnd) -> None:
+        self.evicted = True
+        self.disk.used -= self.disk.pods
+
+    def cleanups(self) -> dict[tuple[str, ...], float]:
+        return self.registry.metrics["kubengine_eviction_reclaims_total"].values
+
+    async def run(self) -> bool:
+        for _ in range(3):
+            await self.manager.synchronize()
+        await self.manager.stop()
+        return self.evicted
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Makes a node on a disk; the looks at what settles follow each other at once."""
+    monkeypatch.setattr("engine.eviction.cleanup.SETTLE_POLL", 0)
+
+    def make(disk: Disk, *, settle: float) -> Node:
+        monkeypatch.setattr(os, "statvfs", disk.statvfs)
+        return Node(disk, tmp_path, settle)
+
+    return make
+
+
+def drawn(seed: int, *, suffices: bool) -> Disk:
+    """A full disk of which unused images make up more than is missing, or less."""
+    chance = random.Random(seed)
+    images = {f"sha256:{n:02x}": chance.randint(5, 60) for n in range(chance.randint(2, 12))}
+    in_use = set(chance.sample(sorted(images), chance.randint(0, len(images) - 1)))
+    unused = sum(size for name, size in images.items() if name not in in_use)
+    missing = chance.randint(1, unused) if suffices else unused + chance.randint(1, 20)
+    pods = 50 if suffices else 200
+    used = CAPACITY - THRESHOLD + missing
+    return Disk(images, in_use, pods, used - sum(images.values()) - pods, late=chance.random() < 0.8)
+
+
+async def test_in_a_hundred_runs_nobody_is_evicted_where_images_suffice(model):
+    for seed in range(100):
+        disk = drawn(seed, suffices=True)
+        node = model(disk, settle=60)
+        assert not await node.run(), seed
+        assert disk.in_use <= disk.images.keys(), seed
+        (spared,) = [d for d in node.decisions.after(0) if d.kind == "eviction"]
+        assert (spared.outcome, spared.inputs["signal"]) == ("spared", "nodefs.available"), seed
+        assert spared.inputs["removed"]["images"] > 0, seed
+        assert node.cleanups() == {("nodefs.available", "enough"): 1}, seed
+
+
+async def test_a_pod_goes_where_images_do_not_suffice(model):
+    for seed in range(20):
+        node = model(drawn(seed, suffices=False), settle=60)
+        assert await node.run(), seed
+        assert node.decisions.after(0)[-1].outcome == "evicted", seed
+        assert node.cleanups() == {("nodefs.available", "short"): 1}, seed
+
+
+async def test_without_waiting_what_comes_late_costs_a_pod(model):
+    """The kubelet's behaviour, which stays the default."""
+    disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
+    assert await model(disk, settle=0).run()
+
+
+def test_settling_waits_for_quiet_looks_in_a_row():
+    settling = Settling()
+    looks = [10, 10, 20, 20, 15, 30, *[30] * QUIET_LOOKS]
+    assert [settling.look(available) for available in looks].index(True) == len(looks) - 1
+
+
+@pytest.mark.parametrize("layout", ["shared", "imagefs", "split"])
+def test_everything_may_be_cleaned_up_for_any_disk(layout):
+    for signal in ("nodefs.available", "nodefs.inodesFree", "imagefs.available", "containerfs.inodesFree"):
+        assert reclaims(layout, signal, everywhere=True) == ("containers", "images")
+    assert reclaims(layout, "memory.available", everywhere=True) == ()
+    assert reclaims(layout, "pid.available", everywhere=True) == ()
