@@ -88,6 +88,10 @@ class Collection:
 
     def acted(self) -> list[int]:
         """The rows of the images that were removed, or should have been, in their order."""
+        return [row for row, judged in self._judged.items() if judged.verdict in (REMOVED, FAILED)]
+
+    def protected(self) -> list[tuple[SeenImage, str]]:
+        """The images that `Store.protected` kept, with its reasons."""
         judged = self._judged.items()
         return [(self._images[row], one.reason) for row, one in judged if one.verdict == KEPT]
 
