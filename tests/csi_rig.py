@@ -68,8 +68,9 @@ class CsiRig:
         return self.cluster.server.create(f"{STORAGE}/csidrivers", made)
 
     def claim(self, name: str = "claim", handle: str = "h1", **spec: Any) -> None:
-        """A claim that is bound to a volume of the driver."""
-        source = {"driver": DRIVER, "volumeHandle": handle, **spec.pop("csi", {})}
+        """A claim that is bound to a volume of the driver, or with `csi=None` to what `spec` says."""
+        given = spec.pop("csi", {})
+        source = None if given is None else {"driver": DRIVER, "volumeHandle": handle, **given}
         made = self.cluster.server.create(
             "/api/v1/namespaces/default/persistentvolumeclaims",
             {

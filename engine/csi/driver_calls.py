@@ -35,18 +35,36 @@ class Capabilities:
 
     stages: bool = False
     tells_usage: bool = False
+    tells_condition: bool = False
     expands: bool = False
     multi_writer: bool = False
     gives_to_group: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class Amounts:
     """In bytes or inodes."""
 
-    available: int
-    total: int
-    used: int
+    available: int = 0
+    total: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a volume is, as its driver sees it."""
+
+    abnormal: bool
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeUsage:
+    """What is used of a volume; what its driver does not tell is 0. No `condition` where it tells none."""
+
+    space: Amounts = Amounts()
+    inodes: Amounts = Amounts()
+    condition: Condition | None = None
 
 
 class Driver(Protocol):
@@ -72,4 +90,4 @@ class Driver(Protocol):
         self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None, size: int
     ) -> None: ...
 
-    async def usage(self, handle: str, target: Path) -> Mapping[str, Usage]: ...
+    async def usage(self, handle: str, able: Capabilities, target: Path) -> VolumeUsage: ...

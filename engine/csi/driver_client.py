@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from engine.api.errors import Refused
 from engine.api.grpc_codes import NAMES, rpc_error
-from engine.csi.driver_calls import Capabilities, DriverFailed, NodeInfo, Usage
+from engine.csi.driver_calls import Amounts, Capabilities, Condition, DriverFailed, NodeInfo, VolumeUsage
 from engine.csi.volume import (
     READ_ONLY_MANY,
     READ_WRITE_MANY,
@@ -78,6 +78,7 @@ class DriverClient:
         return Capabilities(
             stages=_RPC.STAGE_UNSTAGE_VOLUME in found,
             tells_usage=_RPC.GET_VOLUME_STATS in found,
+            tells_condition=_RPC.VOLUME_CONDITION in found,
             expands=_RPC.EXPAND_VOLUME in found,
             multi_writer=_RPC.SINGLE_NODE_MULTI_WRITER in found,
             gives_to_group=_RPC.VOLUME_MOUNT_GROUP in found,
@@ -131,16 +132,16 @@ class DriverClient:
         )
         await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
 
-    async def usage(self, handle: str, target: Path) -> dict[str, Usage]:
-        """By unit: `bytes`, `inodes`."""
+    async def usage(self, handle: str, able: Capabilities, target: Path) -> VolumeUsage:
         request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
         answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
-        units = {wire.VolumeUsage.BYTES: "bytes", wire.VolumeUsage.INODES: "inodes"}
-        return {
-            units[used.unit]: Usage(used.available, used.total, used.used)
-            for used in answer.usage
-            if used.unit in units
-        }
+        amounts = {each.unit: Amounts(each.available, each.total, each.used) for each in answer.usage}
+        told = answer.volume_condition
+        return VolumeUsage(
+            amounts.get(wire.VolumeUsage.BYTES, Amounts()),
+            amounts.get(wire.VolumeUsage.INODES, Amounts()),
+            Condition(told.abnormal, told.message) if able.tells_condition else None,
+        )
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
         begun, code = time.perf_counter(), 0

@@ -241,6 +241,10 @@ class Node:
         """What the node and its pods use, as the kubelet's Summary."""
         return await self.running.stats_summary()
 
+    async def claims_usage(self) -> list[dict[str, Any]]:
+        """What is used of the claims that pods have, as the kubelet's VolumeStats."""
+        return await self.running.claims_usage()
+
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
         return await self.running.usage()

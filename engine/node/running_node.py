@@ -56,7 +56,8 @@ from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
 from engine.node.usage.sampler import NodeUsage, UsageSampler
-from engine.node.usage.summary import Summaries
+from engine.node.usage.summary import FILES_SECONDS, Summaries
+from engine.node.usage.volumes import VolumeFigures
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
 from engine.node.volumes.attachments import Attachments
@@ -162,6 +163,8 @@ class RunningNode:
             self.attachments,
             registry=setting.registry,
             tasks=tasks,
+            clock=clock,
+            usage_seconds=max(config.volume_stats_agg_period, FILES_SECONDS),
         )
         handlers: dict[str, PluginHandler] = {DEVICE_PLUGIN: managers.devices.found_plugins, CSI_PLUGIN: csi}
         self._plugins = PluginWatcher(setting.root / PLUGINS_REGISTRY, handlers, tasks)
@@ -403,6 +406,15 @@ class RunningNode:
             clock=self._setting.clock,
         )
 
+    async def claims_usage(self) -> list[dict[str, Any]]:
+        """What is used of the claims that pods have, as the kubelet's VolumeStats."""
+        return await self._volume_figures.of_claims(list(self.pods.all()))
+
+    @cached_property
+    def _volume_figures(self) -> VolumeFigures:
+        setting = self._setting
+        return VolumeFigures(self._keeper.made, self._csi, setting.recorder, setting.clock)
+
     @cached_property
     def _summaries(self) -> Summaries:
         setting = self._setting
@@ -414,6 +426,7 @@ class RunningNode:
             files_seconds=setting.config.volume_stats_agg_period,
             runtime=self._runtime,
             sampler=self._sampler,
+            volumes=self._volume_figures,
             held=lambda: list(self.watch.pods.values()),
             known=self.pods.get,
             clock=setting.clock,

@@ -92,7 +92,7 @@ async def _route(view: ServedNode, request: Request) -> Response:
         case "/configz":
             return Response(200, JSON, to_json(_configz(view)))
         case "/metrics":
-            return _metrics(view, without="prober_", process=True)
+            return _metrics(view, without="prober_", more=await _of_the_moment(view))
         case "/metrics/probes":
             return _metrics(view, prefix="prober_")
         case "/metrics/resource":
@@ -161,11 +161,18 @@ def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:
     yield b"]}\n"
 
 
-def _metrics(view: ServedNode, *, prefix: str = "", without: str = "\0", process: bool = False) -> Response:
-    text = "".join(metrics_text.exposition(view.registry, prefix=prefix, without=without))
-    if process:
-        text += "".join(metrics_text.process_metrics())
+def _metrics(
+    view: ServedNode, *, prefix: str = "", without: str = "\0", more: Iterable[str] = ()
+) -> Response:
+    text = "".join((*metrics_text.exposition(view.registry, prefix=prefix, without=without), *more))
     return Response(200, metrics_text.CONTENT_TYPE, text.encode())
+
+
+async def _of_the_moment(view: ServedNode) -> list[str]:
+    """What nobody keeps between two scrapes."""
+    from engine.server.volume_metrics import volume_metrics
+
+    return [*volume_metrics(await view.claims_usage()), *metrics_text.process_metrics()]
 
 
 def _configz(view: ServedNode) -> dict[str, Any]:

@@ -51,6 +51,10 @@ class ServedNode(Protocol):
         """The kubelet's `Summary`, as JSON-able data."""
         ...
 
+    async def claims_usage(self) -> Sequence[Mapping[str, Any]]:
+        """The kubelet's `VolumeStats` of the claims that pods have, as JSON-able data."""
+        ...
+
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
         ...

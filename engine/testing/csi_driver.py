@@ -49,6 +49,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
 
     `capabilities` are those of the node service. `faults` maps a method to the gRPC status that it fails
     with, having done nothing (`HANGS`: it never answers); `half_done` methods do their work and fail then.
+    `unwell` says by handle what is wrong with a volume.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         self.versions = versions
         self.faults: dict[str, int] = {}
         self.half_done: dict[str, int] = {}
+        self.unwell: dict[str, str] = {}
         self.calls: list[Called] = []
         self.status: list[registration.RegistrationStatus] = []
         self._servers: list[grpc.aio.Server] = []
@@ -189,11 +191,13 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         self, request: Any, context: Context
     ) -> wire.NodeGetVolumeStatsResponse:
         await self._begin("NodeGetVolumeStats", request, context)
+        abnormal = self.unwell.get(request.volume_id)
         return wire.NodeGetVolumeStatsResponse(
             usage=[
                 wire.VolumeUsage(available=70, total=100, used=30, unit=wire.VolumeUsage.BYTES),
                 wire.VolumeUsage(available=7, total=10, used=3, unit=wire.VolumeUsage.INODES),
-            ]
+            ],
+            volume_condition=wire.VolumeCondition(abnormal=abnormal is not None, message=abnormal or ""),
         )
 
     async def NodeExpandVolume(self, request: Any, context: Context) -> wire.NodeExpandVolumeResponse:  # noqa: N802

@@ -258,10 +258,20 @@ class NodeGetVolumeStatsRequest(_message.Message):
     def __init__(self, volume_id: _Optional[str] = ..., volume_path: _Optional[str] = ..., staging_target_path: _Optional[str] = ...) -> None: ...
 
 class NodeGetVolumeStatsResponse(_message.Message):
-    __slots__ = ("usage",)
+    __slots__ = ("usage", "volume_condition")
     USAGE_FIELD_NUMBER: _ClassVar[int]
+    VOLUME_CONDITION_FIELD_NUMBER: _ClassVar[int]
     usage: _containers.RepeatedCompositeFieldContainer[VolumeUsage]
-    def __init__(self, usage: _Optional[_Iterable[_Union[VolumeUsage, _Mapping]]] = ...) -> None: ...
+    volume_condition: VolumeCondition
+    def __init__(self, usage: _Optional[_Iterable[_Union[VolumeUsage, _Mapping]]] = ..., volume_condition: _Optional[_Union[VolumeCondition, _Mapping]] = ...) -> None: ...
+
+class VolumeCondition(_message.Message):
+    __slots__ = ("abnormal", "message")
+    ABNORMAL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    abnormal: bool
+    message: str
+    def __init__(self, abnormal: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class VolumeUsage(_message.Message):
     __slots__ = ("available", "total", "used", "unit")

@@ -32,6 +32,7 @@ class View:
     known: list[Pod] = field(default_factory=list)
     checks: list[tuple[str, str | None]] = field(default_factory=lambda: [("ping", None), ("syncloop", None)])
     summary: Any = field(default_factory=dict)
+    claims: list[Any] = field(default_factory=list)
     read_at: float = 0.0
 
     def pods(self) -> Sequence[Pod]:
@@ -45,6 +46,9 @@ class View:
 
     async def stats_summary(self) -> Any:
         return self.summary
+
+    async def claims_usage(self) -> list[Any]:
+        return self.claims
 
     async def usage(self) -> NodeUsage:
         table = GroupTable()

@@ -206,6 +206,29 @@ async def test_metrics_read_back_with_the_client_library(serve: Any) -> None:
     assert b'prober_probe_total{result="successful"} 1\n' in (await served.get("/metrics/probes")).body
 
 
+async def test_metrics_say_what_is_used_of_claims(serve: Any) -> None:
+    amounts = {"availableBytes": 70, "capacityBytes": 100, "usedBytes": 30}
+    inodes = {"inodesFree": 7, "inodes": 10, "inodesUsed": 3}
+    claim = {"name": "v", "pvcRef": {"name": "c", "namespace": "n"}, **amounts, **inodes}
+    served = await serve(View(claims=[claim]))
+    text = (await served.get("/metrics")).body.decode()
+    labels = {"namespace": "n", "persistentvolumeclaim": "c"}
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("kubelet_volume_stats_")
+    }
+    assert found == {
+        "kubelet_volume_stats_available_bytes": (labels, 70),
+        "kubelet_volume_stats_capacity_bytes": (labels, 100),
+        "kubelet_volume_stats_used_bytes": (labels, 30),
+        "kubelet_volume_stats_inodes_free": (labels, 7),
+        "kubelet_volume_stats_inodes": (labels, 10),
+        "kubelet_volume_stats_inodes_used": (labels, 3),
+    }
+
+
 async def test_resource_metrics_come_from_the_summary(serve: Any) -> None:
     container = {
         "name": "c",

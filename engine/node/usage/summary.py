@@ -6,7 +6,6 @@ Where there are no cgroups to read, the runtime's own numbers stand in (`engine.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
-from engine.cri.paths import EMPTY_DIR, pod_directory, pod_log_directory, volume_path
+from engine.cri.paths import pod_log_directory
 from engine.cri.records import PodRecord
 from engine.host.trees import disk_usage
 from engine.node import machine
@@ -23,6 +22,7 @@ from engine.node.pod_stats import pod_stats
 from engine.node.summary import node_summary, pod_summary
 from engine.node.usage import shown
 from engine.node.usage.sampler import NodeUsage, UsageSampler, UsedPod
+from engine.node.usage.volumes import VolumeFigures, file_system, is_local_ephemeral
 
 FILES_SECONDS = 10.0
 
@@ -42,13 +42,14 @@ class Summaries:
         files_seconds: float,
         runtime: RuntimeClient,
         sampler: UsageSampler,
+        volumes: VolumeFigures,
         held: Callable[[], Sequence[PodRecord]],
         known: Callable[[str], Pod | None],
         clock: Callable[[], float],
     ) -> None:
         self._name, self._root, self._pod_logs, self._began = name, root, pod_logs, began
         self._files_seconds = max(files_seconds, FILES_SECONDS)
-        self._runtime, self._sampler = runtime, sampler
+        self._runtime, self._sampler, self._volumes = runtime, sampler, volumes
         self._held, self._known, self._clock = held, known, clock
         self._files: dict[str, tuple[float, Entry]] = {}
 
@@ -64,10 +65,10 @@ class Summaries:
             reference = {"name": record.name, "namespace": record.namespace, "uid": record.uid}
             _lay_over(pods.setdefault(record.uid, {"podRef": reference, "containers": []}), used, usage.time)
         self._files = {uid: files for uid, files in self._files.items() if uid in pods}
-        for uid, entry in pods.items():
-            pod = self._known(uid)
-            if pod is not None:
-                _add_files(entry, await self._files_of(pod))
+        known = [pod for pod in map(self._known, pods) if pod is not None]
+        told = await self._volumes.of_drivers(known)
+        for pod in known:
+            _add_files(pods[pod.uid], await self._files_of(pod), told.get(pod.uid, ()))
         return {"node": await self._node(usage), "pods": list(pods.values())}
 
     async def _node(self, usage: NodeUsage) -> Entry:
@@ -103,7 +104,7 @@ class Summaries:
         if not info.image_filesystems:
             return {"time": time}
         used = info.image_filesystems[0]
-        place = await asyncio.to_thread(_file_system, Path(used.fs_id.mountpoint))
+        place = await asyncio.to_thread(_place, Path(used.fs_id.mountpoint))
         own = {"usedBytes": used.used_bytes.value, "inodesUsed": used.inodes_used.value}
         return {"time": time, **place, **own}
 
@@ -116,29 +117,18 @@ class Summaries:
         return kept[1]
 
     def _walk(self, pod: Pod, time: str) -> Entry:
-        """Logs by container and emptyDirs by name, with the file systems that they are on."""
+        """Logs by container and volumes, with the file systems that they are on."""
         logs_top = pod_log_directory(self._pod_logs, pod)
-        logs_disk, volumes_disk = _file_system(logs_top), _file_system(self._root)
+        logs_disk = _place(logs_top)
         logs = {
             container.name: _used(logs_top / container.name, {"time": time, **logs_disk})
             for container in pod.every_container
         }
-        directory = pod_directory(self._root, pod.metadata.uid)
-        volumes = {
-            volume.name: _used(volume_path(directory, EMPTY_DIR, volume.name), {"time": time, **volumes_disk})
-            for volume in pod.spec.volumes or ()
-            if volume.empty_dir is not None
-        }
-        in_memory = {
-            volume.name
-            for volume in pod.spec.volumes or ()
-            if volume.empty_dir is not None and volume.empty_dir.medium
-        }
         return {
             "logs": logs,
-            "volumes": volumes,
-            "in_memory": in_memory,
-            "disk": {"time": time, **volumes_disk},
+            "volumes": self._volumes.of_files(pod),
+            "ephemeral": {volume.name for volume in pod.spec.volumes or () if is_local_ephemeral(volume)},
+            "disk": {"time": time, **_place(self._root)},
         }
 
 
@@ -163,7 +153,7 @@ def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
     entry["containers"] = list(by_name.values())
 
 
-def _add_files(entry: Entry, files: Mapping[str, Any]) -> None:
+def _add_files(entry: Entry, files: Mapping[str, Any], of_drivers: Sequence[Entry]) -> None:
     """Logs of containers, volumes, and what of both and of the writable layers counts as ephemeral."""
     used = inodes = 0
     for container in entry["containers"]:
@@ -176,9 +166,9 @@ def _add_files(entry: Entry, files: Mapping[str, Any]) -> None:
         for part in filter(None, (logs, rootfs)):
             used += part.get("usedBytes", 0)
             inodes += part.get("inodesUsed", 0)
-    entry["volume"] = [{"name": name, **volume} for name, volume in files["volumes"].items()]
-    for name, volume in files["volumes"].items():
-        if name not in files["in_memory"]:
+    entry["volume"] = [*files["volumes"], *of_drivers]
+    for volume in files["volumes"]:
+        if volume["name"] in files["ephemeral"]:
             used += volume["usedBytes"]
             inodes += volume["inodesUsed"]
     entry["ephemeral-storage"] = {**files["disk"], "usedBytes": used, "inodesUsed": inodes}
@@ -189,14 +179,10 @@ def _used(path: Path, disk: Mapping[str, Any]) -> Entry:
     return {**disk, "usedBytes": used, "inodesUsed": inodes}
 
 
-def _file_system(path: Path) -> Entry:
-    disk = os.statvfs(machine.existing_parent(path))
-    return {
-        "availableBytes": disk.f_bavail * disk.f_frsize,
-        "capacityBytes": disk.f_blocks * disk.f_frsize,
-        "inodesFree": disk.f_favail,
-        "inodes": disk.f_files,
-    }
+def _place(path: Path) -> Entry:
+    """The file system that a path is on, without what others use of it."""
+    whole = file_system(machine.existing_parent(path))
+    return {name: whole[name] for name in ("availableBytes", "capacityBytes", "inodesFree", "inodes")}
 
 
 def machine_swap() -> dict[str, int]:

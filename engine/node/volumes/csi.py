@@ -93,6 +93,11 @@ class CsiVolumes:
             self._again.setdefault(pod.uid, set()).add(volume.name)
         return path
 
+    def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
+        """A volume's driver and handle."""
+        wanted = _wanted(pod, volume, bound)
+        return wanted.driver, wanted.handle
+
     def to_publish_again(self, uid: str) -> set[str]:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._again.get(uid, set())

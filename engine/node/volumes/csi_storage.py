@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -20,6 +20,7 @@ from engine.node.volumes.claims import BoundVolume
 if TYPE_CHECKING:
     from engine.csi.drivers import Drivers
     from engine.csi.mounting import Mounting
+    from engine.csi.usage import Measured, VolumeUsages
     from engine.node.volumes.csi import CsiVolumes
 
 CSI_PLUGIN: Final = "CSIPlugin"
@@ -30,6 +31,7 @@ class _Parts(NamedTuple):
     drivers: Drivers
     mounting: Mounting
     volumes: CsiVolumes
+    usages: VolumeUsages
 
 
 class CsiStorage:
@@ -45,7 +47,10 @@ class CsiStorage:
         *,
         registry: Registry,
         tasks: Tasks,
+        clock: Callable[[], float],
+        usage_seconds: float,
     ) -> None:
+        self._clock, self._usage_seconds = clock, usage_seconds
         self._root = root
         self._node = node
         self._objects = objects
@@ -58,12 +63,14 @@ class CsiStorage:
     def _parts(self) -> _Parts:
         from engine.csi.drivers import Drivers
         from engine.csi.mounting import Mounting
+        from engine.csi.usage import VolumeUsages
         from engine.node.volumes.csi import CsiVolumes
 
         drivers = Drivers(self._records, self._registry)
         mounting = Mounting(self._root, self._node, drivers, self._tasks, self._attachments)
+        usages = VolumeUsages(drivers, self._tasks, self._clock, self._usage_seconds)
         volumes = CsiVolumes(self._node, drivers, mounting, self._objects, self._attachments)
-        return _Parts(drivers, mounting, volumes)
+        return _Parts(drivers, mounting, volumes, usages)
 
     @property
     def _loaded(self) -> bool:
@@ -92,13 +99,22 @@ class CsiStorage:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
 
+    async def usage(
+        self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]
+    ) -> dict[Path, Measured]:
+        """What drivers tell of volumes, by where containers find them."""
+        keys = {path: self._parts.volumes.key(*volume) for path, volume in volumes.items()}
+        return await self._parts.usages.of(keys)
+
     async def withdraw(self, uid: str) -> None:
         """Takes all volumes from a pod of which nothing runs. Raises `Refused`."""
         if self._loaded or places.pods_volumes(self._root, uid).exists():
             await self._parts.volumes.withdraw(uid)
+            self._parts.usages.forget(uid)
 
     async def stop(self) -> None:
         """Leaves drivers and volumes as they are."""
         if self._loaded:
+            await self._parts.usages.stop()
             await self._parts.mounting.stop()
             self._parts.drivers.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,14 @@ PATIENCE_SECONDS: Final = 60.0
 REPUBLISH_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.volumes")
+
+
+@dataclass(frozen=True, slots=True)
+class MadeVolume:
+    """Where containers find a volume, and what its claim, if it has one, is bound to."""
+
+    path: Path
+    bound: BoundVolume | None = None
 
 
 class VolumeKeeper:
@@ -83,6 +92,11 @@ class VolumeKeeper:
         made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
         self._working.start(self._set_up(self._kept[pod.uid], made), f"of {pod.full_name}")
         return await made
+
+    def made(self, uid: str) -> Mapping[str, MadeVolume]:
+        """What a pod has by now, by the volumes' names."""
+        kept = self._kept.get(uid)
+        return {} if kept is None or kept.left else kept.made
 
     def described(self, pod: Pod) -> None:
         """The pod has other labels, annotations or amounts."""
@@ -135,6 +149,7 @@ class VolumeKeeper:
                     self._volumes.set_up, kept.pod, given, allocatable=self._allocatable()
                 )
                 paths |= await self._of_drivers(kept, bound)
+                kept.made = {name: MadeVolume(path, bound.get(name)) for name, path in paths.items()}
                 kept.shown = True
                 self._look_again_at(kept, contents)
             if kept.stale:
@@ -248,13 +263,16 @@ class VolumeKeeper:
 class _Kept:
     """One pod's volumes. `shown` once they are made, `stale` when what they show may be another."""
 
-    __slots__ = ("failures", "leaving", "lock", "pod", "refreshing", "said", "shown", "stale", "timer")
+    __slots__ = (
+        "failures", "leaving", "lock", "made", "pod", "refreshing", "said", "shown", "stale", "timer",
+    )  # fmt: skip
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.lock = asyncio.Lock()
         self.leaving = asyncio.Event()
         self.shown = self.stale = self.refreshing = False
+        self.made: Mapping[str, MadeVolume] = {}
         self.failures, self.said = 0, ""
         self.timer: asyncio.TimerHandle | None = None
 
