@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import KubengineError, Refused
+from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import Wanted
 from engine.cluster.certificate_store import CertificateStore, read_certificates
 from engine.cluster.openssl import CertificateFacts, certificate_facts, fits, shortest
@@ -60,6 +61,7 @@ class CertificateRotation:
         *,
         wanted: Callable[[], Wanted | None],
         sign: Sign,
+        metrics: CertificateMetrics,
         changed: Callable[[], None] | None = None,
         clock: Callable[[], float],
         chance: random.Random,
@@ -69,6 +71,7 @@ class CertificateRotation:
         self._store = store
         self._wanted = wanted
         self._sign = sign
+        self._metrics = metrics
         self._changed = changed
         self._clock, self._chance, self._pause = clock, chance, pause
         self._first = first
@@ -99,6 +102,7 @@ class CertificateRotation:
         except KubengineError as error:
             log.warning("the certificate is asked for anew: %s", error)
             return float("-inf")
+        self._metrics.ends = facts.not_after
         return float("-inf") if misses(facts, wanted) else renew_at(facts, self._chance.random())
 
     async def _renew_until_it_works(self) -> None:
@@ -108,22 +112,28 @@ class CertificateRotation:
                 await self._renew(wanted)
             except KubengineError as error:
                 log.warning("%s: no new certificate: %s", self._store.path, error)
+                self._metrics.failed()
             else:
                 return
             await self._pause(next(after_failure))
 
     async def _renew(self, wanted: Wanted) -> None:
         certificate, key = await self._sign(wanted)
-        await keep_signed(self._store, certificate, key, self._clock())
+        self._metrics.ends = await keep_signed(self._store, certificate, key, self._clock())
         if self._changed is not None:
             self._changed()
 
 
-async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> None:
-    """Keep what was signed. Raises Refused where it is for another key or has ended already."""
+async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> float:
+    """Keep what was signed; returns when it ends, in Unix seconds.
+
+    Raises Refused where it is for another key or has ended already.
+    """
     if not await fits(certificate, key):
         raise Refused("the signed certificate is for another key", subject=str(store.path))
-    if (await certificate_facts(certificate)).not_after <= now:
+    ends = (await certificate_facts(certificate)).not_after
+    if ends <= now:
         raise Refused("the signed certificate has ended already", subject=str(store.path))
     store.update(certificate, key, now)
     log.info("%s: a new certificate", store.path)
+    return ends

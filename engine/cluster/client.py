@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -15,6 +16,8 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.struct import decode_hook, to_json
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import Kubeconfig
+from engine.cluster.request_metrics import RequestMetrics
+from engine.metrics import Registry
 from engine.transport.http2 import Exchange
 from engine.transport.pool import Http2Pool
 
@@ -71,6 +74,7 @@ class ApiClient:
         *,
         user_agent: str,
         timeout: float = REQUEST_SECONDS,
+        registry: Registry | None = None,
     ) -> None:
         self._prefix = config.prefix
         self._credentials = credentials
@@ -78,6 +82,7 @@ class ApiClient:
         self.timeout = timeout
         self.was_set_back = False
         self._pool = Http2Pool(config.server, credentials.context)
+        self._requests = RequestMetrics(registry or Registry(), self.peer)
         self._decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
         credentials.on_change(self._pool.reset)
 
@@ -173,7 +178,7 @@ class ApiClient:
             ]
             if body:
                 headers += [("content-type", content_type), ("content-length", str(len(body)))]
-            exchange = await self._pool.request(method, target, headers, body)
+            exchange = await self._counted(method, target, headers, body)
             if exchange.status < 300:
                 return exchange
             async with exchange:
@@ -185,6 +190,18 @@ class ApiClient:
                 await asyncio.sleep((error.retry_after or 1.0) * random.uniform(1.0, 1.2))
             else:
                 raise error
+
+    async def _counted(
+        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes
+    ) -> Exchange:
+        began = time.perf_counter()
+        try:
+            exchange = await self._pool.request(method, target, headers, body)
+        except BaseException:
+            self._requests.failed(method, time.perf_counter() - began)
+            raise
+        self._requests.answered(method, exchange.status, time.perf_counter() - began)
+        return exchange
 
     async def _error(self, exchange: Exchange, method: str, path: str) -> ApiError:
         body = await exchange.read(MAX_ERROR)

@@ -16,6 +16,7 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.cluster.bootstrap import first_certificate, write_kubeconfig
+from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import Wanted, client_certificate, request_certificate
 from engine.cluster.certificate_rotation import CertificateRotation, keep_signed, pauses
 from engine.cluster.certificate_store import CertificateStore, read_certificates
@@ -23,6 +24,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import Kubeconfig, load_kubeconfig, pem
 from engine.cluster.openssl import certificate_facts, new_key
+from engine.metrics import Registry
 
 PREFIX: Final = "kubelet-client"
 
@@ -46,6 +48,7 @@ class NodeIdentity:
         rotate: bool,
         clock: Callable[[], float],
         chance: random.Random,
+        registry: Registry,
     ) -> None:
         """Raises InvalidInput, naming the file, where neither kubeconfig can be used."""
         self.ready = asyncio.Event()
@@ -53,6 +56,7 @@ class NodeIdentity:
         self._agent = user_agent
         self._directory = directory
         self._clock, self._chance = clock, chance
+        self._registry = registry
         self._store = CertificateStore(directory, PREFIX)
         self._bootstrap = load_kubeconfig(bootstrap) if bootstrap is not None else None
         self.config = self._usable(kubeconfig)
@@ -98,6 +102,7 @@ class NodeIdentity:
             self._store,
             wanted=lambda: client_certificate(self._node),
             sign=sign,
+            metrics=CertificateMetrics(self._registry, "client", self._clock),
             changed=self.credentials.outdated,
             clock=self._clock,
             chance=self._chance,
@@ -134,7 +139,7 @@ class NodeIdentity:
         """With the bootstrap's credentials."""
         assert self._bootstrap is not None
         credentials = Credentials(self._bootstrap, clock=self._clock)
-        client = ApiClient(self._bootstrap, credentials, user_agent=self._agent)
+        client = ApiClient(self._bootstrap, credentials, user_agent=self._agent, registry=self._registry)
         try:
             return await first_certificate(client, self._node, self._directory)
         finally:

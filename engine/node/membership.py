@@ -13,6 +13,7 @@ from typing import Final
 from engine.api.events import Event
 from engine.api.pod import Pod
 from engine.api.version import engine_version
+from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import (
     Wanted,
     request_certificate,
@@ -65,12 +66,14 @@ class Membership:
             rotate=config.rotate_certificates,
             clock=clock,
             chance=chance,
+            registry=setting.registry,
         )
         self._client = ApiClient(
             self._identity.config,
             self._identity.credentials,
             user_agent=user_agent,
             timeout=HEARTBEAT_SECONDS,
+            registry=setting.registry,
         )
         self._node = NodeKeeper(
             self._client,
@@ -127,6 +130,7 @@ class Membership:
             setting.serving.store,
             wanted=wanted,
             sign=sign,
+            metrics=CertificateMetrics(setting.registry, "server", setting.clock),
             clock=setting.clock,
             chance=random.Random(),
         )

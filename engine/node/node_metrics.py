@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from engine.cri.records import CREATED, EXITED, RUNNING, PodRecord
 from engine.metrics import Registry
+from engine.node.machine import kubelet_version
 
 _STATES: dict[int, str] = {CREATED: "created", RUNNING: "running", EXITED: "exited"}
+
+
+def _build() -> dict[str, str]:
+    version = kubelet_version()
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    return {
+        "major": major,
+        "minor": minor,
+        "git_version": version,
+        "compiler": platform.python_implementation(),
+        "platform": f"linux/{platform.machine()}",
+    }
 
 
 def count_node(registry: Registry, name: str, pods: Callable[[], Iterable[PodRecord]]) -> None:
@@ -22,6 +36,14 @@ def count_node(registry: Registry, name: str, pods: Callable[[], Iterable[PodRec
         for state, count in sorted(states.items()):
             yield (_STATES.get(state, "unknown"),), count
 
+    labels, values = zip(*_build().items(), strict=True)
+    registry.collected(
+        "gauge",
+        "kubernetes_build_info",
+        "The Kubernetes version that this agent acts as, and what it runs on; always 1.",
+        labels,
+        lambda: [(values, 1)],
+    )
     registry.collected(
         "gauge", "kubelet_node_name", "The node's name; always 1.", ["node"], lambda: [((name,), 1)]
     )

@@ -40,6 +40,7 @@ class Publishing:
         if current != hand.pod.status:
             hand.pod.status = current
             services.probes.remember(hand.pod)
+            services.metrics.looked_at(hand.pod, services.node.clock())
             services.belonging.pod_changed(hand.pod, may_run=hand.life.holds)
 
     def _generation(self) -> int:

@@ -47,6 +47,7 @@ from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod.kept_readiness import KeptReadiness
+from engine.node.pod_metrics import PodMetrics
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
 from engine.node.runtime_health import RuntimeHealth
@@ -198,6 +199,7 @@ class RunningNode:
             belonging=self._belonging,
             recorder=recorder,
             decisions=setting.decisions,
+            metrics=PodMetrics(setting.registry),
             tasks=tasks,
             backoff=_restart_backoff(config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),

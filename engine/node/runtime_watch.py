@@ -116,6 +116,16 @@ class RuntimeWatch:
         self._seconds = registry.histogram(
             "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
         )
+        self._interval = registry.histogram(
+            "kubelet_pleg_relist_interval_seconds", "Time from one relist of the runtime to the next."
+        )
+        registry.collected(
+            "gauge",
+            "kubelet_pleg_last_seen_seconds",
+            "When the runtime was last known to answer, in Unix seconds.",
+            [],
+            lambda: [((), self.last_contact())],
+        )
         self._touched: dict[str, float] = {}
         self.pods: dict[str, PodRecord] = {}
         self.last_relist = 0.0
@@ -160,6 +170,8 @@ class RuntimeWatch:
     async def relist(self) -> None:
         """Raises the first failure, after every pod that can be read has been."""
         began = self._clock()
+        if self.last_relist:
+            self._interval.observe(began - self.last_relist)
         listed_at = time.monotonic()
         sandboxes, states = await self._runtime.read_pod_sandboxes(_with_sandbox_states)
         containers, of_containers = await self._runtime.read_containers(_with_container_states)

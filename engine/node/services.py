@@ -24,6 +24,7 @@ from engine.node.belonging import Belonging
 from engine.node.image_pull import ImagePuller
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
+from engine.node.pod_metrics import PodMetrics
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.user_namespaces import UserNamespaces
@@ -125,6 +126,7 @@ class Services:
     belonging: Belonging
     recorder: EventRecorder
     decisions: Decisions
+    metrics: PodMetrics
     tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore

@@ -156,7 +156,11 @@ async def _present(
     image = await services.images.find(pod, wanted)
     if image is None:
         slot.give_back()
-        image = await services.images.pull(pod, wanted, sandbox)
+        began = services.node.clock()
+        try:
+            image = await services.images.pull(pod, wanted, sandbox)
+        finally:
+            services.metrics.pulled(pod.uid, services.node.clock() - began)
     return image
 
 

@@ -54,8 +54,11 @@ class PodWorker:
         moved_on: Callable[[PodWorker], None],
         past: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        started_at = _known_start(pod, services) or services.node.clock()
-        self._hand = PodInHand(pod, life, started_at, past=dict(past))
+        self._seen = now = services.node.clock()
+        known_start = _known_start(pod, services)
+        if known_start is None and life.state is State.ENTERING:
+            services.metrics.seen(pod.uid, now)
+        self._hand = PodInHand(pod, life, known_start or now, past=dict(past))
         self._services = services
         self._enter = enter
         self._moved_on = moved_on
@@ -73,6 +76,7 @@ class PodWorker:
         self._gone: asyncio.Future[None] = loop.create_future()
         self._wake = Wake()
         self._busy = self._abandoned = False
+        self._next_work = "create"
         self._refusals: list[asyncio.Future[None]] = []
         self._said_rejected = ""
         self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
@@ -105,6 +109,8 @@ class PodWorker:
             hand.pod = pod
             self.retry()
             return
+        if self._next_work != "create":
+            self._next_work = "update"
         added = with_ephemeral_containers_of(pod, hand.pod)
         hand.resize = Resize(pod) if can_resize(added, pod) else None
         if hand.resize is not None and added is not hand.pod:
@@ -245,8 +251,11 @@ class PodWorker:
             await self._services.belonging.end_known(self.pod)
             self._tell(Event.KNOWN)
         elif state is State.REMOVING:
+            began = self._services.node.clock()
             await self._persist("removing", self._ending.take_away)
+            self._services.metrics.worked("terminated", self._seconds_since(began))
             self._tell(Event.REMOVED)
+            self._services.metrics.forget(self.pod.uid)
             self._gone.set_result(None)
             self._moved_on(self)
         else:
@@ -290,8 +299,13 @@ class PodWorker:
         services.decisions.pod(self.pod, "admission", outcome, reason, services.accounts.judged_by(self.pod))
 
     async def _work(self) -> None:
+        if self._next_work == "create":
+            self._services.metrics.began(self._seconds_since(self._seen))
+        began: float | None = None
         while self.life.state is State.WORKING:
             self._wake.silence()
+            if began is None:
+                began = self._services.node.clock()
             try:
                 await self._publishing.publish()
                 step = await self._working.step()
@@ -301,17 +315,32 @@ class PodWorker:
                 if not (step.idle or step.goes_on):
                     await self._publishing.publish()
             except Exception as error:
+                self._rests(began)
+                began = None
                 await asyncio.sleep(await self._failed(error))
                 continue
+            if not step.goes_on:
+                self._rests(began)
+                began = None
             if step.event is None:
                 await self._wake.wait(step.delay)
         if self.life.state is State.FINISHED:
             self._moved_on(self)
 
+    def _rests(self, began: float) -> None:
+        """A stretch of work is over."""
+        self._services.metrics.worked(self._next_work, self._seconds_since(began))
+        self._next_work = "sync"
+
+    def _seconds_since(self, moment: float) -> float:
+        return max(self._services.node.clock() - moment, 0.0)
+
     async def _end(self) -> None:
         """The pod is to end: what was decided is kept first, then its containers stop."""
         await self._ending.keep()
+        began = self._services.node.clock()
         await self._persist("stopping", self._ending.stop)
+        self._services.metrics.worked("kill", self._seconds_since(began))
         self._tell(Event.STOPPED)
         if not self._stopped.done():
             self._stopped.set_result(None)

@@ -20,8 +20,8 @@ _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
-def exposition(registry: Registry, *, prefix: str = "", without: str = "\0") -> Iterator[str]:
-    """The text of each metric whose name starts with `prefix` and not with `without`, in name order."""
+def exposition(registry: Registry, *, prefix: str = "", without: tuple[str, ...] = ()) -> Iterator[str]:
+    """The text of each metric whose name starts with `prefix` and with none of `without`, in name order."""
     for name in sorted(registry.metrics):
         if not name.startswith(prefix) or name.startswith(without):
             continue

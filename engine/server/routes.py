@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +18,10 @@ from engine.server.exchange import JSON, JSON_LINES, TEXT, Request, Response, fa
 from engine.server.view import ServedNode
 
 logger = logging.getLogger(__name__)
+
+PROBES, HEALTH_METRICS = "prober_", "kubernetes_healthcheck"
+"""What names of metrics with a page of their own begin with."""
+HEALTHZ = "healthz"
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InvalidInput, 400),
@@ -39,7 +43,7 @@ async def _health(view: ServedNode, request: Request) -> Response:
     if request.method not in {"GET", "HEAD"}:
         return failure(405, f"{request.method} is not allowed here")
     name = request.path.removeprefix("/healthz").strip("/")
-    checks = view.healthz()
+    checks = _looked_at(view)
     if name:
         checks = [check for check in checks if check[0] == name]
         if not checks:
@@ -50,6 +54,21 @@ async def _health(view: ServedNode, request: Request) -> Response:
     lines = [f"[-]{check} failed: {error}\n" if error else f"[+]{check} ok\n" for check, error in checks]
     lines.append(f"healthz check {'failed' if failed else 'passed'}\n")
     return Response(500 if failed else 200, TEXT, "".join(lines).encode())
+
+
+def _looked_at(view: ServedNode) -> Sequence[tuple[str, str | None]]:
+    """The checks; whoever looks counts for `/metrics/slis`, as in the kubelet."""
+    checks = view.healthz()
+    current = view.registry.gauge(
+        HEALTH_METRICS, "1 if the check was passed when it was last made, else 0.", ["name", "type"]
+    )
+    total = view.registry.counter(
+        f"{HEALTH_METRICS}s_total", "Checks made, by their outcome.", ["name", "type", "status"]
+    )
+    for name, error in checks:
+        current.set(int(error is None), name, HEALTHZ)
+        total.inc(name, HEALTHZ, "error" if error else "success")
+    return checks
 
 
 async def answer(view: ServedNode, request: Request) -> Response:
@@ -92,9 +111,12 @@ async def _route(view: ServedNode, request: Request) -> Response:
         case "/configz":
             return Response(200, JSON, to_json(_configz(view)))
         case "/metrics":
-            return _metrics(view, without="prober_", more=await _of_the_moment(view))
+            return _metrics(view, without=(PROBES, HEALTH_METRICS), more=await _of_the_moment(view))
         case "/metrics/probes":
-            return _metrics(view, prefix="prober_")
+            return _metrics(view, prefix=PROBES)
+        case "/metrics/slis":
+            _looked_at(view)
+            return _metrics(view, prefix=HEALTH_METRICS)
         case "/metrics/resource":
             return Response(200, metrics_text.CONTENT_TYPE, (await _resources(view)).encode())
         case "/metrics/cadvisor":
@@ -162,7 +184,7 @@ def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:
 
 
 def _metrics(
-    view: ServedNode, *, prefix: str = "", without: str = "\0", more: Iterable[str] = ()
+    view: ServedNode, *, prefix: str = "", without: tuple[str, ...] = (), more: Iterable[str] = ()
 ) -> Response:
     text = "".join((*metrics_text.exposition(view.registry, prefix=prefix, without=without), *more))
     return Response(200, metrics_text.CONTENT_TYPE, text.encode())

@@ -16,6 +16,7 @@ import pytest
 from engine.api.errors import Refused, Unavailable
 from engine.api.node import NodeAddress
 from engine.cluster import certificate_rotation
+from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import (
     REQUESTS,
     client_certificate,
@@ -36,6 +37,8 @@ from engine.cluster.openssl import (
     new_key,
     self_signed,
 )
+from engine.metrics import Registry
+from engine.server.metrics_text import exposition
 from engine.testing.apiserver import ApiServer
 from engine.testing.apiserver.paths import parse_path
 from tests.cluster.conftest import Connect
@@ -175,6 +178,10 @@ async def test_a_request_of_the_same_name_is_taken_up(server: ApiServer, client:
 # Renewing
 
 
+def metrics_of(registry: Registry) -> CertificateMetrics:
+    return CertificateMetrics(registry, "client", time.time)
+
+
 @asynccontextmanager
 async def _rotating(store: CertificateStore, sign: Sign, **options: Any) -> AsyncIterator[list[None]]:
     changes: list[None] = []
@@ -182,6 +189,7 @@ async def _rotating(store: CertificateStore, sign: Sign, **options: Any) -> Asyn
         store,
         wanted=options.pop("wanted", lambda: client_certificate("n1")),
         sign=sign,
+        metrics=options.pop("metrics", None) or metrics_of(Registry()),
         changed=lambda: changes.append(None),
         clock=time.time,
         chance=random.Random(1),
@@ -254,6 +262,37 @@ async def test_a_signer_that_leaves_out_a_name_is_not_asked_without_end(server: 
     assert (pauses, len(asked)) == ([32.0, 32.0], 2)
 
 
+async def test_it_is_known_how_long_one_is_good_and_how_often_none_came(server: ApiServer, tmp_path: Path):
+    registry, waited = Registry(), asyncio.Event()
+    metrics = metrics_of(registry)
+
+    def shown() -> dict[str, float]:
+        lines = "".join(exposition(registry)).splitlines()
+        return {name: float(value) for name, value in (s.split() for s in lines if s[0] != "#")}
+
+    ttl, failures = "kubelet_certificate_manager_client_ttl_seconds", "expiration_renew_errors"
+    failures = f"kubelet_certificate_manager_client_{failures}"
+    assert shown() == {ttl: float("inf"), failures: 0}
+
+    async def sign(wanted: Any) -> tuple[bytes, bytes]:
+        if shown()[failures] < 2:
+            raise Unavailable("nobody signs")
+        return await _signed(server, 0, DAY)
+
+    async def pause(seconds: float) -> None:
+        if seconds == certificate_rotation.LAST_DELAY:
+            waited.set()
+            await asyncio.Event().wait()
+
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    async with _rotating(store, sign, pause=pause, metrics=metrics):
+        await waited.wait()
+    assert shown()[failures] == 2
+    assert 0 < shown()[ttl] <= DAY
+    async with _rotating(store, sign, pause=pause, metrics=(again := metrics_of(registry))):
+        await eventually(lambda: again.ends < float("inf"))
+
+
 # A node's way
 
 
@@ -267,6 +306,7 @@ def _identity(directory: Path, kubeconfig: Path, bootstrap: Path | None, **optio
         rotate=options.get("rotate", True),
         clock=options.get("clock", time.time),
         chance=random.Random(1),
+        registry=Registry(),
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 
 from engine.api.errors import Refused, Unavailable
 from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.credentials import Credentials
+from engine.cluster.kubeconfig import load_kubeconfig
+from engine.metrics import Histogram, Metric, Registry
 from engine.testing.apiserver import ApiServer, Fault
 from engine.transport.http2 import WINDOW
 from engine.transport.tls import ClientTLS
@@ -41,6 +45,31 @@ async def test_a_servers_limit_of_streams_asks_for_another_connection(tmp_path: 
         server.fail(None, delay=0.1, times=None)
         await asyncio.gather(*(client.get(f"{SECRETS}/s", Object) for _ in range(8)))
         assert server.open_connections == 3
+
+
+async def test_requests_are_counted_by_what_came_of_them(server: ApiServer):
+    config = load_kubeconfig(server.kubeconfig("system:node:n1"))
+    registry = Registry()
+    client = ApiClient(config, Credentials(config, clock=time.time), user_agent="test", registry=registry)
+    put(server)
+    await client.get(f"{SECRETS}/s", Object)
+    with pytest.raises(ApiError):
+        await client.get(f"{SECRETS}/none", Object)
+    server.fail(Fault.DROP)
+    with pytest.raises(Unavailable):
+        await client.create(SECRETS, {"metadata": {"name": "t"}}, Object)
+    client.close()
+    host = client.peer
+    total, seconds = (
+        registry.metrics[f"rest_client_{name}"] for name in ("requests_total", "request_duration_seconds")
+    )
+    assert isinstance(total, Metric)
+    assert isinstance(seconds, Histogram)
+    assert total.values == {("200", "GET", host): 1, ("404", "GET", host): 1, ("<error>", "POST", host): 1}
+    assert {labels: sum(counts) for labels, counts in seconds.counts.items()} == {
+        ("GET", host): 2,
+        ("POST", host): 1,
+    }
 
 
 @pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED])

@@ -45,6 +45,7 @@ PATHS = [
     ("GET", "/metrics/resource", 200),
     ("GET", "/metrics/cadvisor", 200),
     ("GET", "/metrics/probes", 200),
+    ("GET", "/metrics/slis", 200),
     ("GET", "/logs/", 200),
     ("GET", "/containerLogs/default/p/c", 400),
     ("POST", "/exec/default/p/c?output=1", 500),

@@ -169,6 +169,20 @@ async def test_healthz(serve: Any, door: str) -> None:
     assert (await served.ask("GET", "/healthz/other", **kwargs)).status == 404
 
 
+async def test_slis_tell_what_was_looked_at_and_how_often(serve: Any) -> None:
+    view = View()
+    served = await serve(view)
+    await served.get("/healthz")
+    view.checks = [("ping", None), ("syncloop", "it hangs")]
+    text = (await served.get("/metrics/slis")).body.decode()
+    labels = 'name="syncloop",type="healthz"'
+    assert f"kubernetes_healthcheck{{{labels}}} 0\n" in text
+    assert f'kubernetes_healthchecks_total{{{labels},status="success"}} 1\n' in text
+    assert f'kubernetes_healthchecks_total{{{labels},status="error"}} 1\n' in text
+    assert 'kubernetes_healthcheck{name="ping",type="healthz"} 1\n' in text
+    assert "kubernetes_healthcheck" not in (await served.get("/metrics")).body.decode()
+
+
 async def test_the_healthz_port_serves_nothing_else(serve: Any) -> None:
     served = await serve(View(known=[pod("a")]))
     answer = await served.ask("GET", "/pods", port=served.view.config.healthz_port)

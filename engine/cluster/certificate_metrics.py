@@ -1,0 +1,41 @@
+"""How long a rotated certificate is still good, and how often it could not be renewed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from engine.metrics import Registry, Sample
+
+_FAILURES: Final = {
+    "client": "kubelet_certificate_manager_client_expiration_renew_errors",
+    "server": "kubelet_server_expiration_renew_errors",
+}
+
+
+class CertificateMetrics:
+    """Of the client's or the server's certificate; `clock` gives Unix seconds."""
+
+    def __init__(
+        self, registry: Registry, whose: Literal["client", "server"], clock: Callable[[], float]
+    ) -> None:
+        self.ends = math.inf
+        """In Unix seconds; endless while there is no certificate."""
+        self._clock = clock
+        self._failures = registry.counter(_FAILURES[whose], f"Failed renewals of the {whose} certificate.")
+        self._failures.inc(by=0)
+        registry.collected(
+            "gauge",
+            f"kubelet_certificate_manager_{whose}_ttl_seconds",
+            f"Seconds until the {whose} certificate ends, negative if it has, +Inf where there is none.",
+            [],
+            self._left,
+        )
+
+    def failed(self) -> None:
+        self._failures.inc()
+
+    def _left(self) -> Iterator[Sample]:
+        left = self.ends - self._clock()
+        yield (), left if math.isinf(left) else math.trunc(left)
