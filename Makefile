@@ -26,7 +26,7 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench fuzz chaos protos system-packages build dist deb clean
+.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -37,6 +37,7 @@ help:
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
 	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; fail every file operation and call'
 	@echo 'make protos           generate engine/wire from protos/'
+	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/'
 	@echo 'make deb              the Debian package in dist/'
 	@echo 'make system-packages  what the tests need of Debian'
@@ -81,6 +82,9 @@ chaos: build
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \
 	  protos/engine/wire/*.proto
+
+docs: build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 system-packages:
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(TEST_PACKAGES)); \

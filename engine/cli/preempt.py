@@ -60,9 +60,10 @@ def command(
     others = _Others(agent if node is None else None, pods_file)
     pod = _asked_pod(parameters, others, static=static)
     if node is None:
-        from engine.api.struct import to_json
+        from engine.api.struct import to_builtins, to_json
 
-        answer = agent.act("admission", "dry-run", pod=to_json(pod).decode(), policy=policy)
+        document = {"apiVersion": pod.api_version, "kind": pod.kind, **to_builtins(pod)}
+        answer = agent.act("admission", "dry-run", pod=to_json(document).decode(), policy=policy)
     else:
         answer = _from_files(pod, node, others.pods, policy)
     if as_json:

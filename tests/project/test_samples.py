@@ -1,0 +1,120 @@
+"""What the documents show works as it stands: configurations are read, programs run, tutorials are walked."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.api.documents import load_config
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
+TUTORIALS = ROOT / "docs/tutorial"
+_KINDS = {"KubeletConfiguration", "KubengineConfiguration"}
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_configurations_are_read_without_a_warning(
+    document: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, block in enumerate(blocks(document, "yaml")):
+        kinds = {part.get("kind") for part in yaml.safe_load_all(block) if isinstance(part, dict)}
+        if kinds <= _KINDS and kinds:
+            path = tmp_path / f"{number}.yaml"
+            path.write_text(block)
+            load_config([path])
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
+def test_programs_import_what_there_is(document: Path) -> None:
+    for block in blocks(document, "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                module = importlib.import_module(node.module)
+                missing = [each.name for each in node.names if not hasattr(module, each.name)]
+                assert missing == []
+
+
+def test_the_agent_runs_embedded_as_it_is_shown() -> None:
+    (program,) = blocks(ROOT / "docs/how-to/embed.md", "python")
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith("[] ['admission', ")
+
+
+def shell(script: str, directory: Path, status: int = 0) -> str:
+    run = subprocess.run(
+        ["sh", "-ec", script],
+        cwd=directory, env=environment(), check=False, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == status, f"{script}\n{run.stdout}\n{run.stderr}"
+    return run.stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.slow
+def test_the_first_plan_is_walked(tmp_path: Path) -> None:
+    said = "".join(shell(block, tmp_path) for block in blocks(TUTORIALS / "first-plan.md", "sh"))
+    for word in ("preempt", "only-a:victim", "admits", "stays"):
+        assert word in said
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    assert (tmp_path / "victims.csv").read_text().count("\n") > 10
+
+
+@pytest.mark.slow
+def test_the_first_node_is_walked(tmp_path: Path) -> None:
+    pod, config, start, look, *questions, preempt, another, gone = blocks(TUTORIALS / "first-node.md", "sh")
+    shell(pod, tmp_path)
+    shell(config, tmp_path)
+    with subprocess.Popen(
+        ["sh", "-ec", f"exec {start}"], cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as agent:
+
+        def shown() -> str:
+            run = subprocess.run(
+                ["sh", "-ec", look],
+                cwd=tmp_path,
+                env=environment(),
+                check=False,
+                capture_output=True,
+                text=True,
+            )
+            return run.stdout
+
+        try:
+            wait_until(lambda: "Running" in shown() or agent.poll() is not None)
+            assert "default/web-first  Burstable  Running" in shown()
+            for question in questions:
+                assert "default/web-first" in shell(question, tmp_path)
+            assert "default/pod is rejected" in shell(preempt, tmp_path, status=3)
+            shell(another, tmp_path)
+            wait_until(lambda: shown().count("Running") == 2 or agent.poll() is not None)
+            shell(gone, tmp_path)
+            wait_until(lambda: "web-first" not in shown() or agent.poll() is not None)
+            assert "default/cache-first" in shown()
+        finally:
+            agent.send_signal(signal.SIGTERM)
+        _, errors = agent.communicate(timeout=240)
+    assert agent.returncode == 0, errors

@@ -1,0 +1,64 @@
+"""The site is built without a warning, and what it says of the code is the code's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from engine.cli import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)]
+    run = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=False, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return directory
+
+
+def words(page: Path) -> str:
+    return unescape(re.sub(r"<[^>]*>", "", page.read_text()))
+
+
+def test_every_document_is_a_page(site: Path) -> None:
+    for document in (ROOT / "docs").rglob("*.md"):
+        assert (site / document.relative_to(ROOT / "docs")).with_suffix(".html").exists(), document
+
+
+def test_every_command_stands_with_its_help(site: Path) -> None:
+    text = words(site / "reference/commands.html")
+    for name in COMMANDS:
+        assert f"Usage: kubengine {name} " in text
+    assert "Usage: kubengine plan preempt " in text
+
+
+def test_metrics_that_documents_name_are_those_of_a_node(site: Path) -> None:
+    shown = set(re.findall(r"<td><code>([a-z_]+)</code></td>", (site / "reference/metrics.html").read_text()))
+    assert {"kubelet_running_pods", "prober_probe_total", "container_memory_working_set_bytes"} <= shown
+    named = {
+        name
+        for document in (ROOT / "docs").rglob("*.md")
+        for name in re.findall(r"`((?:kubelet|kubengine|prober)_\w+[a-z])`", document.read_text())
+    }
+    others = {"kubelet_internal_checkpoint", "kubelet_version"}  # a file, a column
+    assert named - others - shown == set()
+
+
+def test_decisions_are_drawn(site: Path) -> None:
+    blocks = (ROOT / "docs/explanation/decisions.md").read_text().count("```decision")
+    page = (site / "explanation/decisions.html").read_text()
+    assert blocks > 5
+    assert page.count('<svg class="decision"') == blocks
+    assert "```decision" not in page
