@@ -46,6 +46,8 @@ def build(wheel: Path, directory: Path) -> Path:
         put(tree / "etc/kubengine/config.yaml", (HERE.parent / "examples/containerd-config.yaml").read_text())
         put(tree / "etc/default/kubengine", (HERE / "debian/default").read_text())
         put(tree / "usr/share/doc/kubengine/copyright", (HERE / "debian/copyright").read_text())
+        for file in (HERE / "monitoring").iterdir():
+            put(tree / "usr/share/kubengine/monitoring" / file.name, file.read_text())
         for page, text in man.pages():
             path = tree / f"usr/share/man/man1/{page}.1.gz"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,87 @@
+"""A node whose only pod works, over a made-up tree of cgroups (v2)."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.node_metrics import count_node
+from engine.node.usage import shown
+from engine.node.usage.network import Interface
+from engine.node.usage.sampler import NodeUsage, UsageSampler
+from tests.server.secured import SecuredView
+
+
+@dataclass
+class BusyView(SecuredView):
+    """A node with one pod that works: its numbers rise from one reading to the next."""
+
+    tree: Path = Path()
+    reads: int = 0
+    sampler: UsageSampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        container = ContainerRecord("cid", "c", "s", RUNNING, 0, 1.0, 2.0, image="registry.example/i:1")
+        self.records["u"] = PodRecord("u", "p", "default", [SandboxRecord("s", True, 0, 1.0)], [container])
+        self.sampler = UsageSampler(
+            pods=self.records.values,
+            pod_cgroup=lambda uid: f"/kubepods/{uid}",
+            pods_root=lambda: "/kubepods",
+            runtime=self.tree / "none.sock",
+            clock=time.time,
+            mount=self.tree,
+        )
+        count_node(self.registry, self.name, self.records.values)
+        self.relists = self.registry.histogram("kubelet_pleg_relist_duration_seconds", "Relists.")
+
+    async def usage(self) -> NodeUsage:
+        self.relists.observe(0.01)
+        self.reads += 1
+        n = self.reads
+        for group in ("", "kubepods", "kubepods/u", "kubepods/u/s", "kubepods/u/cid"):
+            (self.tree / group).mkdir(parents=True, exist_ok=True)
+            for name, text in {
+                "cpu.stat": f"usage_usec {n}000000\nnr_periods {n}00\nnr_throttled {n}0\n",
+                "cpu.max": "50000 100000\n",
+                "memory.current": "9000000\n",
+                "memory.swap.current": "0\n",
+                "memory.stat": "anon 5000000\nfile 4000000\ninactive_file 1\n",
+                "io.stat": f"8:0 rbytes={n}000 wbytes={n}000 rios={n} wios={n}\n",
+                "cgroup.procs": f"{os.getpid()}\n",
+                "memory.events": f"max 0\noom 0\noom_kill {n}\n",
+                **{
+                    f"{resource}.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={n}000\n"
+                    for resource in ("cpu", "memory", "io")
+                },
+            }.items():
+                (self.tree / group / name).write_text(text)
+        return await self.sampler.sample()
+
+    async def stats_summary(self) -> Any:
+        usage = await self.usage()
+        (pod,) = usage.pods
+        reference = {"name": "p", "namespace": "default", "uid": "u"}
+        containers = [{"name": "c", **shown.group(pod.containers[0], usage.time)}]
+        return {
+            "node": shown.group(usage.root, usage.time),
+            "pods": [{"podRef": reference, "containers": containers, **shown.group(pod.group, usage.time)}],
+        }
+
+
+def let_it_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is answered anew, whatever devices this machine has."""
+    monkeypatch.setattr("engine.node.usage.sampler.SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.usage.sampler.interfaces_of", interfaces)
+    monkeypatch.setattr("engine.server.cadvisor_metrics.device_name", lambda major, minor: "/dev/sda")
+
+
+def interfaces(pid: int | str) -> list[Interface]:
+    """Counters that rise."""
+    return [Interface("eth0", *[time.monotonic_ns() // 10**6] * 8)]
