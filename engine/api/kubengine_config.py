@@ -112,13 +112,16 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     asks the OCI runtime's version (`oci_runtime`: its path; by default runc, else crun, on the PATH).
     `reconcile_sample`: how many pod groups are re-read each minute. `tiered_memory_protection`: with
     the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones.
-    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable."""
+    `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable.
+    `pod_annotations`: which annotations of pods count for their cgroups, of those that
+    `engine.cgroups.pod_wishes` lists, by their names without `kubengine.dev/`."""
 
     cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
     oci_runtime: str = ""
     reconcile_sample: int = 32
     tiered_memory_protection: bool = False
     cpu_ceiling: bool = False
+    pod_annotations: list[str] = msgspec.field(default_factory=list)
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from engine.cgroups.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
 )
+from engine.cgroups.pod_wishes import as_written, wishes
 from engine.cgroups.values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, MEMORY_SWAP_MAX
 
 GUARANTEED_OOM_SCORE_ADJ = -997
@@ -66,10 +67,15 @@ class ContainerRules:
     swap_behavior: str = ""
     single_process_oom_kill: bool = True
     huge_page_sizes: tuple[int, ...] = ()
+    annotations: frozenset[str] = frozenset()
+    """Those of pods that count, as in `pod_wishes`."""
 
 
 def container_resources(pod: Pod, container: Container, rules: ContainerRules) -> ContainerResources:
-    """What the runtime is told for one container; the CPU request defaults to its limit."""
+    """What the runtime is told for one container; the CPU request defaults to its limit.
+
+    Raises `InvalidInput` for an annotation that counts and makes no sense.
+    """
     limits = {name: effective_limit(pod, container, name) for name in (CPU, MEMORY)}
     basic = _basic_resources(container.requests.get(CPU), limits, rules)
     huge = huge_page_limits(container.limits)
@@ -81,6 +87,8 @@ def container_resources(pod: Pod, container: Container, rules: ContainerRules) -
         unified[MEMORY_SWAP_MAX] = str(swap_limit(pod, container, rules))
     if rules.memory_qos:
         unified |= _memory_qos(pod, container, rules)
+    if rules.annotations and rules.cgroup_v2:
+        unified = wishes(pod, rules.annotations, as_written).container_files(unified)
     return replace(
         basic,
         oom_score_adj=oom_score_adj(pod, container, rules.memory_capacity),

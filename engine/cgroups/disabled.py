@@ -50,6 +50,9 @@ class NoCgroups(NodeCgroups):
             if isinstance(step, ContainerStep):
                 await update(step.container, step.resources)
 
+    def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
+        """Nothing to write."""
+
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
         """Nothing to remove."""
 

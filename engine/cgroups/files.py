@@ -22,6 +22,7 @@ UNLIMITED: Final = {1: "-1", 2: "max"}
 MEMORY_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
 MEMORY_USAGE: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
 WRITTEN_CONTROLLERS: Final = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
+CPU_BURST: Final = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}
 CPU_SHARE: Final = {1: "cpu.shares", 2: "cpu.weight"}
 _PAGED = frozenset(
     ["memory.limit_in_bytes", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max"]
@@ -32,12 +33,14 @@ _FRESH: Final = {
         "cpu.shares": "1024",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "-1",
+        "cpu.cfs_burst_us": "0",
         "memory.limit_in_bytes": "-1",
         "pids.max": "max",
     },
     2: {
         "cpu.weight": "100",
         "cpu.max": "max 100000",
+        "cpu.max.burst": "0",
         "memory.max": "max",
         "memory.min": "0",
         "memory.low": "0",
@@ -80,6 +83,8 @@ class FileRules:
         lacks are left out.
         """
         wanted = self._v1(values) if self.version == 1 else self._v2(values)
+        if values.cpu_burst is not None:
+            wanted[CPU_BURST[self.version]] = str(values.cpu_burst)
         for size in self.huge_page_sizes:
             limit = values.huge_pages.get(size, 0)
             text = UNLIMITED[self.version] if unbounded_huge_pages else str(limit)
@@ -131,8 +136,10 @@ class FileRules:
 
 
 def kernel_form(name: str, text: str) -> str:
-    """A text as the kernel gives it back: memory in whole pages, rounded down, and v1's largest
-    number as -1."""
+    """A text as the kernel gives it back: memory in whole pages, rounded down, v1's largest number as -1,
+    disks' limits in one order."""
+    if name == "io.max":
+        return "\n".join(sorted(text.splitlines()))
     if name.startswith("hugetlb.") and text.isdigit():
         return "-1" if int(text) >= V1_UNLIMITED - 2**31 else text
     if name not in _PAGED or not text.isdigit():

@@ -104,11 +104,13 @@ class Directory:
         return kernel_form(name, text)
 
     def write(self, name: str, text: str, pool: Descriptors) -> None:
-        """Write one file. Raises `Refused` with its path, or `GroupGone`."""
+        """Write one file, each line by itself as the kernel wants it. Raises `Refused` with its path, or
+        `GroupGone`."""
         try:
             descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.descriptor(pool))
             try:
-                os.write(descriptor, text.encode() or b"\n")
+                for line in text.splitlines() or ["\n"]:
+                    os.write(descriptor, line.encode())
             finally:
                 os.close(descriptor)
         except OSError as error:

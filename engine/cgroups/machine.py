@@ -1,10 +1,13 @@
-"""What the kernel says about memory that cgroups limit: huge page sizes and swap."""
+"""What the kernel says about what cgroups limit: huge page sizes, swap, disks."""
 
 from __future__ import annotations
 
+import os
+import stat
 from functools import cache
 from pathlib import Path
 
+from engine.api.errors import InvalidInput
 from engine.cgroups.mounts import Hierarchy
 
 
@@ -31,3 +34,14 @@ def swap_controller(hierarchy: Hierarchy, version: int, own: str = "/proc/self/c
         return Path(hierarchy.path, "memory.memsw.limit_in_bytes").exists()
     line = next((line for line in Path(own).read_text().splitlines() if line.startswith("0::")), "0::/")
     return Path(hierarchy.path, line.removeprefix("0::").lstrip("/"), "memory.swap.max").exists()
+
+
+def device_number(path: str) -> str:
+    """A block device as the kernel names it, `8:0`. Raises `InvalidInput` for anything else."""
+    try:
+        status = Path(path).stat()
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"no such device: {error}", subject=path) from None
+    if not stat.S_ISBLK(status.st_mode):
+        raise InvalidInput("is no block device", subject=path)
+    return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,14 +23,15 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
 from engine.cgroups.checks import Finding
-from engine.cgroups.files import FileRules
+from engine.cgroups.files import CPU_BURST, FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import Contribution
-from engine.cgroups.machine import huge_page_sizes, swap_capacity, swap_controller
+from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import to_path
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_keeper import PodGroup, PodKeeper
+from engine.cgroups.pod_wishes import FILES, NONE, asked, wishes
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
 from engine.cgroups.runtime_formula import choose_formula
 from engine.cgroups.settings import CgroupSettings, ReservedGroup
@@ -71,6 +73,7 @@ class CgroupManager(NodeCgroups):
             swap_controller=memory is not None and swap_controller(memory, version),
             swap_capacity=swap_capacity(),
             huge_page_sizes=huge_page_sizes(),
+            device_number=device_number,
         )
         super().__init__(settings)
         self.formula, self.formula_reason = choose_formula(version, section)
@@ -78,6 +81,7 @@ class CgroupManager(NodeCgroups):
         self.tree = CgroupTree(self.mounts, rules, driver=settings.driver, slices=_slices(settings))
         self.levels = LevelKeeper(self.tree, settings)
         self.pods = PodKeeper(self.tree, settings)
+        self._burst_file = CPU_BURST[version]
         self._sample = section.reconcile_sample
         self._observe(registry or Registry())
 
@@ -99,6 +103,13 @@ class CgroupManager(NodeCgroups):
             (),
             lambda: [((), float(self.tree.writes))],
         )
+        registry.collected(
+            "gauge",
+            "kubengine_cgroup_annotated_pods",
+            "Pods with an annotation that counts for their cgroups.",
+            ("annotation",),
+            self._annotated,
+        )
 
     # Life of the node
 
@@ -113,6 +124,7 @@ class CgroupManager(NodeCgroups):
         self.mounts.check_usable()
         with self._timed("create"):
             self.levels.make()
+        self._check_annotations()
         self._write_levels()
         for reserved in self.settings.reserved_groups:
             self._enforce(reserved)
@@ -167,6 +179,12 @@ class CgroupManager(NodeCgroups):
             self._write_levels()
         if self.has_pod(new.uid):
             self.pods.note(new)
+
+    def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
+        rules = self.settings.pods
+        wanted = wishes(pod, rules.annotations, rules.device_number) if rules.annotations else NONE
+        if wanted.cpu_burst:
+            self.pods.write_below(pod.uid, container_id, self._burst_file, str(wanted.burst(quota)))
 
     def remove_pod(self, uid: str, *, kill: bool = True, wait: float = 0.0) -> None:
         self.levels.sums.drop(uid)
@@ -232,6 +250,22 @@ class CgroupManager(NodeCgroups):
     def _write_levels(self, *, everything: bool = False) -> int:
         with self._timed("update"):
             return self.levels.write(everything=everything)
+
+    def _check_annotations(self) -> None:
+        """Raises `Refused` where the kernel has no file for an annotation that is to count."""
+        for name in sorted(self.settings.pods.annotations):
+            file = FILES[self.mounts.version][name]
+            if self.tree.read(self.settings.root, file) is None:
+                path = f"{self.root_path()}/{file}"
+                raise Refused(
+                    f"this kernel has no such file: {name} cannot be in cgroups.podAnnotations", subject=path
+                )
+
+    def _annotated(self) -> list[tuple[tuple[str, ...], float]]:
+        counts = Counter(
+            name for pod, _ in self.pods.known.values() for name in asked(pod, self.settings.pods.annotations)
+        )
+        return [((name,), float(count)) for name, count in sorted(counts.items())]
 
     def _enforce(self, reserved: ReservedGroup) -> None:
         """Write a reservation to a group that somebody else made, as the kubelet does."""

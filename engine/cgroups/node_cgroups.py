@@ -18,6 +18,7 @@ from engine.cgroups.containers import (
     sandbox_resources,
 )
 from engine.cgroups.pod_keeper import PodGroup
+from engine.cgroups.pod_wishes import asked, wishes
 from engine.cgroups.settings import CgroupSettings
 
 UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
@@ -61,6 +62,21 @@ class NodeCgroups(ABC):
     def overhead_resources(self, pod: Pod) -> ContainerResources:
         """What the runtime is told of the pod's overhead."""
         return overhead_resources(pod, self.settings.containers)
+
+    def asked_of(self, pod: Pod) -> dict[str, str]:
+        """The annotations of a pod that count for its cgroups, by name. Raises `InvalidInput` for one that
+        makes no sense."""
+        rules = self.settings.pods
+        if not rules.annotations:
+            return {}
+        wishes(pod, rules.annotations, rules.device_number)
+        return asked(pod, rules.annotations)
+
+    @abstractmethod
+    def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
+        """Let a running container with this CPU quota save up as much of it as its pod asks; the runtime
+        can't be told. With 0 nothing: a quota cannot go below what may be saved up. Raises `Refused` with
+        the path."""
 
     @abstractmethod
     def start(self) -> None:

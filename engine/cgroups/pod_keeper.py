@@ -9,7 +9,7 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.resources import MEMORY
-from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.files import CPU_BURST, MEMORY_LIMIT, MEMORY_USAGE
 from engine.cgroups.levels import LEVELS
 from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
 from engine.cgroups.resize import PodStep
@@ -17,7 +17,7 @@ from engine.cgroups.settings import CgroupSettings
 from engine.cgroups.tree import CgroupTree
 from engine.cgroups.values import pod_values
 
-_CPU_LIMITS = frozenset(["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"])
+_CPU_LIMITS = frozenset(["cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us", *CPU_BURST.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,16 @@ class PodKeeper:
         """Kill what runs in one group of a pod's; the count of processes."""
         known = self.known.get(uid)
         return self._tree.kill((*known[1], group)) if known is not None else 0
+
+    def write_below(self, uid: str, container_id: str, file: str, text: str) -> None:
+        """Write a file of a container's group, which the runtime made and named by the container's id. One
+        that is gone is fine. Raises `Refused` with the path."""
+        path = self.path(uid)
+        if path is None:
+            return
+        for child in self._tree.children(self.known[uid][1]):
+            if container_id in child:
+                self._tree.write_path(f"{path}/{child}", file, text)
 
     def found(self) -> list[PodGroup]:
         """Pods' groups on the machine, whoever made them; a uid is there twice if it has a group under

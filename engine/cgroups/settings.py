@@ -20,6 +20,7 @@ from engine.cgroups.containers import ContainerRules
 from engine.cgroups.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.levels import LevelRules
 from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_path
+from engine.cgroups.pod_wishes import DeviceNumber, as_written, check_allowed
 from engine.cgroups.values import GroupValues, PodRules
 
 PODS = "pods"
@@ -77,6 +78,7 @@ class CgroupSettings:
         swap_controller: bool = False,
         swap_capacity: int = 0,
         huge_page_sizes: tuple[int, ...] = (),
+        device_number: DeviceNumber = as_written,
     ) -> CgroupSettings:
         """Raises `InvalidInput` naming the field.
 
@@ -99,6 +101,8 @@ class CgroupSettings:
                 "needs cgroup v2: under v1 no pod could have a higher limit than the ceiling",
                 subject="cgroups.cpuCeiling",
             )
+        check_allowed(section.pod_annotations, cgroup_v2=cgroup_v2)
+        annotations = frozenset(section.pod_annotations)
         custom_period = config.gate("CustomCPUCFSQuotaPeriod", False)
         period = round(float(config.cpu_cfs_quota_period) * 1e6)
         if not 1000 <= period <= 1_000_000:
@@ -122,6 +126,8 @@ class CgroupSettings:
                 memory_qos=reserves,
                 tiered_memory=reserves,
                 pids_limit=config.pod_pids_limit,
+                annotations=annotations,
+                device_number=device_number,
             ),
             containers=ContainerRules(
                 memory_capacity=memory.value if memory else 0,
@@ -140,6 +146,7 @@ class CgroupSettings:
                 swap_behavior=config.memory_swap.swap_behavior if config.memory_swap else "",
                 single_process_oom_kill=(not cgroup_v2) if oom_kill is None else oom_kill,
                 huge_page_sizes=huge_page_sizes,
+                annotations=annotations,
             ),
             levels=LevelRules(
                 allocatable_memory=allocatable_memory.value if allocatable_memory else None,

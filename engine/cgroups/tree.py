@@ -18,12 +18,19 @@ from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
 from engine.cgroups.group import Descriptors, Directory, GroupGone
 from engine.cgroups.mounts import Hierarchy, Mounts
 from engine.cgroups.names import CgroupName, Driver, to_path
-from engine.cgroups.refusals import enable_refused, make_refused, read_refused, remove_refused
+from engine.cgroups.refusals import (
+    enable_refused,
+    make_refused,
+    read_refused,
+    remove_refused,
+    write_refused,
+)
 from engine.cgroups.slices import Slices
 
 DELEGATED = ("memory", "io", "hugetlb", "cpuset", "cpu", "pids")
 """In the order to enable them: those that no threaded group can have first, as their refusal says more."""
-_PERIOD = "cpu.cfs_period_us"
+_TOGETHER = frozenset(["cpu.cfs_period_us", "cpu.cfs_quota_us", "cpu.max"])
+"""Files that are refused while others of the group have their old values: tried again after those."""
 _RETRY_DELAY = 0.005
 
 
@@ -174,7 +181,8 @@ class CgroupTree:
                 directory.write(file, text, self.descriptors)
                 self.writes += 1
             except Refused as error:
-                if file == _PERIOD and error.errno == errno.EINVAL and (file, text) not in queue[:position]:
+                tried = (file, text) in queue[:position]
+                if file in _TOGETHER and error.errno == errno.EINVAL and not tried:
                     queue.append((file, text))
                 else:
                     refusal = refusal or error
@@ -201,18 +209,34 @@ class CgroupTree:
 
     def read_path(self, path: str, file: str) -> str | None:
         """Like `read`, by path, for groups that others made; nothing about them is kept."""
-        hierarchy = self.mounts.hierarchies[0]
-        if self.mounts.version == 1:
-            found = self.mounts.holding(file.partition(".")[0])
-            if found is None:
-                return None
-            hierarchy = found
+        hierarchy = self._holding(file)
+        if hierarchy is None:
+            return None
         try:
             return kernel_form(file, _text(f"{hierarchy.path}{path}/{file}"))
         except Refused as error:
             if error.errno in (errno.ENOENT, errno.ENODEV):
                 return None
             raise
+
+    def write_path(self, path: str, file: str, text: str) -> None:
+        """Write a file of a group that others made; one that is gone is fine. Raises `Refused` otherwise."""
+        hierarchy = self._holding(file)
+        if hierarchy is None or self.read_path(path, file) in (None, text):
+            return
+        full = f"{hierarchy.path}{path}/{file}"
+        try:
+            _put(full, text)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise write_refused(error, full, text) from error
+        self.writes += 1
+
+    def _holding(self, file: str) -> Hierarchy | None:
+        """The hierarchy that a file is in."""
+        if self.mounts.version == 2:
+            return self.mounts.hierarchies[0]
+        return self.mounts.holding(file.partition(".")[0])
 
     def verify(self, name: CgroupName) -> dict[str, tuple[str, str | None]]:
         """Files that hold something else than they should: file → (wanted, actual). What was read is

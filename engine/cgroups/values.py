@@ -24,6 +24,7 @@ from engine.cgroups.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
 )
+from engine.cgroups.pod_wishes import NONE, DeviceNumber, as_written, wishes
 
 MEMORY_MIN = "memory.min"
 MEMORY_LOW = "memory.low"
@@ -35,7 +36,7 @@ MEMORY_OOM_GROUP = "memory.oom.group"
 class GroupValues(msgspec.Struct, frozen=True):
     """The values of one cgroup. None means "leave as the kernel made it".
 
-    Shares, quota and period in kernel units (microseconds), memory in bytes, huge pages as page size
+    Shares, quota, period and burst in kernel units (microseconds), memory in bytes, huge pages as page size
     → limit in bytes, `unified` as cgroup v2 file → text.
     """
 
@@ -47,6 +48,7 @@ class GroupValues(msgspec.Struct, frozen=True):
     cpuset: str | None = None
     huge_pages: Mapping[int, int] = {}
     unified: Mapping[str, str] = {}
+    cpu_burst: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +61,27 @@ class PodRules:
     memory_qos: bool = False
     tiered_memory: bool = False
     pids_limit: int = -1
+    annotations: frozenset[str] = frozenset()
+    """Those that count, as in `pod_wishes`."""
+    device_number: DeviceNumber = as_written
 
 
 def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
-    """The pod cgroup's values. A limit counts only where every container declares one."""
+    """The pod cgroup's values. A limit counts only where every container declares one.
+
+    Raises `InvalidInput` for an annotation that counts and makes no sense.
+    """
+    values = _by_resources(pod, rules)
+    asked = wishes(pod, rules.annotations, rules.device_number) if rules.annotations else NONE
+    if asked is NONE:
+        return values
+    burst = asked.burst(values.cpu_quota)
+    return msgspec.structs.replace(
+        values, unified={**values.unified, **asked.pod_files()}, cpu_burst=burst if asked.cpu_burst else None
+    )
+
+
+def _by_resources(pod: Pod, rules: PodRules) -> GroupValues:
     found = amounts(pod)
     if found is None or not pod.spec.containers:
         return _values_by_the_rule(pod, rules)

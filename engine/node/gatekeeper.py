@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from engine.admission.manager import Admission
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput
+from engine.api.lifecycle import AdmissionRejected
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.quantity import BINARY_SI, DECIMAL_SI, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
+from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
 from engine.node.host_support import HostSupport
 from engine.node.node_resources import NodeResources
+
+INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
 
 log = logging.getLogger("kubengine.pods")
 
@@ -41,6 +45,7 @@ class Gatekeeper:
         support: HostSupport,
         node: Callable[[], Node],
         resources: NodeResources,
+        cgroups: NodeCgroups,
     ) -> None:
         self._eviction = eviction
         self._devices = devices
@@ -48,6 +53,7 @@ class Gatekeeper:
         self._support = support
         self._node = node
         self._resources = resources
+        self._cgroups = cgroups
 
     async def ready_to_judge(self, pod: Pod) -> None:
         """Returns when the pod may be judged: waits, if configured, for device plugins that come back."""
@@ -64,10 +70,17 @@ class Gatekeeper:
         """Decide, and count the pod. Raises `AdmissionRejected`; nothing is held then."""
         self._eviction.admit(pod)
         self._support.check(pod)
+        self._check_annotations(pod)
         node = self._node()
         node.status.allocatable = self._devices.sanitize_allocatable(pod, node.allocatable)
         self._admission.set_node(node)
         return self._admission.reserve(pod)
+
+    def _check_annotations(self, pod: Pod) -> None:
+        try:
+            self._cgroups.asked_of(pod)
+        except InvalidInput as error:
+            raise AdmissionRejected(INVALID_ANNOTATION, str(error)) from error
 
     async def settle(self, pod: Pod, verdict: Verdict) -> None:
         """Returns when a judged pod may start. Raises `AdmissionRejected`; nothing is held then."""
@@ -106,7 +119,15 @@ class Gatekeeper:
             "pods": len(admitted) - (pod.uid in admitted),
             "podLimit": admitted.node.pod_limit,
             "pressure": self._eviction.under_pressure,
+            **self._annotations(pod),
         }
+
+    def _annotations(self, pod: Pod) -> dict[str, Any]:
+        """Those that count for the pod's cgroups, where there are any."""
+        with contextlib.suppress(InvalidInput):
+            counting = self._cgroups.asked_of(pod)
+            return {"cgroupAnnotations": counting} if counting else {}
+        return {}
 
     def resized(self, pod: Pod) -> None:
         """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""

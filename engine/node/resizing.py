@@ -110,7 +110,9 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
     async def update(name: str, values: ContainerResources) -> None:
         container = running.get(name)
         if container is not None:
+            services.cgroups.set_burst(new, container.id, 0)
             await services.runtime.update_container_resources(container.id, cri_resources(values))
+            services.cgroups.set_burst(new, container.id, values.cpu_quota)
             await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
 
     usage = await _memory_usage(list(running.values()), services)

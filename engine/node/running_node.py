@@ -146,6 +146,7 @@ class RunningNode:
             support=_host_support(config, runtime_health),
             node=self.description.current,
             resources=resources,
+            cgroups=cgroups,
         )
         self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
         self._access = ImageAccess(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.api.errors import InvalidInput, Missing, Refused
-from engine.api.events import NORMAL
+from engine.api.events import NORMAL, WARNING
 from engine.api.pod import Container, Pod, VolumeMount
 from engine.cgroups.containers import ContainerResources
 from engine.cri.client import NotFound
@@ -137,10 +137,21 @@ async def start_container(
         await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
         raise _refused("RunContainerError", error.message) from error
     services.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
+    _let_burst(pod, container, services, container_id, config)
     link_log(pod, container, container_id, config, sandbox)
     await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
     slot.give_back()
     await _post_start(pod, container, services, container_id, record)
+
+
+def _let_burst(
+    pod: Pod, container: Container, services: Services, container_id: str, config: cri.ContainerConfig
+) -> None:
+    """A container that may not save up CPU works all the same."""
+    try:
+        services.cgroups.set_burst(pod, container_id, config.linux.resources.cpu_quota)
+    except Refused as error:
+        services.recorder.pod(pod, WARNING, "FailedCPUBurst", str(error), container=container.name)
 
 
 async def _present(

@@ -105,9 +105,17 @@ def systemd_available() -> bool:
     return os.access(SYSTEMD, os.X_OK) and os.access(BUS_DAEMON, os.X_OK)
 
 
-def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 600.0, systemd: bool = False) -> Any:
+def run_in_uml(
+    body: str,
+    *,
+    memory: str = "512M",
+    timeout: float = 600.0,
+    systemd: bool = False,
+    disk: Path | None = None,
+) -> Any:
     """Boot, run `body`, power off; what the body's last `report(value)` was given (JSON).
 
+    `disk` is a file that the kernel has as a block device, number 98:0; the body makes a node for it.
     Raises `Unavailable` without the kernel (or systemd, if asked for), `Refused` with the console's last
     lines if the body raised, reported nothing, or took longer than `timeout` seconds.
     """
@@ -139,7 +147,7 @@ def run_in_uml(body: str, *, memory: str = "512M", timeout: float = 600.0, syste
             systemd=SYSTEMD,
             bus=BUS_DAEMON,
         )
-        return _boot(kernel, init, directory, memory, timeout)
+        return _boot(kernel, init, directory, memory, timeout, disk)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -150,11 +158,12 @@ def _script(path: Path, text: str, /, **values: object) -> Path:
     return path
 
 
-def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float) -> Any:
+def _boot(kernel: str, init: Path, directory: Path, memory: str, timeout: float, disk: Path | None) -> Any:
     command = [
         kernel,
         *(f"mem={memory}", "rootfstype=hostfs", "rootflags=/", "ro", f"init={init}"),
         f"umid={directory.name}",
+        *([f"ubd0={disk}"] if disk is not None else []),
         *("con=null", "con0=null,fd:1", "ssl=null", "quiet", f"uml_dir={directory}/"),
     ]
     environment = dict(os.environ, TMPDIR=str(directory), HOME=str(directory))

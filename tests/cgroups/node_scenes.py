@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
+from engine.cgroups.files import CPU_BURST, CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.mounts import find_mounts
 from engine.cgroups.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.runtime.embedded import EmbeddedRuntime
@@ -35,6 +35,7 @@ async def on_node(
         cgroup_driver=driver,
         qos_reserved={"memory": "100%"},
     )
+    rig.section.cgroups.pod_annotations = ["cpu-burst"]
     try:
         await rig.start()
         seen = {}
@@ -119,19 +120,21 @@ async def memory_hog(rig: Rig) -> dict[str, Any]:
 
 
 async def live_resize(rig: Rig) -> dict[str, Any]:
-    """Manifests that change only resources: a running container grows, shrinks, and asks for too much."""
+    """Manifests that change only resources: a running container grows, shrinks, and asks for too much. Half
+    of its CPU quota may be saved up."""
 
     def resize(cpu: str, memory: str) -> None:
-        write(rig, "g", container("a", limits=amounts(cpu, memory)))
+        spec = {"hostNetwork": True, "containers": [container("a", limits=amounts(cpu, memory))]}
+        rig.write("g", spec, annotations={"kubengine.dev/cpu-burst": "50%"})
 
     def status() -> Any:
         return rig.pod("g").status.container_statuses[0]
 
     def sizes() -> list[list[Any]]:
-        """Quota and memory limit of the pod and of its container."""
+        """Quota, memory limit and burst of the pod and of its container."""
         pod = f"pod{rig.pod('g').uid}"
         return [
-            [text(rig, CPU_LIMIT, *path).split()[0], memory_limit(rig, *path)]
+            [text(rig, CPU_LIMIT, *path).split()[0], memory_limit(rig, *path), text(rig, CPU_BURST, *path)]
             for path in ((pod,), (pod, identity(status())))
         ]
 

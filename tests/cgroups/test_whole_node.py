@@ -121,8 +121,12 @@ def test_a_memory_hog_is_oom_killed_in_its_own_pod(play: Play):
 
 def test_a_manifest_resizes_a_live_container_up_and_down(play: Play):
     seen = play("live_resize")
-    assert seen["sizes"] == [[["25000", 64]] * 2, [["100000", 256]] * 2, [["10000", 32]] * 2]
+    assert seen["sizes"] == [
+        [["25000", 64, "12500"]] * 2,
+        [["100000", 256, "50000"]] * 2,
+        [["10000", 32, "5000"]] * 2,
+    ]
     assert seen["told"] == [{"cpu": "1", "memory": "256Mi"}, {"cpu": "100m", "memory": "32Mi"}]
     assert seen["completed"] == 2
-    assert seen["infeasible"] == [["10000", 32]] * 2
+    assert seen["infeasible"] == [["10000", 32, "5000"]] * 2
     assert seen["same"]

@@ -1,0 +1,184 @@
+"""What pods' annotations do on a real kernel. Each scene takes a private cgroup root, and returns what it saw
+in plain data."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from cgroup_scenes import (
+    CAPACITY,
+    MI,
+    as_pod,
+    cpu_seconds,
+    end,
+    guaranteed,
+    hold,
+    make_container,
+    read,
+    spawn,
+)
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.pod import Pod
+from engine.cgroups.files import CPU_BURST
+from engine.cgroups.manager import CgroupManager
+
+PERIOD, WORK = 0.1, 0.035
+STARTED = 0.3
+"""Seconds of CPU after which a fork has its pages."""
+ENOUGH = 10
+
+
+@contextmanager
+def allowing(root: str, *names: str) -> Iterator[CgroupManager]:
+    manager = CgroupManager(
+        config=KubeletConfiguration(cgroup_root=root, eviction_hard={}),
+        section=CgroupsSection(cpu_weight="linear", pod_annotations=list(names)),
+        capacity=CAPACITY,
+    )
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.remove_all(kill=True, wait=5.0)
+        manager.stop()
+
+
+def asking(pod: Pod, **annotations: str) -> Pod:
+    """`cpu_burst="50%"` for `kubengine.dev/cpu-burst: 50%`."""
+    named = {f"kubengine.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    return msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=named))
+
+
+def bursts() -> None:
+    """Work for more than a quota and less than two, then a pause that leaves the quota's share unused."""
+    while True:
+        until = time.thread_time() + WORK
+        while time.thread_time() < until:
+            pass
+        time.sleep(3 * PERIOD)
+
+
+def burst(root: str) -> dict[str, Any]:
+    """Two pods of the same work and the same limit, of which one may save up what it doesn't use: how often
+    each was throttled by the time that the other was often enough and this one had as much CPU."""
+    pods = {
+        "plain": guaranteed("plain", "200m", "64Mi"),
+        "saving": asking(guaranteed("saving", "200m", "64Mi"), cpu_burst="100%"),
+    }
+    with allowing(root, "cpu-burst") as manager:
+        tree, pids = manager.tree, {}
+        for uid, one in pods.items():
+            manager.create_pod(one)
+            name = make_container(manager, one)
+            manager.set_burst(one, name[-1], 20_000)
+            pids[uid] = spawn(manager, name, bursts)
+
+        def throttled(uid: str) -> int:
+            """Periods in which the pod's group or its container's was."""
+            name = manager.pods.name(pods[uid])
+            texts = [tree.read(group, "cpu.stat") or "" for group in (name, (*name, "c0"))]
+            lines = [line.split() for text in texts for line in text.splitlines()]
+            return sum(int(number) for key, number in lines if key == "nr_throttled")
+
+        while min(cpu_seconds(pid) for pid in pids.values()) < STARTED:
+            time.sleep(PERIOD)
+        before = {uid: (throttled(uid), cpu_seconds(pid)) for uid, pid in pids.items()}
+
+        def used(uid: str) -> float:
+            return cpu_seconds(pids[uid]) - before[uid][1]
+
+        while throttled("plain") < before["plain"][0] + ENOUGH or used("saving") < used("plain"):
+            time.sleep(PERIOD)
+        seen = {
+            "throttled": {uid: throttled(uid) - before[uid][0] for uid in pids},
+            "burst": {uid: read(manager, manager.pods.name(one), CPU_BURST) for uid, one in pods.items()},
+            "metric": dict(manager._annotated()) == {("cpu-burst",): 1.0},
+        }
+        end(*pids.values())
+    return seen
+
+
+def killed_together(root: str) -> dict[str, Any]:
+    """A pod of two containers runs out of the memory that it has as a whole: who dies, by what it asks."""
+    seen = {}
+    with allowing(root, "oom-group") as manager:
+        for wish in ("process", "container", "pod"):
+            one = asking(
+                as_pod(
+                    {
+                        "metadata": {"name": wish, "uid": wish},
+                        "spec": {
+                            "resources": {"limits": {"memory": "64Mi", "cpu": "1"}},
+                            "containers": [{"name": "hog"}, {"name": "calm"}],
+                        },
+                    }
+                ),
+                oom_group=wish,
+            )
+            manager.create_pod(one)
+            hog, calm = (make_container(manager, one, index) for index in (0, 1))
+            manager.tree.write(hog, {"memory.max": "max"})
+            pids = {
+                "calm": spawn(manager, calm, hold(4 * MI)),
+                "beside": spawn(manager, hog, hold(4 * MI)),
+                "hog": spawn(manager, hog, hold(96 * MI)),
+            }
+            os.waitpid(pids.pop("hog"), 0)
+            alive = []
+            for name, pid in pids.items():
+                if os.waitpid(pid, os.WNOHANG if _lives_on(wish, name) else 0) == (0, 0):
+                    alive.append(name)
+                    end(pid)
+            seen[wish] = sorted(alive)
+            manager.remove_pod(one.uid, wait=5.0)
+    return seen
+
+
+def _lives_on(wish: str, name: str) -> bool:
+    """Whether to look at once, or to wait for a death that may take a moment."""
+    return wish == "process" or (wish == "container" and name == "calm")
+
+
+def limited(root: str, directory: str) -> dict[str, Any]:
+    """Burst, swap and disk limits as the kernel gives them back, drift put right, and what it refuses."""
+    disk = Path(directory, "disk")
+    os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(98, 0))
+    own = guaranteed("limited", "200m", "64Mi")
+    one = asking(own, cpu_burst="50%", swap="16Mi", io_max=f"{disk} wbps=1Mi riops=100")
+    with allowing(root, "cpu-burst", "swap", "io-max") as manager:
+        manager.create_pod(one)
+        name = manager.pods.name(one)
+        container = make_container(manager, one)
+        manager.set_burst(one, container[-1], 20_000)
+        seen: dict[str, Any] = {
+            "burst": [read(manager, group, CPU_BURST) for group in (name, container)],
+            "swap": [manager.tree.read(group, "memory.swap.max") for group in (name, container)],
+            "io": manager.tree.read(name, "io.max"),
+            "quiet": manager.write_all(),
+        }
+        Path(manager.mounts.hierarchies[0].path + manager.tree.group(name).path, "io.max").write_text(
+            "98:0 wbps=max"
+        )
+        manager.reconcile()
+        seen["restored"] = manager.tree.read(name, "io.max")
+        absent = asking(guaranteed("absent"), io_max="7:99 rbps=1Mi")
+        try:
+            manager.create_pod(absent)
+        except Refused as error:
+            seen["refused"] = error.message
+    try:
+        with allowing(root, "io-weight"):
+            pass
+    except Refused as error:
+        seen["no_file"] = error.message
+    return seen
