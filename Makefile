@@ -77,7 +77,8 @@ CHAOS_POINTS ?= 1000
 MANIFEST_OPERATIONS ?= 115000
 chaos: build
 	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) \
-	  $(PYTEST) --timeout 0 tests/node/test_manifest_operations.py tests/node/test_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
+	  $(PYTEST) --timeout 0 tests/node/test_manifest_operations.py tests/node/test_fault_walk.py \
+	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

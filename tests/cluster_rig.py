@@ -21,13 +21,14 @@ class Joined(Rig):
     """A rig whose node belongs to `server`'s cluster."""
 
     kubeconfig: Path
+    name = "n1"
 
     async def start(self) -> Node:
         self.node = Node(
             config=self.config,
             runtime_endpoint=str(self.endpoint),
             root=self.root,
-            name="n1",
+            name=self.name,
             kubeconfig=self.kubeconfig,
         )
         await self.node.start()

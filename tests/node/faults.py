@@ -7,14 +7,16 @@ one process and each has its own fault.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +24,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import Refused, Unavailable
-from engine.host import files
+from engine.host import beneath, files, inotify, mounts, trees
 from engine.runtime.failures import Missing, TimedOut
 
 ENGINE = str(Path(files.__file__).parents[1]) + os.sep
@@ -36,6 +38,9 @@ OPERATIONS = frozenset(
 ERRORS = (errno.EMFILE, errno.ENOSPC, errno.EIO, errno.ENOMEM)
 PARTIAL = 0
 """Half of a file is written before the disk is full."""
+
+
+WHOLE = bool(os.environ.get("KUBENGINE_EVERY_FAULT"))
 
 
 @dataclass
@@ -62,6 +67,18 @@ class FileFault:
     @property
     def met(self) -> bool:
         return 0 < self.at <= len(self.places)
+
+
+def in_turn(operations: Iterable[int]) -> list[FileFault]:
+    """One fault for each operation, of this and that kind."""
+    kinds = cycle((*ERRORS, PARTIAL))
+    return [FileFault(at, error) for at, error in zip(operations, kinds, strict=False)]
+
+
+def first_of_each(places: Sequence[str], left_out: Collection[str] = ()) -> list[FileFault]:
+    """One fault for the first operation of each place but those `left_out`."""
+    first = {place: at for at, place in reversed(list(enumerate(places, 1)))}
+    return in_turn(at for place, at in first.items() if place not in left_out)
 
 
 current: ContextVar[FileFault | None] = ContextVar("fault", default=None)
@@ -104,6 +121,28 @@ class SyncingOs:
         os.fsync(descriptor)
 
 
+class FailingLibc:
+    """The C library of a module that calls it by itself, which no audit hook hears of either."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._library, name)
+
+        def call(*arguments: Any) -> Any:
+            fault = current.get()
+            if fault is not None:
+                try:
+                    fault.meet(name)
+                except OSError as error:
+                    ctypes.set_errno(error.errno or errno.EIO)
+                    return -1
+            return function(*arguments)
+
+        return call
+
+
 @cache
 def _listen() -> None:
     """A hook stays as long as the process."""
@@ -116,6 +155,8 @@ def file_faults() -> Iterator[None]:
     _listen()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "os", SyncingOs())
+        for module in (beneath, inotify, mounts, trees):
+            patch.setattr(module, "_libc", FailingLibc(module._libc))
         yield
 
 

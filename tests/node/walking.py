@@ -1,0 +1,146 @@
+"""Walking through an agent's life again and again, with one fault in each."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import KubengineError
+from engine.host.mounts import unmount_below
+from engine.runtime.hollow import HollowRuntime
+from engine.runtime.image_service import ImageService
+from engine.runtime.server import CriServer
+from tests.node_rig import Rig
+from tests.waiting import eventually
+
+from .faults import KINDS, FailingService, FileFault, current
+
+AT_ONCE = 20
+
+
+class Life:
+    """One agent after another on a hollow runtime of their own, from first start to last end.
+
+    The runtime's `method` fails the `at`-th time as `kind` says.
+    """
+
+    rig: Rig
+
+    def __init__(self, directory: Path, method: str = "", at: int = 1, kind: str = KINDS[0]) -> None:
+        self.runtime = HollowRuntime(directory / "cri.sock")
+        self.calls: dict[str, int] = {}
+
+        def failing(service: object) -> FailingService:
+            return FailingService(service, self.calls, method, at, kind)
+
+        services = {"RuntimeService": self.runtime.service, "ImageService": ImageService(self.runtime.images)}
+        self.runtime._server = CriServer(self.runtime.socket, {k: failing(s) for k, s in services.items()})
+        self.errors: list[Exception] = []
+
+    @abstractmethod
+    async def live(self) -> None:
+        """All of it. Raises AssertionError where something is not right."""
+
+    @abstractmethod
+    async def prepare(self) -> None:
+        """What is there before the agent, and meets no fault."""
+
+    @abstractmethod
+    async def clear(self) -> None:
+        """Takes away what `prepare` made."""
+
+    async def whole(self, fault: FileFault | None = None) -> None:
+        async with self.runtime:
+            await self.prepare()
+            token = current.set(fault)
+            try:
+                await self.live()
+            finally:
+                if self.rig.node is not None:
+                    await self.rig.node.stop()
+                current.reset(token)
+                await self.clear()
+
+    async def start(self) -> None:
+        try:
+            await self.rig.start()
+        except (KubengineError, OSError) as error:
+            self.errors.append(error)
+            await self.stop()
+            await self.rig.start()
+
+    async def stop(self) -> None:
+        try:
+            await self.rig.stop()
+        except (KubengineError, OSError) as error:
+            self.errors.append(error)
+
+
+async def walk(lives: Iterable[Coroutine[Any, Any, str]]) -> None:
+    """Live them all, some at once; fails saying which went wrong and how."""
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(life: Coroutine[Any, Any, str]) -> str:
+        async with room:
+            return await life
+
+    tasks = [asyncio.create_task(one(life)) for life in lives]
+    before = asyncio.all_tasks() - set(tasks)
+    wrong = [text for text in await asyncio.gather(*tasks) if text]
+    assert not wrong, f"{len(wrong)} of {len(tasks)}:\n" + "\n".join(wrong)
+    gc.collect()
+    await eventually(lambda: asyncio.all_tasks() <= before)
+
+
+async def places_of(lives: Callable[[Path], Life]) -> list[str]:
+    """Of each file operation in a life without a fault."""
+    seen = FileFault()
+    assert not await with_file_fault(seen, lives)
+    return seen.places
+
+
+async def with_file_fault(fault: FileFault, lives: Callable[[Path], Life]) -> str:
+    """What went wrong in a life whose `at`-th file operation fails."""
+    text = await _lived(lives, ("/", "inotify:"), fault)
+    where = fault.places[fault.at - 1] if fault.met else "nowhere"
+    return f"operation {fault.at} fails with {fault.error} ({where}): {text}" if text else ""
+
+
+async def with_call_fault(lives: Callable[[Path], Life], what: str) -> str:
+    """What went wrong in a life that has a failing call."""
+    text = await _lived(lives, ("CRI ",))
+    return f"{what}: {text}" if text else ""
+
+
+async def _lived(lives: Callable[[Path], Life], things: Sequence[str], fault: FileFault | None = None) -> str:
+    """What went wrong, and errors that name none of the `things`."""
+    with tempfile.TemporaryDirectory(prefix="ke-") as short:
+        life = lives(Path(short))
+        try:
+            await life.whole(fault)
+            unnamed = [str(e) for e in life.errors if not any(thing in str(e) for thing in things)]
+            text = "; ".join(f"does not name it: {error}" for error in unnamed)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        held = _held_open(short)
+        unmount_below(Path(short))
+    return "; ".join(filter(None, (text, held)))
+
+
+def _held_open(directory: str) -> str:
+    """Descriptors of what is below the directory."""
+    found = []
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = str(Path(entry.path).readlink())
+        except OSError:
+            continue
+        if target.startswith(directory):
+            found.append(target)
+    return f"still open: {found}" if found else ""
