@@ -11,9 +11,12 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Final
 
+from engine.api.duration import doubled
 from engine.api.errors import KubengineError, Refused
 from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import Wanted
@@ -42,10 +45,8 @@ def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
 
 def pauses(chance: random.Random) -> Iterator[float]:
     """Seconds to wait after each failure in a row."""
-    delay = FIRST_DELAY
-    while True:
-        yield delay * chance.uniform(1.0, 1.1)
-        delay = min(2 * delay, LAST_DELAY)
+    for failures in count(1):
+        yield doubled(FIRST_DELAY, failures, LAST_DELAY) * chance.uniform(1.0, 1.1)
 
 
 class CertificateRotation:
@@ -75,22 +76,32 @@ class CertificateRotation:
         self._changed = changed
         self._clock, self._chance, self._pause = clock, chance, pause
         self._first = first
+        self._for: Wanted | None = None
+        self._other_wanted = asyncio.Event()
+
+    def look(self) -> None:
+        """Another certificate may be wanted."""
+        if self._wanted() != self._for:
+            self._other_wanted.set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
         while True:
-            wanted = self._wanted()
+            self._other_wanted.clear()
+            self._for = wanted = self._wanted()
             due = await self._due(wanted) if wanted is not None else self._clock() + LOOK_AGAIN
-            await self._reach(due)
-            await self._renew_until_it_works()
-            await self._pause(LAST_DELAY)
+            if await self._reached(due):
+                await self._renew_until_it_works()
+                await self._pause(LAST_DELAY)
 
-    async def _reach(self, due: float) -> None:
-        while True:
-            left = due - self._clock()
-            if left <= 0:
-                return
-            await asyncio.sleep(min(left, LOOK_AGAIN))
+    async def _reached(self, due: float) -> bool:
+        """Waits until it is time; False where another certificate is wanted before."""
+        while (left := due - self._clock()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                    await self._other_wanted.wait()
+                    return False
+        return True
 
     async def _due(self, wanted: Wanted) -> float:
         """When the current certificate is to be renewed; at once where there is none that is good."""

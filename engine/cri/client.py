@@ -98,6 +98,12 @@ class RuntimeClient:
         except Unimplemented:
             return None
 
+    async def update_pod_cidr(self, cidr: str) -> None:
+        """The address ranges of this node's pods, with commas between them."""
+        config = cri.RuntimeConfig(network_config=cri.NetworkConfig(pod_cidr=cidr))
+        request = cri.UpdateRuntimeConfigRequest(runtime_config=config)
+        await self._runtime("UpdateRuntimeConfig", request, cri.UpdateRuntimeConfigResponse)
+
     # Sandboxes
 
     async def run_pod_sandbox(self, config: cri.PodSandboxConfig, handler: str = "") -> str:

@@ -7,7 +7,7 @@ import contextlib
 import ipaddress
 import logging
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from engine.api.errors import InvalidInput
@@ -61,19 +61,35 @@ def unusable(address: str) -> str:
 async def node_ips(name: str, given: Sequence[str]) -> list[str]:
     """The node's IP addresses, the first one before all: those given, the name if it is one, what DNS knows
     of it and this machine has, or where the default route sends from (loopback without one)."""
-    specified = [each for each in given if not ipaddress.ip_address(each).is_unspecified]
-    if specified:
-        for each in specified:
-            if why := unusable(each):
-                log.warning("--node-ip: %s", why)
-        return specified
-    family = ipaddress.ip_address(given[0]).version if given else 4
-    try:
-        return [str(ipaddress.ip_address(name))]
-    except ValueError:
-        known = [address for address in await _resolved(name) if not unusable(address)]
-    preferred = [address for address in known if ipaddress.ip_address(address).version == family]
-    return (preferred or known or [default_route(family)])[:1]
+    fixed = _fixed(name, given)
+    for each in _specified(given):
+        if why := unusable(each):
+            log.warning("--node-ip: %s", why)
+    return fixed or [await _found(name, given) or LOOPBACK]
+
+
+class HostAddresses:
+    """`ips` are the node's IP addresses as they are now, as `node_ips` found them at its start.
+
+    `look` finds them anew, as the kubelet v1.36 does at each look at the node's status. Where none is found
+    they stay. `changed` is told when they are other ones.
+    """
+
+    def __init__(
+        self, name: str, given: Sequence[str], ips: Sequence[str], changed: Callable[[], None]
+    ) -> None:
+        self.ips = tuple(ips)
+        self._name, self._given = name, given
+        self._changed = changed
+
+    async def look(self) -> None:
+        if _fixed(self._name, self._given):
+            return
+        found = await _found(self._name, self._given)
+        if found and self.ips != (found,):
+            log.info("the node's address is %s now, it was %s", found, ", ".join(self.ips))
+            self.ips = (found,)
+            self._changed()
 
 
 def node_addresses(ips: Iterable[str], host_name: str) -> list[NodeAddress]:
@@ -100,7 +116,7 @@ def pod_ips(pod: Pod, sandbox: Sequence[str], host_ips: Sequence[str]) -> tuple[
 
 
 def default_route(family: int) -> str:
-    """The address that the default route would send from; loopback without one."""
+    """The address that the default route would send from; empty without one."""
     for version in (family, 10 - family):
         with (
             contextlib.suppress(OSError),
@@ -108,7 +124,29 @@ def default_route(family: int) -> str:
         ):
             probe.connect((SOMEWHERE[version], 9))
             return str(probe.getsockname()[0])
-    return LOOPBACK
+    return ""
+
+
+def _specified(given: Sequence[str]) -> list[str]:
+    return [each for each in given if not ipaddress.ip_address(each).is_unspecified]
+
+
+def _fixed(name: str, given: Sequence[str]) -> list[str]:
+    """Those that nothing changes: what was given, or the name if it is one."""
+    if specified := _specified(given):
+        return specified
+    try:
+        return [str(ipaddress.ip_address(name))]
+    except ValueError:
+        return []
+
+
+async def _found(name: str, given: Sequence[str]) -> str:
+    """What DNS knows of the name and this machine has, or where the default route sends from; or nothing."""
+    family = ipaddress.ip_address(given[0]).version if given else 4
+    known = [address for address in await _resolved(name) if not unusable(address)]
+    preferred = [address for address in known if ipaddress.ip_address(address).version == family]
+    return next(iter(preferred or known), "") or default_route(family)
 
 
 def _is_here(address: str) -> bool:

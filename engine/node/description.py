@@ -14,7 +14,7 @@ from engine.api.moments import whole_second
 from engine.api.node import ContainerImage, Node, NodeCondition, NodeSpec, NodeStatus
 from engine.api.struct import to_builtins
 from engine.node import machine
-from engine.node.addresses import node_addresses
+from engine.node.addresses import HostAddresses, node_addresses
 from engine.node.node_resources import NodeResources
 from engine.node.runtime_health import ShownFeatures
 from engine.wire import cri_v1_pb2 as cri
@@ -38,7 +38,7 @@ class NodeDescription:
         config: KubeletConfiguration,
         labels: Mapping[str, str],
         resources: NodeResources,
-        ips: Sequence[str],
+        addresses: HostAddresses,
         runtime: str,
         clock: Callable[[], float],
         pressures: Callable[[], list[NodeCondition]],
@@ -57,7 +57,7 @@ class NodeDescription:
         self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
         self._spec = NodeSpec(provider_id=config.provider_id, taints=config.register_with_taints)
         self._known: tuple[ObjectMeta, NodeSpec] | None = None
-        self._addresses = node_addresses(ips, name)
+        self._addresses = addresses
         self._info = machine.node_info(runtime)
 
     def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> None:
@@ -78,7 +78,7 @@ class NodeDescription:
             status=NodeStatus(
                 capacity=self._resources.capacity(),
                 allocatable=self._resources.allocatable(),
-                addresses=self._addresses,
+                addresses=node_addresses(self._addresses.ips, self._metadata.name),
                 conditions=[*self._pressures(), self._ready()],
                 node_info=self._info,
                 daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
@@ -90,7 +90,8 @@ class NodeDescription:
         )
 
     async def complete(self) -> Node:
-        """As `own`, with images (without where the runtime doesn't answer)."""
+        """As `own`, with images (without where the runtime doesn't answer), and addresses found anew."""
+        await self._addresses.look()
         node = self.own()
         try:
             node.status.images = node_images(await self._images(), self._config.node_status_max_images)

@@ -113,9 +113,10 @@ class Membership:
             (tasks.task("cluster-services"), self._references.run),
             (tasks.task("csi-node"), drivers.run),
         ]
+        self._serving: CertificateRotation | None = None
         if config.enable_server and config.server_tls_bootstrap:
-            rotation = self._serving_rotation(setting, description)
-            self._tasks.append((tasks.task("serving-certificate"), rotation.run))
+            self._serving = self._serving_rotation(setting, description)
+            self._tasks.append((tasks.task("serving-certificate"), self._serving.run))
 
     def _serving_rotation(self, setting: Setting, description: NodeDescription) -> CertificateRotation:
         def wanted() -> Wanted | None:
@@ -198,3 +199,5 @@ class Membership:
     def conditions_changed(self) -> None:
         """The node's status is looked at now, not in its time."""
         self._node.soon()
+        if self._serving is not None:
+            self._serving.look()

@@ -27,6 +27,7 @@ from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.host.stopping import stop_all
 from engine.node import machine
+from engine.node.addresses import HostAddresses
 from engine.node.backoff import Backoff
 from engine.node.belonging import Api, Belonging, NodeHeard, Standalone
 from engine.node.container_access import ContainerAccess
@@ -47,6 +48,7 @@ from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod.kept_readiness import KeptReadiness
+from engine.node.pod_cidr import PodCidr
 from engine.node.pod_metrics import PodMetrics
 from engine.node.pods import NodePods
 from engine.node.probing import Probing
@@ -92,6 +94,7 @@ class RunningNode:
         self._cgroups = cgroups
         self._events = NodeEvents(recorder, setting.name, setting.root / "boot_id")
         self._reconciler = tasks.task("cgroup-reconcile")
+        self._pod_cidr = PodCidr(runtime, tasks, config.pod_cidr)
         section = setting.kubengine_config.decisions
         self._decision_file = DecisionFile(section, setting.decisions, tasks) if section.file else None
         self.watch = watch = RuntimeWatch(
@@ -122,13 +125,14 @@ class RunningNode:
         )
         self.attachments = Attachments(self._attachments_changed)
         resources = NodeResources(capacity, cgroups, managers.devices)
-        facts = NodeFacts(config, setting.root, tuple(ips), version.runtime_name, clock)
+        addresses = HostAddresses(setting.name, setting.node_ips, ips, self._addresses_changed)
+        facts = NodeFacts(config, setting.root, addresses, version.runtime_name, clock)
         self.description = NodeDescription(
             name=setting.name,
             config=config,
             labels=setting.kubengine_config.node_labels or {},
             resources=resources,
-            ips=ips,
+            addresses=addresses,
             runtime=runtime_of(version.runtime_name, version.runtime_version),
             clock=clock,
             pressures=managers.eviction.conditions,
@@ -174,7 +178,7 @@ class RunningNode:
             volumes,
             self._belonging.objects,
             csi,
-            host_ips=facts.host_ips,
+            host_ips=lambda: addresses.ips,
             node=self.description.current,
             allocatable=gatekeeper.allocatable,
             recorder=recorder,
@@ -232,6 +236,7 @@ class RunningNode:
         if self._decision_file is not None:
             await self._decision_file.start()
         self._cgroups.start()
+        self._pod_cidr.start()
         self._belonging.start()
         await self.managers.start_before_pods()
         self._csi.start()
@@ -258,6 +263,7 @@ class RunningNode:
             [
                 self._stop_sources,
                 self._reconciler.stop,
+                self._pod_cidr.stop,
                 self._plugins.stop,
                 self.pods.stop,
                 self._belonging.stop,
@@ -309,9 +315,16 @@ class RunningNode:
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
         """The API server's Node: its labels and taints count from now on, and what is attached to it."""
         self.description.learn(metadata, spec)
+        self._pod_cidr.heard(spec.pod_cidrs or ())
         self.attachments.heard(status)
         self._events.look_at_schedulable(unschedulable=spec.unschedulable)
         self.managers.admission.set_node(self.description.current())
+
+    def _addresses_changed(self) -> None:
+        """Pods' statuses show the node's addresses."""
+        self._belonging.conditions_changed()
+        for pod in self.pods.all():
+            self.pods.notify(pod.uid)
 
     def _capacity_changed(self) -> None:
         self._belonging.conditions_changed()

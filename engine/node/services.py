@@ -19,6 +19,7 @@ from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.run_options import DeviceRunOptions
 from engine.host.tasks import Tasks
 from engine.node.actions import Health
+from engine.node.addresses import HostAddresses
 from engine.node.backoff import Backoff
 from engine.node.belonging import Belonging
 from engine.node.image_pull import ImagePuller
@@ -90,14 +91,18 @@ class Devices(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is fixed while a node runs. `root` is its own directory, `host_ips` one address or one of
-    each family, `clock` gives Unix seconds."""
+    """What a node is. `root` is its own directory, `clock` gives Unix seconds."""
 
     config: KubeletConfiguration
     root: Path
-    host_ips: tuple[str, ...]
+    addresses: HostAddresses
     runtime_name: str
     clock: Callable[[], float]
+
+    @property
+    def host_ips(self) -> tuple[str, ...]:
+        """One address or one of each family, as they are now."""
+        return self.addresses.ips
 
     @property
     def host_ip(self) -> str:

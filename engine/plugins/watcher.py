@@ -14,10 +14,12 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from engine.api.duration import doubled
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.grpc_codes import rpc_error
 from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
@@ -138,8 +140,7 @@ class PluginWatcher:
     async def _serve(self, path: Path, turn: asyncio.Lock) -> None:
         """Register one socket and hold on to it until it is removed."""
         async with turn:
-            delay = FIRST_RETRY
-            while True:
+            for failures in count(1):
                 try:
                     handler, name, endpoint = await self._register(path)
                     break
@@ -147,8 +148,7 @@ class PluginWatcher:
                     log.warning("plugin socket %s: %s", path, error)
                     if isinstance(error, InvalidInput):
                         return
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, LAST_RETRY)
+                await asyncio.sleep(doubled(FIRST_RETRY, failures, LAST_RETRY))
             log.info("plugin %s registered, which answers at %s", name, endpoint)
             try:
                 await asyncio.Event().wait()

@@ -293,6 +293,36 @@ async def test_it_is_known_how_long_one_is_good_and_how_often_none_came(server: 
         await eventually(lambda: again.ends < float("inf"))
 
 
+async def test_another_name_is_asked_for_at_once(server: ApiServer, tmp_path: Path):
+    store = CertificateStore(tmp_path / "pki", "kubelet-server")
+    names, asked = ["n1"], list[tuple[str, ...]]()
+
+    async def sign(wanted: Any) -> tuple[bytes, bytes]:
+        asked.append(wanted.names)
+        key = await new_key()
+        request = await certificate_request(key, "system:node:n1", "system:nodes", wanted.names)
+        return server.authority.sign(request, time.time(), time.time() + DAY), key
+
+    rotation = CertificateRotation(
+        store,
+        wanted=lambda: serving_certificate("n1", names),
+        sign=sign,
+        metrics=metrics_of(Registry()),
+        clock=time.time,
+        chance=random.Random(1),
+        pause=lambda _: asyncio.sleep(0),
+    )
+    running = asyncio.create_task(rotation.run())
+    await eventually(lambda: len(asked) == 1 and store.current() is not None)
+    rotation.look()
+    names.append("10.0.0.1")
+    rotation.look()
+    await eventually(lambda: len(asked) == 2)
+    running.cancel()
+    await asyncio.wait({running})
+    assert asked == [("n1",), ("n1", "10.0.0.1")]
+
+
 # A node's way
 
 

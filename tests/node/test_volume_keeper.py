@@ -171,7 +171,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             volumes,
             objects,
             csi,
-            host_ips=("192.0.2.1",),
+            host_ips=lambda: ("192.0.2.1",),
             node=Node,
             allocatable=dict,
             recorder=recorder,

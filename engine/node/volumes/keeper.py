@@ -55,7 +55,7 @@ class VolumeKeeper:
         objects: ClusterObjects,
         csi: CsiStorage,
         *,
-        host_ips: tuple[str, ...],
+        host_ips: Callable[[], tuple[str, ...]],
         node: Callable[[], Node],
         allocatable: Callable[[], Mapping[str, Quantity]],
         recorder: EventRecorder,
@@ -191,7 +191,7 @@ class VolumeKeeper:
             kept.refreshing = False
 
     async def _contents(self, kept: _Kept) -> dict[str, Contents]:
-        source = ContentSource(kept.pod, self._objects, self._host_ips, self._allocatable())
+        source = ContentSource(kept.pod, self._objects, self._host_ips(), self._allocatable())
         contents = {}
         for volume in used_volumes(kept.pod):
             if is_agent_written(volume):

@@ -1,0 +1,62 @@
+"""The runtime hears which addresses the node's pods are to have (kubelet v1.36: `updatePodCIDR`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from engine.api.errors import KubengineError
+from engine.cri.client import RuntimeClient, Unimplemented
+from engine.host.tasks import Tasks
+
+RETRY_SECONDS: Final = 10.0
+
+log = logging.getLogger("kubengine.node")
+
+
+class PodCidr:
+    """`configured` is what counts until the cluster's Node has ranges of its own."""
+
+    def __init__(self, runtime: RuntimeClient, tasks: Tasks, configured: str) -> None:
+        self._runtime = runtime
+        self._task = tasks.task("pod-cidr")
+        self._wanted = configured
+        self._told = ""
+        self._news = asyncio.Event()
+
+    def start(self) -> None:
+        self._news.set()
+        self._task.start(self._keep_telling)
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    def heard(self, ranges: Sequence[str]) -> None:
+        """`spec.podCIDRs` of the Node."""
+        if ranges:
+            self._wanted = ",".join(ranges)
+            self._news.set()
+
+    async def _keep_telling(self) -> None:
+        failure = ""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._wanted == self._told:
+                continue
+            cidr = self._wanted
+            try:
+                await self._runtime.update_pod_cidr(cidr)
+            except Unimplemented as error:
+                log.warning("the runtime cannot be told of the pods' addresses %s: %s", cidr, error)
+                self._told = cidr
+            except KubengineError as error:
+                if str(error) != failure:
+                    failure = str(error)
+                    log.warning("the runtime could not be told of the pods' addresses %s: %s", cidr, error)
+                await asyncio.sleep(RETRY_SECONDS)
+                self._news.set()
+            else:
+                self._told, failure = cidr, ""
