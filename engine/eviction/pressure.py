@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from engine.eviction.signals import (
     CONDITION_OF,
@@ -48,8 +48,7 @@ def by_urgency(thresholds: Sequence[Threshold]) -> list[Threshold]:
     return sorted(thresholds, key=lambda threshold: threshold.signal not in MEMORY_SIGNALS)
 
 
-@dataclass(frozen=True, slots=True)
-class Pressure:
+class Pressure(NamedTuple):
     """One look. `act_on`: thresholds to relieve now, most urgent first; `waiting`: met thresholds whose
     grace period runs, with the seconds left; `raised` and `cleared`: changes of node conditions."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 MEMORY_AVAILABLE: Final = "memory.available"
 ALLOCATABLE_MEMORY_AVAILABLE: Final = "allocatableMemory.available"
@@ -52,8 +51,7 @@ CONDITION_OF: Final = {
 MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(NamedTuple):
     """One signal as measured: bytes, inodes or process ids; `at` is when, in the manager's seconds."""
 
     available: int

@@ -33,6 +33,9 @@ class Threshold:
     grace_period: float = 0.0
     min_reclaim: Amount | None = None
 
+    def __hash__(self) -> int:
+        return hash(self.signal)
+
     @property
     def hard(self) -> bool:
         return self.grace_period == 0

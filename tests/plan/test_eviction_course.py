@@ -258,3 +258,32 @@ def test_what_is_said_of_a_signal_goes_to_the_file_system_that_it_watches(cluste
 def test_a_signal_that_makes_no_sense_is_said(cluster, asked, words):
     with pytest.raises(InvalidInput, match=words):
         evict(cluster, msgspec.convert(asked, EvictParameters))
+
+
+def test_no_more_pods_go_than_asked(cluster):
+    def evictions(most: int) -> list[list[str]]:
+        asked = EvictParameters(threshold="90%", max_evictions=most)
+        rows = evict(cluster, asked).table.to_pylist()
+        gone = [(row["node"], row["object"]) for row in rows if row["decision"] == "evict"]
+        return [[pod for of, pod in gone if of == node] for node in cluster.node_names]
+
+    all_of_them = evictions(1000)
+    assert max(map(len, all_of_them)) > 3
+    assert evictions(3) == [pods[:3] for pods in all_of_them]
+
+
+@pytest.mark.parametrize("asked", [{"growth": "100E"}, {"available": "-9E"}, {"growth": "900000%"}])
+def test_amounts_beyond_counting_are_said(cluster, asked):
+    held = np.full(cluster.pods.num_rows, 2**58)
+    at = cluster.pods.schema.get_field_index("usage/memory")
+    full = replace(cluster, pods=cluster.pods.set_column(at, "usage/memory", pa.array(held)))
+    with pytest.raises(InvalidInput, match=next(iter(asked))):
+        evict(full, EvictParameters(**asked))
+
+
+def test_a_node_whose_pods_use_more_than_can_be_counted_is_named(cluster):
+    held = np.full(cluster.pods.num_rows, 2**62)
+    at = cluster.pods.schema.get_field_index("usage/memory")
+    full = replace(cluster, pods=cluster.pods.set_column(at, "usage/memory", pa.array(held)))
+    with pytest.raises(InvalidInput, match=cluster.node_names[0]):
+        evict(full, EvictParameters(threshold="90%"))

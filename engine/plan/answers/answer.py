@@ -6,13 +6,14 @@ snapshot, so the same question gives the same table however its nodes were cut i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
@@ -93,11 +94,14 @@ def canonical(table: pa.Table) -> pa.Table:
 
 @dataclass
 class Rows:
-    """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot."""
+    """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot. `pod_labels` gives
+    the names of pods, of which `add_pods` knows the rows."""
 
     node_names: Sequence[str]
+    pod_labels: Callable[[NDArray[np.int64]], pa.Array] | None = None
     notes: dict[str, int] = field(default_factory=dict)
     _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
+    _pods: list[NDArray[np.int64]] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
 
     @cached_property
@@ -107,6 +111,24 @@ class Rows:
     def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
         for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
             values.append(value)
+
+    def add_pods(
+        self,
+        node: int,
+        decision: str,
+        pods: NDArray[np.int64],
+        reasons: Sequence[str],
+        amounts: Sequence[int],
+        unit: str,
+    ) -> None:
+        """A row for each of these pods of one node."""
+        count = len(pods)
+        columns: tuple[Sequence[Any], ...] = (
+            [node] * count, [decision] * count, [None] * count, reasons, amounts, [unit] * count
+        )  # fmt: skip
+        for values, more in zip(self._lists, columns, strict=True):
+            values.extend(more)
+        self._pods.append(pods)
 
     def add_use(self, node: int, resource: str, before: int, after: int, unit: str) -> None:
         """How much of a resource is used on a node before and after what was decided."""
@@ -151,13 +173,18 @@ class Rows:
         if node:
             self._lists = ([], [], [], [], [], [])
             codes = pa.array(node, pa.int32())
+            objects = pa.array(object, pa.large_string())
+            if self._pods and self.pod_labels:
+                labels = self.pod_labels(np.concatenate(self._pods))
+                objects = pc.replace_with_mask(objects, objects.is_null(), labels)
+                self._pods = []
             self._tables.append(
                 pa.table(
                     {
                         "scenario": _repeated("", len(node)),
                         "node": pa.DictionaryArray.from_arrays(codes, self._names),
                         "decision": pa.array(decision).dictionary_encode(),
-                        "object": pa.array(object, pa.large_string()),
+                        "object": objects,
                         "reason": pa.array(reason).dictionary_encode(),
                         "amount": pa.array(amount, pa.int64()),
                         "unit": pa.array(unit).dictionary_encode(),

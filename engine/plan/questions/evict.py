@@ -26,11 +26,12 @@ from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import Store, Usage, course, nearest
+from engine.plan.questions.eviction_course import Evictions, Store, Usage, course, nearest
 from engine.plan.questions.image_columns import image_columns, image_slice
 from engine.plan.questions.node_stores import KINDS, NodeStores, Resource
 from engine.plan.snapshot.columns import Snapshot
-from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC
+from engine.plan.snapshot.schema import MAX_AMOUNT
+from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC, PodColumns
 from engine.tables.eviction import eviction_order
 
 
@@ -71,7 +72,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     condition (seconds from the beginning). `used-before` and `used-after` per memory, file system or process
     ids of a node under pressure.
     """
-    rows = Rows(snapshot.node_names)
+    rows = Rows(snapshot.node_names, snapshot.pod_labels)
     kind = KINDS[parameters.resource]
     main = parameters.signal or kind.signals[0]
     if main not in kind.signals:
@@ -90,6 +91,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         rows,
     )
     images = _unused_images(snapshot, parameters, configurations, rows)
+    reasons = _Reasons(snapshot.tables.columns)
     rules: dict[tuple[str, Layout], tuple[list[Threshold], float]] = {}
     for node in range(snapshot.node_count):
         layout = stores.layouts[node]
@@ -105,7 +107,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         elif not any(main in store.signals for store in mine):
             rows.add(node, "unknown", "", f"no reading of {main}", 0, kind.unit)
         else:
-            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters)
+            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters, reasons)
     return rows.answer()
 
 
@@ -118,18 +120,19 @@ def _play(
     transition_period: float,
     layout: Layout,
     parameters: EvictParameters,
+    reasons: _Reasons,
 ) -> None:
     kind = KINDS[parameters.resource]
     columns = snapshot.tables.columns
     first = int(snapshot.offsets[node])
     mine = np.arange(first, snapshot.offsets[node + 1], dtype=np.int32)
 
-    def order(use: Usage) -> list[int]:
+    def order(use: Usage) -> NDArray[np.int64]:
         ranked = eviction_order(columns, mine, kind.ranked, *use)
         stays = columns.flags[ranked] & (STATIC | MIRROR | CRITICAL)
-        return (ranked[stays == 0] - first).tolist()  # type: ignore[no-any-return]
+        places: NDArray[np.int64] = ranked[stays == 0].astype(np.int64) - first
+        return places
 
-    close = nearest(thresholds, stores)
     before = [store.available for store in stores]
     found = course(
         stores,
@@ -140,22 +143,21 @@ def _play(
         max_evictions=parameters.max_evictions,
     )
     if found.began is None:
-        threshold, distance = close or (thresholds[0], 0)
+        threshold, distance = nearest(thresholds, stores) or (thresholds[0], 0)
         rows.add(node, "calm", "", f"{threshold.signal} is above {threshold.value}", distance, kind.unit)
         return
     evicted = 0
     for step in found.steps:
+        if isinstance(step, Evictions):
+            evicted += len(step.pods)
+            pods = first + step.pods
+            rows.add_pods(node, "evict", pods, reasons.of(pods, step.known), step.freed.tolist(), kind.unit)
+            continue
         said = f"{step.threshold.signal} below {step.threshold.value}"
         if step.decision == "waits":
             rows.add(node, "waits", "", said, step.amount, "s")
-        elif step.decision == "reclaim":
-            rows.add(node, "reclaim", "", "unused images", step.amount, kind.unit)
         else:
-            evicted += 1
-            row = first + step.pod
-            reason = f"{QOS_NAMES[columns.qos[row]]}, priority {int(columns.priority[row])}"
-            reason += "" if step.known else ", no statistics"
-            rows.add(node, "evict", snapshot.pod_label(row), reason, step.amount, kind.unit)
+            rows.add(node, "reclaim", "", "unused images", step.amount, kind.unit)
     for store, available in zip(stores, before, strict=True):
         used, left = store.capacity - available, store.capacity - store.available
         rows.add_use(node, store.signals[0].partition(".")[0], used, left, kind.unit)
@@ -168,6 +170,22 @@ def _play(
     rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", left, kind.unit)
     for condition, seconds in found.clears.items():
         rows.add(node, "clears", condition, "after the transition period", seconds, "s")
+
+
+class _Reasons(dict[int, str]):
+    """What is said of an evicted pod, by its entry in `standing` and, the lowest bit, whether its use is
+    known. Made once: there are many pods and few such reasons."""
+
+    def __init__(self, columns: PodColumns) -> None:
+        self._standing = columns.priority.astype(np.int64) << 3 | columns.qos << 1
+
+    def __missing__(self, key: int) -> str:
+        unknown = "" if key & 1 else ", no statistics"
+        reason = self[key] = f"{QOS_NAMES[key >> 1 & 3]}, priority {key >> 3}{unknown}"
+        return reason
+
+    def of(self, pods: NDArray[np.int64], known: NDArray[np.uint8]) -> list[str]:
+        return [self[key] for key in (self._standing[pods] | known).tolist()]
 
 
 def _unused_images(
@@ -226,7 +244,7 @@ def _growing(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], ND
     if growth.endswith("%"):
         _share(np.zeros(0, np.int64), growth, "growth")
         return lambda usage, known: usage + _share(usage, growth, "growth")
-    amount = Quantity.parse(growth).value
+    amount = _amount(growth, "growth")
     return lambda usage, known: usage + np.where(known == 1, amount, 0)
 
 
@@ -239,8 +257,15 @@ def _given(
     rows.note(f"every node is taken to have {text} available before the growth")
     if text.endswith("%"):
         return signal, lambda capacity: _share(capacity, text, "available")
-    amount = Quantity.parse(text).value
+    amount = _amount(text, "available")
     return signal, lambda capacity: np.full(len(capacity), amount, np.int64)
+
+
+def _amount(text: str, field: str) -> int:
+    amount = Quantity.parse(text).value
+    if abs(amount) > MAX_AMOUNT:
+        raise InvalidInput(f"expected at most {MAX_AMOUNT}, got {text}", subject=field)
+    return amount
 
 
 def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64]:
@@ -252,5 +277,7 @@ def _share(values: NDArray[np.int64], text: str, field: str) -> NDArray[np.int64
     if not text.endswith("%") or percent.nano < 0 or percent.value > 1_000_000:
         raise InvalidInput(f"expected a percentage such as 20%, got {text!r}", subject=field)
     milli = percent.milli
+    if len(values) and float(values.max()) * milli / 100_000 > MAX_AMOUNT:
+        raise InvalidInput(f"{text} of {values.max()} is more than {MAX_AMOUNT}", subject=field)
     share: NDArray[np.int64] = values // 100_000 * milli + values % 100_000 * milli // 100_000
     return share

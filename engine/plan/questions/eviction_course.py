@@ -2,7 +2,9 @@
 
 Every decision is the agent's: `PressureTracker` says what is met and due, `layout.reclaims` what is cleaned
 up first, `eviction_order` who goes. Use stays as it is, so time matters for grace periods alone: looks are
-`LOOK_INTERVAL` apart while one runs, and a pod is gone as soon as it is evicted. Pure: values in, steps out.
+`LOOK_INTERVAL` apart while one runs, and a pod is gone as soon as it is evicted. Looks that can only find
+what the last one found are not made: pods go together up to the one whose end changes which thresholds are
+met. Pure: values in, steps out.
 """
 
 from __future__ import annotations
@@ -41,22 +43,28 @@ class Store:
 
 
 class Step(NamedTuple):
-    """`waits`: `amount` seconds until `threshold` is due; `reclaim`: bytes of images; `evict`: `pod` (its
-    place among the node's) goes and frees `amount`, as far as `known`."""
+    """`waits`: `amount` seconds until `threshold` is due; `reclaim`: bytes of images."""
 
-    decision: Literal["waits", "reclaim", "evict"]
+    decision: Literal["waits", "reclaim"]
     threshold: Threshold
     amount: int
-    pod: int = -1
-    known: bool = True
 
 
-@dataclass(frozen=True)
-class Course:
+class Evictions(NamedTuple):
+    """Pods that go one after another because of `threshold`: their places among the node's, what each frees
+    of what it is about, and whether that is known. int64[n], int64[n], uint8[n]."""
+
+    threshold: Threshold
+    pods: NDArray[np.int64]
+    freed: NDArray[np.int64]
+    known: NDArray[np.uint8]
+
+
+class Course(NamedTuple):
     """`began` is the threshold that was due first, None if none was; `missing` what is still short in the end
     (0: relieved); `clears` the seconds after which each node condition that was raised is gone again."""
 
-    steps: Sequence[Step]
+    steps: Sequence[Step | Evictions]
     began: Threshold | None
     missing: int
     clears: Mapping[str, int]
@@ -68,16 +76,18 @@ def course(
     *,
     layout: Layout,
     transition_period: float,
-    order: Callable[[Usage], Sequence[int]],
+    order: Callable[[Usage], NDArray[np.int64]],
     max_evictions: int,
 ) -> Course:
     """What follows until no threshold is due any more, or nobody is left to evict. `order` gives the places
-    of the pods that may be evicted, first to go first."""
+    of the pods that may be evicted, first to go first. `stores` are one or more."""
     tracker = PressureTracker(thresholds, transition_period)
     store_of = {signal: store for store in stores for signal in store.signals}
-    orders: dict[int, list[int]] = {}
-    gone: set[int] = set()
-    steps: list[Step] = []
+    limits = [_limits(thresholds, store) for store in stores]
+    orders: dict[int, NDArray[np.int64]] = {}
+    gone = np.zeros(len(stores[0].use[0]), bool)
+    left_to_evict = max_evictions
+    steps: list[Step | Evictions] = []
     began: Threshold | None = None
     missing = look = 0
     now = 0.0
@@ -99,19 +109,46 @@ def course(
             if tracker.is_relieved(_observations(store_of, look)):
                 continue
         short = store_of[threshold.signal]
-        if id(short) not in orders:
-            orders[id(short)] = list(order(short.use))
-        pod = next((place for place in orders[id(short)] if place not in gone), None)
-        if pod is None or len(gone) == max_evictions:
+        use, known = short.use
+        if id(use) not in orders:
+            orders[id(use)] = order(short.use)
+        pods = orders[id(use)]
+        pods = pods[~gone[pods]][:left_to_evict]
+        if not len(pods):
             missing = max(_missing(due, store_of[due.signal]) for due in seen.act_on)
             break
-        gone.add(pod)
-        for store in stores:
-            store.available += int(store.use[0][pod])
-        use, known = short.use
-        steps.append(Step("evict", threshold, int(use[pod]), pod, bool(known[pod])))
+        pods = pods[: _let_go(stores, limits, pods)]
+        gone[pods] = True
+        left_to_evict -= len(pods)
+        steps.append(Evictions(threshold, pods, use[pods], known[pods]))
     clears = {} if missing else {c: round(at + transition_period) for c, at in tracker.last_seen.items()}
     return Course(steps, began, missing, clears)
+
+
+def _limits(thresholds: Sequence[Threshold], store: Store) -> set[int]:
+    """Amounts at which a threshold of this store begins or ceases to be met, or to be covered."""
+    watching = [threshold for threshold in thresholds if threshold.signal in store.signals]
+    return {t.limit(store.capacity, reclaimed=reclaimed) for t in watching for reclaimed in (False, True)}
+
+
+def _let_go(stores: Sequence[Store], limits: Sequence[set[int]], pods: NDArray[np.int64]) -> int:
+    """Let pods go until what is available of a store has crossed one of its limits, all of them if it never
+    does; how many went."""
+    count = len(pods)
+    freed: dict[int, NDArray[np.int64]] = {}
+    for store, amounts in zip(stores, limits, strict=True):
+        use = store.use[0]
+        if id(use) not in freed:
+            freed[id(use)] = use[pods].cumsum()
+        for limit in amounts:
+            short = limit - store.available
+            crossed = freed[id(use)] >= short if short > 0 else freed[id(use)] < short
+            first = int(crossed.argmax())
+            if crossed[first]:
+                count = min(count, first + 1)
+    for store in stores:
+        store.available += int(freed[id(store.use[0])][count - 1])
+    return count
 
 
 def _observations(store_of: Mapping[str, Store], look: int) -> Observations:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api.errors import InvalidInput
 from engine.cgroups.settings import CgroupSettings
 from engine.eviction.layout import Layout
 from engine.eviction.signals import (
@@ -26,6 +27,7 @@ from engine.plan.answers.answer import Rows
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.questions.eviction_course import Store, Usage
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked
 
 Resource = Literal["memory", "disk", "inodes", "processes"]
@@ -70,6 +72,17 @@ Grow = Callable[[Unusable, NDArray[np.uint8]], Unusable]
 """Use after the growth that is asked about, from use and whether it is known."""
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A part of the pods' use after their growth; per node: what it was before that, what was added, and
+    whether it is known of every pod."""
+
+    use: Usage
+    before: Sequence[int]
+    growth: Sequence[int]
+    known: Sequence[bool]
+
+
 class NodeStores:
     """`of(node)` gives a node's stores after its pods' growth; those that cannot be read are left out.
 
@@ -88,8 +101,8 @@ class NodeStores:
         rows: Rows,
     ) -> None:
         self._resource, self._configurations = resource, configurations
-        self._offsets = snapshot.offsets
-        self._settings: dict[tuple[str, int], CgroupSettings] = {}
+        self._offsets, self._node_names = snapshot.offsets, snapshot.node_names
+        self._limits: dict[tuple[str, int], int] = {}
         self._memory = _capacity(snapshot, "memory")
         self.layouts = _layouts(snapshot) if resource in ("disk", "inodes") else _one_layout(snapshot)
         self._readings = _readings(snapshot, resource)
@@ -100,30 +113,44 @@ class NodeStores:
                 first = next(store[0] for store in stores if signal in store)
                 self._given[first] = available(self._readings[first][0])
             self._given_signal = signal
-        self._use: dict[str, tuple[Usage, Unusable]] = {}
+        self._held: dict[str, _Held] = {}
         self._put_use("all", usage, grow(*usage))
         if any(layout != "shared" for layout in self.layouts):
             self._divide(snapshot, usage, grow, rows)
 
     def of(self, node: int) -> list[Store]:
         mine = slice(int(self._offsets[node]), int(self._offsets[node + 1]))
+        uses = {name: (held.use[0][mine], held.use[1][mine]) for name, held in self._held.items()}
         stores = []
         for group in KINDS[self._resource].stores[self.layouts[node]]:
             capacity, available = (int(values[node]) for values in self._readings[group[0]])
-            (use, known), growth = self._use[self._part(group, self.layouts[node])]
-            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE and capacity < 0 and known[mine].all():
+            part = self._part(group, self.layouts[node])
+            held = self._held[part]
+            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE and capacity < 0 and held.known[node]:
                 capacity = self._allocatable_limit(node)
-                before = int(use[mine].sum()) - int(growth[mine].sum())
-                available = max(capacity - before, 0)
+                available = max(capacity - held.before[node], 0)
             if self._given and self._given_signal in group:
                 available = int(self._given[group[0]][node])
             if capacity > 0 and available >= 0:
-                left = available - int(growth[mine].sum())
-                stores.append(Store(group, capacity, left, (use[mine], known[mine])))
+                stores.append(Store(group, capacity, available - held.growth[node], uses[part]))
         return stores
 
     def _put_use(self, part: str, before: Usage, grown: Unusable) -> None:
-        self._use[part] = (grown, before[1]), grown - before[0]
+        unknown = _per_node(1 - before[1].astype(np.int64), self._offsets)
+        uses = [self._sums(values) for values in (before[0], grown)]
+        self._held[part] = _Held(
+            (grown, before[1]), uses[0].tolist(), (uses[1] - uses[0]).tolist(), (unknown == 0).tolist()
+        )
+
+    def _sums(self, values: Unusable) -> Unusable:
+        """Per node. Raises `InvalidInput` where it is more than amounts go."""
+        beyond = np.flatnonzero(_per_node(values.astype(np.float64), self._offsets) > MAX_AMOUNT)
+        if len(beyond):
+            name = self._node_names[int(beyond[0])]
+            raise InvalidInput(
+                f"its pods use more {self._resource} than can be counted", subject=f"node {name}"
+            )
+        return _per_node(values, self._offsets)
 
     def _part(self, group: tuple[str, ...], layout: Layout) -> str:
         """What of the pods' use lies in this store."""
@@ -153,11 +180,17 @@ class NodeStores:
         if memory < 0:
             return -1
         key = self._configurations.key(node), memory
-        if key not in self._settings:
+        if key not in self._limits:
             config = self._configurations.of(node)
-            self._settings[key] = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True)
-        limit = self._settings[key].root_values().memory
-        return -1 if limit is None else limit
+            limit = CgroupSettings.resolve(config, {"memory": memory}, cgroup_v2=True).root_values().memory
+            self._limits[key] = -1 if limit is None else limit
+        return self._limits[key]
+
+
+def _per_node(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
+    """Sums of one value per pod."""
+    sums = np.concatenate([np.zeros(1, values.dtype), values.cumsum()])
+    return np.diff(sums[offsets])
 
 
 def _one_layout(snapshot: Snapshot) -> list[Layout]:
