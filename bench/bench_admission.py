@@ -2,8 +2,9 @@
 
 `pytest bench/bench_admission.py`. The kubelet (v1.32, Go, same kind of machine) takes 281 µs, 3.24 ms,
 10.2 ms, 58.4 ms and 1.62 s for the preemptions below, and 0.47 / 4.2 / 21.4 ms to admit one pod beside
-110 / 1,000 / 5,000. Two kinds of pods: `ordinary` are short of cpu and memory with log-normal requests, as
-in real clusters; `uniform` are short of three unrelated resources, where bounds help least.
+110 / 1,000 / 5,000. Three kinds of pods: `ordinary` are short of cpu and memory with log-normal requests, as
+in real clusters; `uniform` are short of three unrelated resources, where bounds help least; `equal` all ask
+for the same.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PREEMPTIONS = {
     (10_000, 10): "58.4 ms",
     (10_000, 1_000): "1.62 s",
 }
-ENTRY_BYTES = {"ordinary": 2 * 8, "uniform": 3 * 8}
+ENTRY_BYTES = {"ordinary": 2 * 8, "uniform": 3 * 8, "equal": 2 * 8}
 
 
 def requests(kind: str, pods: int) -> np.ndarray:
@@ -42,6 +43,8 @@ def requests(kind: str, pods: int) -> np.ndarray:
             rng.integers(0, 2**30, pods),
         ]
         return np.stack(columns)
+    if kind == "equal":
+        return np.repeat(np.array([[250], [2**28], [0]], np.int64), pods, axis=1)
     cpu = rng.lognormal(5, 1, pods).astype(np.int64) + 1
     memory = (rng.lognormal(5, 1.5, pods) * 2**20).astype(np.int64) + 1
     return np.stack([cpu, memory, np.zeros(pods, np.int64)])
@@ -57,7 +60,7 @@ def situation(kind: str, pods: int, victims: int) -> tuple:
 
 
 @pytest.mark.parametrize("which", ["kernel", "twin"])
-@pytest.mark.parametrize("kind", ["ordinary", "uniform"])
+@pytest.mark.parametrize("kind", list(ENTRY_BYTES))
 @pytest.mark.parametrize(("pods", "victims"), PREEMPTIONS)
 def test_victims(benchmark, bandwidth, capsys, pods, victims, kind, which):
     """From filled tables to victims."""

@@ -9,6 +9,7 @@
 #define KB_LANES 2
 #include "preemption_scan.h"
 #include "preemption_search.h"
+#include "preemption_kinds.h"
 #undef KB_NAME
 #undef KB_LANES
 
@@ -20,6 +21,7 @@
 #define KB_LANES 4
 #include "preemption_scan.h"
 #include "preemption_search.h"
+#include "preemption_kinds.h"
 #undef KB_NAME
 #undef KB_LANES
 #pragma GCC pop_options
@@ -29,6 +31,7 @@
 #define KB_LANES 8
 #include "preemption_scan.h"
 #include "preemption_search.h"
+#include "preemption_kinds.h"
 #undef KB_NAME
 #undef KB_LANES
 #pragma GCC pop_options

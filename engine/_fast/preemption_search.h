@@ -206,46 +206,34 @@ static void KB_NAME(kb_leave_front)(kb_front *front, const kb_pool *all, const k
         position[i] = position[i] == all->n - 1 ? best->position : position[i];
 }
 
-/* Victims among `rows` for `needs` (one per column, 0 where nothing is short); how many. The caller has
-   made sure that all rows together are enough. `rows` is overwritten. */
-static int32_t KB_NAME(kb_choose)(const kb_columns *columns, const int64_t *needs, int32_t *rows, int32_t n,
-                                  int32_t *victims, kb_workspace *space) {
+/* Victims among `rows` for what is left; how many. The caller has made sure that all rows together are enough.
+   `rows` is overwritten. */
+static int32_t KB_NAME(kb_choose_one_by_one)(const kb_columns *columns, kb_remaining *left, int32_t *rows,
+                                             int32_t n, int32_t *victims, kb_workspace *space) {
     int32_t front_rows[KB_FRONT], front_positions[KB_FRONT];
-    kb_remaining left;
     char *at = space->arena;
     kb_pool all;
     kb_front front;
     kb_best best;
     int32_t chosen = 0;
-    int s;
-    left.count = 0;
-    for (s = 0; s < columns->needs; s++) {
-        if (needs[s] > 0) {
-            left.slot[left.count] = s;
-            left.need[left.count] = needs[s];
-            left.inverse[left.count++] = 1.0 / (double)needs[s];
-        }
-    }
-    if (!left.count) return 0;
-    left.margin = KB_MARGIN_PER_NEED * (double)(left.count + 1);
     at = kb_pool_at(&all, at, rows, NULL, n, columns->needs);
     kb_pool_at(&front.pool, at, front_rows, front_positions, KB_FRONT, columns->needs);
     all.n = n;
     front.count = front.pool.n = 0;
-    KB_NAME(kb_enter)(&all, columns, &left);
+    KB_NAME(kb_enter)(&all, columns, left);
     front.pause = 1;
     front.rest = KB_ROWS_BEFORE_A_FRONT / n + 1;
-    while (left.count && all.n) {
+    while (left->count && all.n) {
         if (all.n > KB_WORTH_A_FRONT && front.rest-- <= 0) {
-            best = KB_NAME(kb_next_of_many)(&front, &all, columns, &left, &space->touched);
+            best = KB_NAME(kb_next_of_many)(&front, &all, columns, left, &space->touched);
         } else {
             front.count = 0;
-            best = KB_NAME(kb_nearest)(&all, columns, &left, &space->touched);
+            best = KB_NAME(kb_nearest)(&all, columns, left, &space->touched);
         }
-        if (front.count) KB_NAME(kb_leave_front)(&front, &all, &left, &best);
+        if (front.count) KB_NAME(kb_leave_front)(&front, &all, left, &best);
         victims[chosen++] = best.row;
-        KB_NAME(kb_leave)(&all, &left, best.position);
-        KB_NAME(kb_subtract)(&left, columns, best.row);
+        KB_NAME(kb_leave)(&all, left, best.position);
+        KB_NAME(kb_subtract)(left, columns, best.row);
     }
     return chosen;
 }

@@ -15,6 +15,8 @@
 #define KB_ROWS_BEFORE_A_FRONT 16384 /* looked at in rounds without one */
 #define KB_LONGEST_PAUSE 16
 #define KB_ROUNDS_BEFORE_EQUALS 8
+#define KB_KINDS 512      /* of equal candidates, at most */
+#define KB_WORTH_KINDS 32 /* fewer candidates are looked at one by one */
 /* 1 - h * (1/need) differs from (need - h)/need by less than 2^-50 whatever the sizes. */
 #define KB_MARGIN_PER_NEED (1.0 / 70368744177664.0)
 
@@ -58,6 +60,15 @@ typedef struct {
     int served, pause, rest; /* rounds: decided by it; to look at all after it fails at once; left of those */
 } kb_front;
 
+/* Candidates by kind: equal but for their place in the list. */
+typedef struct {
+    kb_pool pool;            /* an entry for each kind: the last in the list */
+    int32_t *kind;           /* by place */
+    int32_t *places;         /* memory of the heaps */
+    int32_t *heap[KB_KINDS]; /* places of each kind, the last on top */
+    int32_t size[KB_KINDS];
+} kb_kinds;
+
 typedef struct {
     void *arena;
     size_t bytes;
@@ -94,7 +105,9 @@ static char *kb_pool_at(kb_pool *pool, char *at, int32_t *rows, int32_t *positio
 }
 
 static size_t kb_bytes_for(int64_t n, int needs) {
-    return kb_pool_bytes(n, needs) + kb_pool_bytes(KB_FRONT, needs);
+    const size_t one_by_one = kb_pool_bytes(n, needs) + kb_pool_bytes(KB_FRONT, needs);
+    const size_t by_kind = kb_pool_bytes(KB_KINDS, needs) + 2 * (size_t)n * sizeof(int32_t);
+    return one_by_one > by_kind ? one_by_one : by_kind;
 }
 
 /* Memory for a search; 0 if there is none. */

@@ -89,14 +89,20 @@ def test_kernel_is_the_twin(cases, largest):
 )
 @pytest.mark.parametrize(
     "kind",
-    ["random", "sizes", "pods only", "one value", "two values", "correlated", "clustered", "huge", "heavy"],
-)
-def test_fronts_in_larger_tables(kind, share, pods):
-    """Large enough for fronts: chosen by blocks and by rows, cut through equals, outlived and in vain."""
+    ["random", "sizes", "shapes", "too many shapes", "pods only", "one value", "two values", "correlated",
+     "clustered", "huge", "heavy"],
+)  # fmt: skip
+def test_fronts_and_kinds_in_larger_tables(kind, share, pods):
+    """Large enough for fronts: chosen by blocks and by rows, cut through equals, outlived and in vain; and
+    with equal candidates, of so few kinds that one of each is looked at, and of too many."""
     rng = np.random.default_rng([len(kind), int(share * 100), pods])
     ranking = rng.integers(0, 2**33, (3, pods))
     if kind == "sizes":
         ranking = np.array([100, 250, 500, 1000, 2000])[rng.integers(0, 5, (3, pods))]
+    elif kind == "shapes":
+        ranking = 2 + rng.integers(0, 20, (3, 150)).take(rng.integers(0, 150, pods), axis=1)
+    elif kind == "too many shapes":
+        ranking = 2 + rng.integers(0, 20, (3, 550)).take(rng.integers(0, 550, pods), axis=1)
     elif kind == "pods only":
         ranking = rng.integers(0, 50, (3, pods))
     elif kind == "one value":
