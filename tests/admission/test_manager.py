@@ -16,6 +16,7 @@ from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.metrics import Registry
+from tests.waiting import PATIENCE
 
 
 def make_pod(
@@ -243,5 +244,5 @@ async def test_who_is_preempted_while_it_waits_does_not_start(ended: bool):
         assert not start.done()
         start.cancel()
     else:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await start

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from engine.runtime.hollow import HollowRuntime
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--pods", "3", "--repetitions", "1", "--seconds", "1", "--limit", "60"]
@@ -72,7 +73,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--output", str(report), "--html", str(page)]
     arguments += ["--probe-mix", "http=2,tcp=1,exec=1", "--probes-per-second", "4", "--images", "20"]
     run = bench(directory, *arguments, FAKE_KUBELET_RECORD=str(record))
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     result: dict[str, Any] = json.loads(report.read_text())
     assert result["complete"]
@@ -101,7 +102,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
 async def test_a_runtime_without_the_pods_image_is_said_at_once(directory: Path) -> None:
     async with HollowRuntime(directory / "cri.sock") as runtime:
         run = bench(directory, "node", *SMALL, "--runtime", f"unix://{runtime.socket}")
-        _, errors = await asyncio.to_thread(run.communicate, timeout=240)
+        _, errors = await asyncio.to_thread(run.communicate, timeout=PATIENCE)
     assert run.returncode == 1
     assert f"unix://{runtime.socket}: has no image registry.invalid/kubengine/bench:1" in errors
     assert "ctr -n k8s.io images tag" in errors
@@ -113,7 +114,7 @@ def test_a_kubelet_that_dies_is_quoted_and_the_engines_figures_are_kept(
     run = bench(
         directory, "node", "--kubelet", str(kubelet), *SMALL, "--phases", "start", FAKE_KUBELET_DIES="1"
     )
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert "failed to run Kubelet: it was told to" in errors
     assert "Traceback" not in errors
@@ -125,7 +126,7 @@ def test_a_kubelet_that_dies_is_quoted_and_the_engines_figures_are_kept(
 def test_an_unknown_kubelet_version_is_said(kubelet: Path, directory: Path, version: str) -> None:
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start"]
     run = bench(directory, *arguments, FAKE_KUBELET_VERSION=version)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     assert f"kubelet: {version} is outside 1.28 to 1.36" in errors
 
@@ -135,7 +136,7 @@ def test_what_an_old_kubelet_lacks_is_said_and_its_logs_are_cleaned_away(
 ) -> None:
     arguments = ["node", "--kubelet", str(kubelet), *SMALL, "--phases", "start,pods,image-gc", "--markdown"]
     run = bench(directory, *arguments, FAKE_KUBELET_VERSION="v1.28.15")
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     assert "kubelet: v1.28.15 has no podLogsDir" in errors
     assert "image-gc: kubelet: collects when it likes" in errors
@@ -146,7 +147,7 @@ def test_what_an_old_kubelet_lacks_is_said_and_its_logs_are_cleaned_away(
 
 def test_something_else_than_a_kubelet_is_refused(directory: Path) -> None:
     run = bench(directory, "node", "--kubelet", "/bin/true", *SMALL)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert "which is no kubelet" in errors
     assert_nothing_left(directory)
@@ -163,7 +164,7 @@ def test_an_interrupted_run_cleans_up_and_says_what_it_has(directory: Path, numb
             break
     time.sleep(0.5)
     run.send_signal(number)
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 130, "".join(lines) + errors
     assert "measured so far" in errors
     assert "start_p50_s" in output
@@ -183,7 +184,7 @@ def test_an_agent_that_is_killed_ends_the_run_cleanly(directory: Path) -> None:
     ]
     assert len(agents) == 1
     os.kill(agents[0], signal.SIGKILL)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert "ended with status -9" in errors
     assert_nothing_left(directory)
@@ -216,7 +217,7 @@ def test_a_full_disk_ends_the_run_cleanly_and_says_what_was_measured(small_disk:
         if "start:" in line:
             break
     fill(small_disk)
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert f"the file system of {small_disk}" in errors
     assert "measured so far" in errors
@@ -231,7 +232,7 @@ def test_a_report_that_does_not_fit_is_said_and_not_left_in_part(directory: Path
     fill(small_disk)
     report = small_disk / "out.json"
     run = bench(directory, "node", *SMALL, "--phases", "start", "--output", str(report))
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert f"{report}: not written: No space left on device" in errors
     assert "cpu_s" in output
@@ -241,7 +242,7 @@ def test_a_report_that_does_not_fit_is_said_and_not_left_in_part(directory: Path
 @pytest.mark.slow
 def test_scale_prints_a_table(directory: Path) -> None:
     run = bench(directory, "scale", "--pods", "2,4", "--seconds", "1")
-    output, errors = run.communicate(timeout=240)
+    output, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     header, _, *rows = output.splitlines()
     assert header.startswith("| pods | all Ready after | CPU for it |")

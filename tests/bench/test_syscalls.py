@@ -10,6 +10,7 @@ import pytest
 
 from engine.api.errors import Refused
 from engine.bench.syscalls import SyscallCounter
+from tests.waiting import PATIENCE
 
 DESCRIPTORS = Path("/proc/self/fd")
 TREE = """
@@ -38,7 +39,7 @@ def test_threads_and_children_are_counted() -> None:
         except Refused as refusal:
             process.kill()
             pytest.skip(str(refusal))
-        process.communicate(b"go\n", timeout=240)
+        process.communicate(b"go\n", timeout=PATIENCE)
     assert 2000 <= counter.read() < 10_000
     counter.close()
     assert counter.read() == 0

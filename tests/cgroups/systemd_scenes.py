@@ -9,6 +9,7 @@ from typing import Any
 from cgroup_scenes import best_effort, burstable, guaranteed, managed
 
 from engine.cgroups.manager import CgroupManager
+from tests.waiting import PATIENCE
 
 MI = 1 << 20
 SHOWN = (
@@ -69,5 +70,5 @@ def properties(unit: str) -> dict[str, str]:
 
 def systemctl(*arguments: str) -> str:
     return subprocess.run(
-        ["systemctl", *arguments], capture_output=True, text=True, check=True, timeout=240
+        ["systemctl", *arguments], capture_output=True, text=True, check=True, timeout=PATIENCE
     ).stdout

@@ -16,6 +16,7 @@ from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.cli._agent_process import AgentOptions, AgentProcess
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ async def refused(root: Path, hollow: HollowRuntime, **config: int) -> str:
         )
     )
     with pytest.raises(Refused) as raised:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await process.run()
     assert not hollow.counts(), "the runtime was asked"
     return str(raised.value)

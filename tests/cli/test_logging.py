@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from tests.waiting import PATIENCE
+
 SCRIPT = """
 import logging
 from engine.cli._logging import begin_logging
@@ -17,7 +19,7 @@ logging.getLogger("asyncio").warning("theirs")
 
 def test_libraries_only_warn():
     run = subprocess.run(
-        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", SCRIPT], check=True, capture_output=True, text=True, timeout=PATIENCE
     )
     assert "DEBUG kubengine.node: ours" in run.stderr
     assert "WARNING asyncio: theirs" in run.stderr

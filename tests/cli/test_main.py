@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import COMMANDS
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"grpc", "numpy", "rich", "google", "pyroute2", "yaml", "msgspec", "pyarrow"}
@@ -22,7 +23,7 @@ def kubengine(*arguments: str, **environment: str) -> subprocess.CompletedProces
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
 

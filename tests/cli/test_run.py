@@ -18,7 +18,7 @@ import pytest
 from engine.cli._agent import Agent
 from tests.groups import groups_with
 from tests.ports import free_port
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parents[2]
 POD = """
@@ -77,7 +77,7 @@ class Place:
 
     def status(self) -> list[dict[str, Any]]:
         process = self.start("status", "--json")
-        output, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
         rows: list[dict[str, Any]] = json.loads(output)
         return rows
@@ -114,11 +114,11 @@ def test_status_shows_what_run_runs_and_an_interrupt_removes_it(place: Place) ->
     place.pod("b")
     eventually(lambda: len(place.phases()) == 2)
     table = place.start("status")
-    output, _ = table.communicate(timeout=240)
+    output, _ = table.communicate(timeout=PATIENCE)
     assert "default/b-" in output
     assert "RESTARTS" in output
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     assert list(place.root.glob("*.sock")) == []
     assert list((place.root / "pods").iterdir()) == []
@@ -137,7 +137,7 @@ def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
         started[-1] = container["containerID"]
         assert container["restartCount"] == 0
         run.send_signal(number)
-        run.communicate(timeout=240)
+        run.communicate(timeout=PATIENCE)
     assert len(set(started)) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_second_agent_on_the_same_root_is_refused(place: Place) -> None:
     place.run()
     eventually(lambda: place.phases() == {"a": "Running"})
     second = place.run()
-    _, errors = second.communicate(timeout=240)
+    _, errors = second.communicate(timeout=PATIENCE)
     assert second.returncode == 1
     assert "Traceback" not in errors
     assert place.phases() == {"a": "Running"}
@@ -165,7 +165,7 @@ def test_a_second_agent_on_the_same_root_is_refused(place: Place) -> None:
 def test_a_bad_configuration_is_named(place: Place, config: str, words: str) -> None:
     place.config.write_text(config)
     run = place.run()
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
     assert words in errors
     assert str(place.config) in errors
@@ -178,7 +178,7 @@ def test_a_bad_manifest_is_reported_and_the_others_run(place: Place) -> None:
     run = place.run()
     eventually(lambda: place.phases() == {"good": "Running"})
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert "bad.yaml" in errors
     assert "Traceback" not in errors
 
@@ -203,7 +203,7 @@ def test_real_containers_run_in_cgroups_and_nothing_stays(place: Place) -> None:
     assert rows["BestEffort"]["memoryLimit"] is None
     assert groups_with(f"{place.path.name}/kubepods/burstable/pod")
     run.send_signal(signal.SIGINT)
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
     assert list(Path("/sys/fs/cgroup").glob(f"*/{place.path.name}")) == []
     assert list(place.root.rglob("*.sock")) == []

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 PLAIN_AGENT = """
@@ -85,7 +87,7 @@ def _python(script: str, *arguments: str) -> str:
     run = subprocess.run(
         [sys.executable, "-W", "error", "-c", script, *arguments],
         env={name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"},
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=240,
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()

@@ -23,6 +23,7 @@ from engine.cluster.client import ApiClient, ApiError
 from engine.testing.apiserver import ApiServer, Authority
 from engine.testing.apiserver.store import EMPTY
 from tests.ports import free_port
+from tests.waiting import PATIENCE
 
 ADMIN_TOKEN = "admintoken"
 BOOTSTRAP_TOKEN = "bootstraptoken"
@@ -60,7 +61,7 @@ class ControlPlane:
         key, tokens = self._directory / "sa.key", self._directory / "tokens.csv"
         if not key.exists():
             command = ["openssl", "genrsa", "-out", str(key), "2048"]
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         tokens.write_text(
             f"{ADMIN_TOKEN},admin,1,system:masters\n"
             f'{BOOTSTRAP_TOKEN},system:bootstrap:abcdef,2,"system:bootstrappers"\n'
@@ -257,7 +258,7 @@ class Plane:
 
     async def _until_heard(self) -> None:
         """A connection of before may be taken for a good one once."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 with contextlib.suppress(Unavailable):
                     await self.admin.get("/api/v1/nodes", Object)
@@ -266,7 +267,7 @@ class Plane:
 
 async def shown(client: ApiClient, path: str, holds: Callable[[Object], bool]) -> Object:
     """The object once it is there and as wanted."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 known = await client.get(path, Object)

@@ -21,6 +21,7 @@ from engine.testing.apiserver import ApiServer, Fault
 from engine.transport.http2 import WINDOW
 from engine.transport.tls import ClientTLS
 from tests.cluster.conftest import Connect
+from tests.waiting import PATIENCE
 
 SECRETS = "/api/v1/namespaces/default/secrets"
 Object = dict[str, Any]
@@ -288,7 +289,7 @@ async def test_a_silent_connection_is_given_up(
 
 
 async def _until(holds: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
             await asyncio.sleep(0.01)
 

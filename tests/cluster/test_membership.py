@@ -15,6 +15,7 @@ from engine.cluster.client import ApiClient
 from engine.testing.apiserver import ApiServer, Fault
 from tests.cluster.conftest import Connect
 from tests.cluster.control_plane import ControlPlane, Object, Plane, shown
+from tests.waiting import PATIENCE
 
 NODE = "/api/v1/nodes/n1"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"
@@ -107,7 +108,7 @@ async def test_volumes_in_use_are_told_until_they_are_released_and_attached_ones
     await shown(plane.admin, NODE, lambda node: node["status"].get("volumesInUse") == [disk])
     attached = {"status": {"volumesAttached": [{"name": disk, "devicePath": "/dev/x"}]}}
     await plane.admin.patch(f"{NODE}/status", attached, Object)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         assert await attachments.attached(disk) == "/dev/x"
     attachments.release(disk, "a pod")
     known = await shown(plane.admin, NODE, lambda node: "volumesInUse" not in node["status"])
@@ -147,7 +148,7 @@ async def test_a_real_control_plane_that_went_and_came_is_told_again(
 
 
 async def _until_renewed(admin: ApiClient, before: str) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while True:
             with contextlib.suppress(KubengineError):
                 if (await admin.get(LEASE, Object))["spec"]["renewTime"] != before:
@@ -187,6 +188,6 @@ async def test_an_idle_node_says_no_more_than_its_lease(plane: Plane, start: Any
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
             await asyncio.sleep(0.02)

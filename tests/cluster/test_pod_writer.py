@@ -17,7 +17,7 @@ from engine.cluster import pod_writer
 from engine.cluster.client import ApiClient
 from engine.cluster.pod_writer import PodWriter
 from engine.testing.apiserver import ApiServer, Fault
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 PODS = "/api/v1/namespaces/default/pods"
 Object = dict[str, Any]
@@ -154,7 +154,7 @@ async def test_all_who_wait_for_what_is_said_of_a_pod_are_told(world: World):
     world.server.fail(500, path="/status", times=1)
     (uid,) = world.hear("a")
     world.writer.tell(uid, status("Failed"), may_run=False)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.gather(*(world.writer.settled(uid) for _ in range(3)))
     assert world.phase("a") == "Failed"
 

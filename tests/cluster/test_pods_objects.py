@@ -13,7 +13,7 @@ import pytest
 
 from engine.cluster.client import ApiError
 from tests.cluster.control_plane import ControlPlane, Object, Plane, shown
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
 
@@ -32,7 +32,7 @@ async def make(plane: Plane, kind: str, name: str, **fields: Any) -> Object:
 
 async def run(plane: Plane, name: str, spec: Object) -> None:
     """A pod of the node; the server may refuse one whose service account it does not know yet."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 await make(plane, "pods", name, spec={"nodeName": "n1", **spec})

@@ -12,6 +12,7 @@ from engine.api.pod import Pod
 from engine.cluster.client import ApiClient
 from engine.cluster.watching import Heard, Resource, Watch
 from engine.testing.apiserver import ApiServer, Fault
+from tests.waiting import PATIENCE
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -51,7 +52,7 @@ class Follower:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not holds():  # noqa: ASYNC110 (whatever it is, it tells nobody)
             await asyncio.sleep(0.01)
 

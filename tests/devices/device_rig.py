@@ -12,7 +12,7 @@ from engine.testing.device_plugin import SampleDevicePlugin
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from tests.node_rig import Rig, container
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 
@@ -72,7 +72,9 @@ class DeviceRig(Rig):
     async def listed(self) -> dict[str, list[str]]:
         socket = self.root / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=5)
+            answer = await PodResourcesListerStub(channel).List(
+                v1.ListPodResourcesRequest(), timeout=PATIENCE
+            )
         return {
             pod.name: sorted(id for c in pod.containers for d in c.devices for id in d.device_ids)
             for pod in answer.pod_resources

@@ -11,7 +11,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.server import Server
 from tests.server.served import View
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 
@@ -21,7 +21,7 @@ async def kubengine(*arguments: str) -> tuple[int, str, str]:
         sys.executable, "-m", "engine.cli", *arguments,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={"COLUMNS": "200"},
     )  # fmt: skip
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         output, errors = await process.communicate()
     assert process.returncode is not None
     return process.returncode, output.decode(), errors.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 STEPS = ["chosen", "allocated", "recorded", "checkpoint written", "checkpoint renamed", "durable", "never"]
@@ -35,7 +35,7 @@ async def test_a_crash_loses_and_leaks_nothing(agent, step, victim_remains):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE):
         output, _ = await child.communicate()
     assert child.returncode == -9
     started = output == b"started\n"

@@ -17,7 +17,7 @@ from engine.devices.methods import Method
 from engine.host.tasks import Tasks
 from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 MOST = ("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)
 
@@ -66,7 +66,7 @@ async def ask(path: Path, version: str = "1", endpoint: str = "", method: str = 
             request_serializer=wire.RegisterRequest.SerializeToString,
             response_deserializer=wire.PreStartContainerRequest.FromString,
         )
-        answer = await call(wire.RegisterRequest(version=version, endpoint=endpoint), timeout=60)
+        answer = await call(wire.RegisterRequest(version=version, endpoint=endpoint), timeout=PATIENCE)
         return len(answer.devices_ids)
 
 

@@ -18,7 +18,7 @@ from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
 from engine.wire.podresources_v1alpha1_pb2_grpc import PodResourcesListerStub as AlphaStub
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 NIC = "example.com/nic"
@@ -34,8 +34,8 @@ async def listed(agent) -> dict[str, dict[str, list[str]]]:
     """Pod → container → device ids, as the v1 API says; both versions and the state must agree."""
     socket = agent.pod_resources_dir / "kubelet.sock"
     async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-        answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=5)
-        alpha = await AlphaStub(channel).List(v1alpha1.ListPodResourcesRequest(), timeout=5)
+        answer = await PodResourcesListerStub(channel).List(v1.ListPodResourcesRequest(), timeout=PATIENCE)
+        alpha = await AlphaStub(channel).List(v1alpha1.ListPodResourcesRequest(), timeout=PATIENCE)
     found = {
         pod.name: {c.name: sorted(id for d in c.devices for id in d.device_ids) for c in pod.containers}
         for pod in answer.pod_resources

@@ -12,7 +12,7 @@ from engine.devices.endpoint import Deadlines, Endpoint
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 
@@ -77,7 +77,7 @@ async def test_registrations_that_are_refused(agent, resource, version, endpoint
             response_deserializer=wire.Empty.FromString,
         )
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await call(request, timeout=5)
+            await call(request, timeout=PATIENCE)
     assert words in (refused.value.details() or "")
     assert agent.counts(resource) == (None, None)
     assert agent.registry.metrics["kubelet_device_plugin_registration_total"].values == {(resource,): 1}
@@ -110,7 +110,7 @@ async def test_endless_names_do_not_grow_the_metrics(agent, monkeypatch):
         for number in (0, 1, 2, 3, 4, 1):
             request = wire.RegisterRequest(version="v1beta1", endpoint="x", resource_name=f"odd-{number}")
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(request, timeout=5)
+                await call(request, timeout=PATIENCE)
     counted = agent.registry.metrics["kubelet_device_plugin_registration_total"].values
     assert counted == {("odd-0",): 1, ("odd-1",): 2, ("odd-2",): 1, ("other",): 2}
 
@@ -144,12 +144,14 @@ async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
     await agent.admit(agent.make_pod("a"))
     async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
         stub = PodResourcesListerStub(channel)
-        one = await stub.Get(v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"), timeout=5)
+        one = await stub.Get(
+            v1.GetPodResourcesRequest(pod_name="a", pod_namespace="default"), timeout=PATIENCE
+        )
         (device,) = one.pod_resources.containers[0].devices
         assert (list(device.device_ids), [n.ID for n in device.topology.nodes]) == (["gpu-0"], [0])
         with pytest.raises(grpc.aio.AioRpcError, match="pod b in namespace default not found"):
-            await stub.Get(v1.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=5)
-        usable = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest(), timeout=5)
+            await stub.Get(v1.GetPodResourcesRequest(pod_name="b", pod_namespace="default"), timeout=PATIENCE)
+        usable = await stub.GetAllocatableResources(v1.AllocatableResourcesRequest(), timeout=PATIENCE)
         assert [list(d.device_ids) for d in usable.devices] == [["gpu-0"]]
     errors = agent.registry.metrics["kubelet_pod_resources_endpoint_errors_get"].values
     assert errors == {("v1",): 1}
@@ -158,7 +160,7 @@ async def test_pod_resources_knows_single_pods_and_what_is_allocatable(agent):
 async def test_a_tight_loop_of_lists_is_throttled(agent):
     async with grpc.aio.insecure_channel(f"unix:{agent.pod_resources_dir / 'kubelet.sock'}") as channel:
         stub = PodResourcesListerStub(channel)
-        calls = [stub.List(v1.ListPodResourcesRequest(), timeout=5) for _ in range(100)]
+        calls = [stub.List(v1.ListPodResourcesRequest(), timeout=PATIENCE) for _ in range(100)]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     refused = [o for o in outcomes if isinstance(o, grpc.aio.AioRpcError)]
     assert refused

@@ -23,6 +23,7 @@ from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from tests.frozen import frozen
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
+from tests.waiting import PATIENCE
 
 from .private_node import MIB, make_pod
 
@@ -175,7 +176,7 @@ async def test_a_runtime_that_hangs_holds_up_a_memory_eviction_by_seconds_at_mos
     node.run(pod, mib=60)
     manager = world.manager(eviction_hard={"memory.available": "1000Mi"})
     with frozen(small._process.pid):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             assert await manager.synchronize() == [pod]
         assert manager.reader.imagefs is None
     await manager.stop()

@@ -17,6 +17,7 @@ import pytest
 from engine.host import beneath, trees
 from engine.host.beneath import opened
 from engine.host.trees import HELD_LEVELS, disk_usage, remove_tree, walk
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture(params=["openat2", "step by step"], autouse=True)
@@ -172,12 +173,12 @@ def mounted(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
     points: list[Path] = []
 
     def mount(point: Path) -> None:
-        subprocess.run(["mount", "--bind", tmp_path / "host", point], check=True, timeout=240)
+        subprocess.run(["mount", "--bind", tmp_path / "host", point], check=True, timeout=PATIENCE)
         points.append(point)
 
     yield mount
     for point in points:
-        subprocess.run(["umount", "-l", point], check=True, timeout=240)
+        subprocess.run(["umount", "-l", point], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from engine.node.volumes.attachments import Attachments
+from tests.waiting import PATIENCE
 
 DISK = "kubernetes.io/csi/disk.example^1"
 OTHER = "kubernetes.io/csi/disk.example^2"
@@ -39,5 +40,5 @@ async def test_a_volume_is_there_when_it_is_attached_and_the_server_knows_of_its
         await asyncio.sleep(0)
         assert not waiting.done()
     known.heard({"volumesInUse": [DISK], "volumesAttached": [{"name": DISK, "devicePath": "/dev/x"}]})
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert await waiting == "/dev/x"

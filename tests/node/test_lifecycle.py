@@ -17,7 +17,7 @@ from engine.node import Node
 from engine.node.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 EXIT = "runtime.kubengine.dev/"
 
@@ -328,9 +328,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True, timeout=240)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True, timeout=PATIENCE
+    )
     yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=240)
+    subprocess.run(["umount", "-l", str(disk)], check=True, timeout=PATIENCE)
 
 
 @pytest.mark.root

@@ -21,6 +21,7 @@ from engine.host import beneath
 from engine.host.mounts import mounts_below, unmount_below
 from engine.node.volumes import PodVolumes, sub_path
 from engine.node.volumes.sub_path import mount_sub_path, wanted_part
+from tests.waiting import PATIENCE
 
 SECRET = "the host's own"
 
@@ -210,7 +211,7 @@ class TestRestartsAndRemoval:
             "mount_sub_path(Path(sys.argv[1]), 'v', Path(sys.argv[2]), 'a/b', 'c', 0)\n"
             "os.kill(os.getpid(), 9)"
         )
-        subprocess.run([sys.executable, "-c", code, pod, volume], check=False, timeout=240)
+        subprocess.run([sys.executable, "-c", code, pod, volume], check=False, timeout=PATIENCE)
         assert len(mounts_below(pod)) == 1
         assert mounted(pod, volume, "a/b").is_dir()
         assert len(mounts_below(pod)) == 1

@@ -48,7 +48,7 @@ from engine.node.volumes.empty_dir import memory_size
 from engine.node.volumes.pod_volumes import used_volumes
 from engine.runtime.hollow import HollowRuntime
 from tests.node_rig import Rig, container
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 SECRET = "the host's own"
 ALLOCATABLE = {"memory": Quantity.parse("1Gi")}
@@ -266,9 +266,9 @@ def test_a_user_of_the_fs_group_reads_what_is_for_few(volumes: PodVolumes, tmp_p
         if directory != Path(tempfile.gettempdir()) and directory.is_relative_to(tempfile.gettempdir()):
             directory.chmod(mode(directory) | 0o001)
     read = ["setpriv", "--reuid=1000", "--regid=1000", "--groups=4321", "cat", path / "labels"]
-    assert subprocess.run(read, capture_output=True, check=True, timeout=240).stdout == b'app="web"'
+    assert subprocess.run(read, capture_output=True, check=True, timeout=PATIENCE).stdout == b'app="web"'
     read[3] = "--clear-groups"
-    assert subprocess.run(read, capture_output=True, check=False, timeout=240).returncode != 0
+    assert subprocess.run(read, capture_output=True, check=False, timeout=PATIENCE).returncode != 0
 
 
 def test_a_later_set_up_goes_by_descriptor(volumes: PodVolumes, tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_what_a_container_mounted_in_its_volume_is_not_removed(volumes: PodVolum
     (tmp_path / "host" / "file").write_text(SECRET)
     path = set_up(volumes, pod(Volume("v", empty_dir=EmptyDirVolume())))["v"]
     (path / "point").mkdir()
-    subprocess.run(["mount", "--bind", tmp_path / "host", path / "point"], check=True, timeout=240)
+    subprocess.run(["mount", "--bind", tmp_path / "host", path / "point"], check=True, timeout=PATIENCE)
     volumes.tear_down("u1")
     assert volumes.known_uids() == set()
     assert (tmp_path / "host" / "file").read_text() == SECRET

@@ -14,6 +14,7 @@ import pytest
 
 from engine.cli import main
 from engine.plan.snapshot.json_writer import write_list
+from tests.waiting import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plan"
 
@@ -51,7 +52,7 @@ def test_a_made_up_cluster_through_a_pipe():
     )
     asked = subprocess.run(
         [*plan, "preempt", "--requests", "cpu=2,memory=4Gi", "--critical", "--format", "json"],
-        stdin=synth.stdout, capture_output=True, timeout=240, check=True,
+        stdin=synth.stdout, capture_output=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert synth.stdout is not None
     synth.stdout.close()

@@ -28,6 +28,7 @@ from engine.plan import FaultLog, load_snapshot
 from engine.plan.reading.json_stream import MAX_DEPTH, MAX_OBJECT, JSONStream
 from engine.plan.snapshot.json_writer import documents, write_list
 from engine.tables import CRITICAL, HAS_PRIORITY, MIRROR, PROTECTED, QOS_NAMES, STATIC
+from tests.waiting import PATIENCE
 
 
 def node(name: str = "n1", **status: Any) -> dict[str, Any]:
@@ -488,7 +489,7 @@ peak = re.search(r"VmHWM:\\s*([0-9]+)", open("/proc/self/status").read())[1]
 print(count, stream.position, int(peak) // 1024)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=240
+        [sys.executable, "-c", script], capture_output=True, check=True, text=True, timeout=PATIENCE
     )
     count, read, peak = map(int, done.stdout.split())
     assert count > 300_000

@@ -26,6 +26,7 @@ from engine.plan.questions.image_gc import ImageGCParameters
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.report import render, write_report
 from engine.plan.report.svg import ticks
+from tests.waiting import PATIENCE
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -176,7 +177,7 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     ]  # fmt: skip
     dumped = subprocess.run(
         [str(BROWSER), *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=240, check=True,
+        capture_output=True, text=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert dumped.stdout.count("<svg") >= 4
     assert "preempt" in dumped.stdout
@@ -186,7 +187,7 @@ def test_the_page_renders_in_a_browser(answer, source, tmp_path):
     picture = tmp_path / "report.png"
     subprocess.run(
         [str(BROWSER), *options, "--hide-scrollbars", f"--screenshot={picture}", page.as_uri()],
-        capture_output=True, timeout=240, check=True,
+        capture_output=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
     assert picture.stat().st_size > 30_000

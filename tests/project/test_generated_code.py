@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def test_wire_is_current_with_protos(tmp_path: Path) -> None:
     assert protos
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT / "protos"), *outputs, *protos]
-    subprocess.run(command, check=True, timeout=240)
+    subprocess.run(command, check=True, timeout=PATIENCE)
     generated = {path.name: path.read_text() for path in (tmp_path / "engine/wire").iterdir()}
     kept = {
         path.name: path.read_text()

@@ -18,7 +18,7 @@ from engine.runtime.streaming.protocol import STDOUT, CommandTicket, PortForward
 from engine.runtime.streaming.server import StreamingServer
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.stream_clients import Refusal, Spdy, WebSocket, exit_code, masked, upgraded
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 V4 = "v4.channel.k8s.io"
 SANDBOX = Sandbox("s", cri.PodSandboxConfig(), 0, state=READY)
@@ -89,7 +89,7 @@ async def raw(made: Made, data: bytes) -> bytes:
     """What the server answers to these bytes until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", made.server.port)
     writer.write(data)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         answer = await reader.read()
     writer.close()
     await writer.wait_closed()

@@ -22,7 +22,7 @@ from engine.runtime.shim.linux import start_time
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods, assert_nothing_left
 from tests.runtime.stream_clients import Spdy
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
 
@@ -290,7 +290,7 @@ os._exit(sandbox.run(
 def test_a_sandbox_knows_itself_however_slow_its_parent_is(tmp_path: Path) -> None:
     """Its parent comes to run only when the sandbox has pivoted away from /proc and is done."""
     arguments = [sys.executable, "-c", SLOW_PARENT, str(tmp_path)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE, check=True)
     message = ast.literal_eval(done.stdout)
     assert message.keys() == {"pid", "start_time"}
     assert message["start_time"] > 0

@@ -18,7 +18,7 @@ from engine.api.kubengine_config import KubengineConfiguration, ServerSection
 from engine.server import Server, connection, listeners, turns
 from tests.ports import free_port
 from tests.server.served import View, parse
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n"
 
@@ -142,9 +142,9 @@ async def test_work_that_hangs_leaves_health_answered(serve: Any) -> None:
     view.stats_summary = hang  # type: ignore[method-assign]
     served = await serve(view)
     asked = [asyncio.ensure_future(served.get("/stats/summary")) for _ in range(3 * turns.MAX_AT_WORK)]
-    done, waiting = await asyncio.wait(asked, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    done, waiting = await asyncio.wait(asked, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
     while len(done) < 2 * turns.MAX_AT_WORK:
-        more, waiting = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        more, waiting = await asyncio.wait(waiting, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
         assert more
         done |= more
     assert {task.result().status for task in done} == {503}

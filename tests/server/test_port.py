@@ -26,7 +26,7 @@ from engine.server.port.websocket_token import PREFIX
 from engine.testing.apiserver import ApiServer, Authority, CertificatePair
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 Open = Callable[..., Awaitable[Secured]]
 NO_REVIEWS = {"authentication": {"webhook": {"enabled": False}}}
@@ -304,7 +304,7 @@ async def test_a_connection_ends_with_the_authority_that_vouched_for_it(
 
 async def ended(reader: asyncio.StreamReader) -> bool:
     """Whether nothing came but the connection's end."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         try:
             return await reader.read() == b""
         except (ConnectionError, ssl.SSLError):

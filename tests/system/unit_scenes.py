@@ -18,6 +18,7 @@ from engine.api.errors import KubengineError
 from engine.cli._agent import Agent
 from engine.cli._places import default_socket
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
+from tests.waiting import PATIENCE
 
 UNIT = "kubengine.service"
 UNITS = Path("/run/systemd/system")
@@ -205,7 +206,7 @@ def systemctl(*arguments: str) -> str:
         stdout=subprocess.PIPE,
         text=True,
         check=arguments[0] != "status",
-        timeout=240,
+        timeout=PATIENCE,
     ).stdout
 
 

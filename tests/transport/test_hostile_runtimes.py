@@ -16,7 +16,7 @@ import pytest
 from engine.transport import grpc_channel
 from engine.transport.grpc_channel import CallFailed, Channel
 from tests.leaks import nothing_leaks
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 __all__ = ["nothing_leaks"]
 
@@ -170,7 +170,7 @@ async def test_a_call_that_waits_for_a_lost_connection_begins_on_another(tmp_pat
         server.writer.close()
         with pytest.raises(CallFailed, match="closed the connection"):
             await first
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             assert await second == b"done"
         channel.close()
 
