@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 
 NORMAL = "Normal"
@@ -18,7 +19,8 @@ log = logging.getLogger("kubengine.events")
 @dataclass(frozen=True, slots=True)
 class Event:
     """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path`
-    is where in the pod the container is written."""
+    is where in the pod the container is written. With a `claim` (its name) the event is about that one of the
+    pod's."""
 
     type: str
     reason: str
@@ -29,6 +31,8 @@ class Event:
     container: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
     field_path: str = ""
+    claim: str = ""
+    claim_uid: str = ""
 
 
 class EventRecorder:
@@ -67,6 +71,21 @@ class EventRecorder:
             )
         )
 
+    def claim(self, pod: Pod, claim: ObjectMeta, type: str, reason: str, message: str) -> None:
+        """Record an event about a claim that a pod has."""
+        self._record(
+            Event(
+                type,
+                reason,
+                message,
+                self._clock(),
+                pod.full_name,
+                pod.uid,
+                claim=claim.name,
+                claim_uid=claim.uid,
+            )
+        )
+
     def node(self, type: str, reason: str, message: str) -> None:
         """Record an event about the node."""
         self._record(Event(type, reason, message, self._clock()))
@@ -74,7 +93,8 @@ class EventRecorder:
     def _record(self, event: Event) -> None:
         self._events.append(event)
         level = logging.WARNING if event.type == WARNING else logging.INFO
-        about = f"{event.pod}/{event.container}" if event.container else event.pod or "node"
+        part = event.container or event.claim
+        about = f"{event.pod}/{part}" if part else event.pod or "node"
         log.log(level, "%s %s: %s", event.reason, about, event.message)
         for listener in self._listeners:
             listener(event)

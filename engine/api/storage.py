@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from engine.api.meta import ObjectMeta
-from engine.api.pod import HostPathVolume, NodeSelector, ResourceList
+from engine.api.pod import HostPathVolume, NodeSelector, ResourceList, ResourceRequirements
 from engine.api.struct import Struct
 
 FILESYSTEM, BLOCK = "Filesystem", "Block"
@@ -14,13 +16,19 @@ FILESYSTEM, BLOCK = "Filesystem", "Block"
 class PersistentVolumeClaimSpec(Struct):
     volume_name: str = ""
     volume_mode: str = FILESYSTEM
+    access_modes: list[str] | None = None
+    resources: ResourceRequirements = msgspec.field(default_factory=ResourceRequirements)
 
 
 class PersistentVolumeClaimStatus(Struct):
-    """`capacity` is what the volume's file system has by now."""
+    """`capacity` is what the file system has by now; of a resize, `allocated_resources` what it is to
+    have and `allocated_resource_statuses` how far it is."""
 
     phase: str = ""
     capacity: ResourceList | None = None
+    allocated_resources: ResourceList | None = None
+    allocated_resource_statuses: dict[str, str] | None = None
+    conditions: list[dict[str, Any]] | None = None
 
 
 class PersistentVolumeClaim(Struct):

@@ -57,7 +57,7 @@ class EventSeries:
 
     def next(self, event: Event, name: str) -> Said | None:
         """What to write for `event`, None for nothing; `name` is a fresh name in case it is a new one."""
-        reason: tuple[str, ...] = (event.pod, event.pod_uid, event.type, event.reason)
+        reason: tuple[str, ...] = (event.pod, event.pod_uid, event.claim, event.type, event.reason)
         if self._are_many(reason, event):
             event = replace(event, message=f"(combined from similar events): {event.message}")
             key = reason

@@ -40,6 +40,8 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
         if event.pod
         else {"apiVersion": "v1", "kind": "Node", "name": node}
     )
+    if event.claim:
+        about |= {"kind": "PersistentVolumeClaim", "name": event.claim, "uid": event.claim_uid}
     if event.field_path:
         about["fieldPath"] = event.field_path
     return {
@@ -143,4 +145,4 @@ class EventWriter:
 
     def _name(self, event: Event) -> str:
         """As client-go names events: the object and the nanoseconds in hexadecimal."""
-        return f"{event.pod.partition('/')[2] or self._node}.{int(event.at * 1e9):x}"
+        return f"{event.claim or event.pod.partition('/')[2] or self._node}.{int(event.at * 1e9):x}"

@@ -119,14 +119,14 @@ class DriverClient:
         await self._call("NodeUnpublishVolume", request, wire.NodeUnpublishVolumeResponse)
 
     async def expand(
-        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None, size: int
+        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path, size: int
     ) -> None:
         """To so many bytes."""
         request = wire.NodeExpandVolumeRequest(
             volume_id=volume.handle,
             volume_path=str(target),
             capacity_range=wire.CapacityRange(required_bytes=size),
-            staging_target_path=_text(staging),
+            staging_target_path=str(staging),
             volume_capability=_wanted(volume, able),
             secrets=volume.secrets,
         )

@@ -119,7 +119,7 @@ class Mounting:
             return target
         staging = None
         if volume.persistent and able.stages:
-            staging = places.staged(self._root, volume.driver, volume.handle) / places.GLOBAL_MOUNT
+            staging = self.staging(volume)
         await asyncio.to_thread(self._mark, uid, volume)
         try:
             await driver.publish(volume, able, target, staging)
@@ -130,6 +130,10 @@ class Mounting:
         await asyncio.to_thread(self._look_through, target, None if able.gives_to_group else volume)
         self._published.add(target)
         return target
+
+    def staging(self, volume: CsiVolume) -> Path:
+        """Where a persistent volume is staged."""
+        return places.staged(self._root, volume.driver, volume.handle) / places.GLOBAL_MOUNT
 
     def _mark(self, uid: str, volume: CsiVolume) -> None:
         directory = places.published(self._root, uid, volume.name)

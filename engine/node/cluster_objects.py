@@ -49,6 +49,9 @@ class ClusterObjects(Protocol):
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
         """Raises `Refused` in the API server's words."""
 
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
+        """Its status (strategic merge). Raises `Refused` in the API server's words."""
+
     async def persistent_volume(self, name: str) -> PersistentVolume:
         """Raises `Refused` in the API server's words."""
 
@@ -100,6 +103,9 @@ class NoCluster:
         raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        raise Refused(_NONE, subject=f"claim {pod.metadata.namespace}/{name}")
+
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
         raise Refused(_NONE, subject=f"claim {pod.metadata.namespace}/{name}")
 
     async def persistent_volume(self, name: str) -> PersistentVolume:

@@ -71,8 +71,10 @@ class PodReferences:
         return await self._tokens.token(pod, audience, seconds)
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
-        path = f"/api/v1/namespaces/{pod.metadata.namespace}/persistentvolumeclaims/{name}"
-        return await self._client.get(path, PersistentVolumeClaim)
+        return await self._client.get(_claim_path(pod, name), PersistentVolumeClaim)
+
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
+        return await self._client.patch(f"{_claim_path(pod, name)}/status", patch, PersistentVolumeClaim)
 
     async def persistent_volume(self, name: str) -> PersistentVolume:
         return await self._client.get(f"/api/v1/persistentvolumes/{name}", PersistentVolume)
@@ -112,6 +114,10 @@ class PodReferences:
     def _changed(self, uid: str) -> None:
         for heard in self._heard:
             heard(uid)
+
+
+def _claim_path(pod: Pod, name: str) -> str:
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/persistentvolumeclaims/{name}"
 
 
 async def _runtime_classes() -> Resource[RuntimeClass]:

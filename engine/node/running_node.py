@@ -169,6 +169,7 @@ class RunningNode:
             self.attachments,
             registry=setting.registry,
             tasks=tasks,
+            recorder=recorder,
             clock=clock,
             usage_seconds=max(config.volume_stats_agg_period, FILES_SECONDS),
         )

@@ -166,6 +166,9 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             Attachments(lambda: None),
             registry=Registry(),
             tasks=Tasks(),
+            recorder=recorder,
+            clock=lambda: NOW,
+            usage_seconds=60.0,
         )
         return VolumeKeeper(
             volumes,

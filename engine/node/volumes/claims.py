@@ -29,13 +29,17 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume by its name, of one of three kinds; `block`: a device, not a file system. What else
-    was said of it."""
+    """A persistent volume by its name, of one of three kinds; what else was said of it, and its claim."""
 
     name: str
     source: HostPathVolume | LocalVolume | CSIPersistentVolume
-    block: bool = False
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
+    claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
+
+    @property
+    def block(self) -> bool:
+        """A device, not a file system."""
+        return self.spec.volume_mode == BLOCK
 
 
 def is_of_driver(volume: Volume, bound: object) -> bool:
@@ -83,7 +87,7 @@ async def bound_volume(
         named = f"[{volume.name}]"
         text = f"unmounted volumes={named}, unattached volumes=[], failed to process volumes={named}"
         raise VolumeRefused(f"Unable to attach or mount volumes: {text}: {processed}") from error
-    return _usable(bound, node)
+    return _usable(bound, claim, node)
 
 
 def _check_claim(claim: PersistentVolumeClaim) -> None:
@@ -115,7 +119,7 @@ def _check_mode(bound: PersistentVolume, pod: Pod, volume: Volume) -> None:
             raise InvalidInput(f"volume {volume.name} has volumeMode {mode}, but is specified in {name}")
 
 
-def _usable(bound: PersistentVolume, node: Node) -> BoundVolume:
+def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -> BoundVolume:
     spec, name = bound.spec, bound.metadata.name
     block = spec.volume_mode == BLOCK
     doing = "MapVolume" if block else "MountVolume"
@@ -126,7 +130,7 @@ def _usable(bound: PersistentVolume, node: Node) -> BoundVolume:
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
     source = spec.local if block else spec.host_path or spec.local or spec.csi
     if source is not None:
-        return BoundVolume(name, source, block, spec)
+        return BoundVolume(name, source, spec, claim)
     why = "no volume plugin matched"
     if spec.csi is not None:
         why = "block volumes of storage drivers are not supported by this node"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from engine.api.errors import Missing, Refused, Unavailable
+from engine.api.events import EventRecorder
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod, Volume
 from engine.api.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
@@ -35,13 +36,14 @@ from engine.csi.volume import (
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.growing import Growing, Mounted
 from engine.node.volumes.refusals import SET_UP, refusing
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
 
-MOUNT_DEVICE: Final = "MountVolume.MountDevice"
-WAIT_FOR_ATTACH: Final = "MountVolume.WaitForAttach"
+MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
+WAIT_FOR_ATTACH: Final = "MountVolume.WaitForAttach failed"
 
 T = TypeVar("T")
 
@@ -56,6 +58,8 @@ class CsiVolumes:
         mounting: Mounting,
         objects: ClusterObjects,
         attachments: Attachments,
+        recorder: EventRecorder,
+        clock: Callable[[], float],
     ) -> None:
         self._node = node
         self._drivers = drivers
@@ -64,6 +68,7 @@ class CsiVolumes:
         self._attachments = attachments
         self._used: dict[str, set[str]] = {}
         self._again: dict[str, set[str]] = {}
+        self._growing = Growing(node, drivers, objects, recorder, self._secret, clock)
 
     async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
         """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
@@ -91,6 +96,10 @@ class CsiVolumes:
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
         if again:
             self._again.setdefault(pod.uid, set()).add(volume.name)
+        if bound is not None:
+            staging = self._mounting.staging(wanted)
+            mounted = Mounted(pod, bound, wanted, path, staging, able.expands and not wanted.read_only)
+            await self._growing.at_mount(mounted)
         return path
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
@@ -102,10 +111,19 @@ class CsiVolumes:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._again.get(uid, set())
 
+    def may_grow(self, uid: str) -> set[str]:
+        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        return self._growing.may_grow(uid)
+
+    async def grow(self, uid: str, bound: BoundVolume) -> None:
+        """A pod's volume may have become larger. Raises `VolumeRefused`."""
+        await self._growing.meanwhile(uid, bound)
+
     async def withdraw(self, uid: str) -> None:
         """Takes away all that a pod has. Raises `Refused`."""
         self._again.pop(uid, None)
         await self._mounting.withdraw(uid)
+        self._growing.leave(uid)
         for name in self._used.pop(uid, ()):
             self._attachments.release(name, uid)
 

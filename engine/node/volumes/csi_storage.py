@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from engine.api.events import EventRecorder
 from engine.api.pod import Pod, Volume
 from engine.csi import places
 from engine.csi.records import DriverRecords
@@ -47,10 +48,11 @@ class CsiStorage:
         *,
         registry: Registry,
         tasks: Tasks,
+        recorder: EventRecorder,
         clock: Callable[[], float],
         usage_seconds: float,
     ) -> None:
-        self._clock, self._usage_seconds = clock, usage_seconds
+        self._recorder, self._clock, self._usage_seconds = recorder, clock, usage_seconds
         self._root = root
         self._node = node
         self._objects = objects
@@ -69,7 +71,9 @@ class CsiStorage:
         drivers = Drivers(self._records, self._registry)
         mounting = Mounting(self._root, self._node, drivers, self._tasks, self._attachments)
         usages = VolumeUsages(drivers, self._tasks, self._clock, self._usage_seconds)
-        volumes = CsiVolumes(self._node, drivers, mounting, self._objects, self._attachments)
+        volumes = CsiVolumes(
+            self._node, drivers, mounting, self._objects, self._attachments, self._recorder, self._clock
+        )
         return _Parts(drivers, mounting, volumes, usages)
 
     @property
@@ -98,6 +102,14 @@ class CsiStorage:
     def to_publish_again(self, uid: str) -> set[str]:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
+
+    def may_grow(self, uid: str) -> set[str]:
+        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        return self._parts.volumes.may_grow(uid) if self._loaded else set()
+
+    async def grow(self, uid: str, bound: BoundVolume) -> None:
+        """A pod's volume may have become larger. Raises `VolumeRefused`."""
+        await self._parts.volumes.grow(uid, bound)
 
     async def usage(
         self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]

@@ -34,6 +34,7 @@ FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 120.0
 PATIENCE_SECONDS: Final = 60.0
 REPUBLISH_SECONDS: Final = 60.0
+GROWTH_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.volumes")
 
@@ -182,6 +183,7 @@ class VolumeKeeper:
                         contents = await self._contents(kept)
                         await self._write(kept, contents)
                         await self._publish_again(kept)
+                        await self._grow(kept)
                     except VolumeRefused as error:
                         self._failed(kept, error)
                     else:
@@ -226,6 +228,23 @@ class VolumeKeeper:
                 if volume.name in names and not kept.left:
                     await self._csi.set_up(kept.pod, volume, bound.get(volume.name), kept.leaving)
 
+    async def _grow(self, kept: _Kept) -> None:
+        """A claim that cannot be read now is read again in its time."""
+        claims = self._csi.may_grow(kept.pod.uid)
+        for volume in used_volumes(kept.pod):
+            claim = claim_name(kept.pod, volume)
+            if claim is None or claim not in claims or kept.left:
+                continue
+            try:
+                bound = await bound_volume(kept.pod, volume, claim, self._objects, self._node())
+            except VolumeRefused as error:
+                log.info("of %s: %s", kept.pod.full_name, error)
+                continue
+            try:
+                await self._csi.grow(kept.pod.uid, bound)
+            except VolumeRefused as error:
+                raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
+
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         for volume in used_volumes(kept.pod):
             if volume.name in contents and not kept.left:
@@ -245,11 +264,13 @@ class VolumeKeeper:
             self._look_again_in(kept, delay)
 
     def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
-        """When the first token is to be renewed, or a driver to be asked again."""
+        """When the first token is to be renewed, a driver to be asked again, or a claim looked at."""
         kept.forget_time()
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):
             first = min(first, self._clock() + REPUBLISH_SECONDS)
+        if self._csi.may_grow(kept.pod.uid):
+            first = min(first, self._clock() + GROWTH_SECONDS)
         if first != float("inf"):
             self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))
 

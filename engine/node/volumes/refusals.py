@@ -8,8 +8,8 @@ from typing import Final
 
 from engine.api.errors import KubengineError, Refused
 
-SET_UP: Final = "MountVolume.SetUp"
-SET_UP_DEVICE: Final = "MapVolume.SetUpDevice"
+SET_UP: Final = "MountVolume.SetUp failed"
+SET_UP_DEVICE: Final = "MapVolume.SetUpDevice failed"
 
 
 class VolumeRefused(Refused):
@@ -22,14 +22,14 @@ class VolumeRefused(Refused):
 
 @contextmanager
 def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
-    """What goes wrong with a volume is raised as `VolumeRefused` naming it and what was done."""
+    """What goes wrong with a volume is raised as `VolumeRefused` naming it and what failed."""
     try:
         yield
     except VolumeRefused:
         raise
     except (KubengineError, OSError) as error:
         reason = "FailedMapVolume" if doing.startswith("MapVolume") else "FailedMount"
-        text = f'{doing} failed for volume "{volume}" : {_words(error)}'
+        text = f'{doing} for volume "{volume}" : {_words(error)}'
         raise VolumeRefused(text, reason=reason, errno=getattr(error, "errno", None)) from error
 
 

@@ -1,0 +1,100 @@
+"""Whether a node makes a volume larger now: what its claim and the volume's own size say. Pure.
+
+Source: kubelet v1.36 (`NodeExpander`, `checkForRecoveryFromExpansion`). Amounts are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.api.moments import rfc3339
+from engine.api.quantity import ZERO, Quantity
+from engine.api.storage import PersistentVolumeClaim
+from engine.csi.volume import READ_WRITE_MANY
+
+_STORAGE: Final = "storage"
+_PENDING, _IN_PROGRESS, _INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"
+_NOT_REQUIRED: Final = "volume.kubernetes.io/node-expansion-not-required"
+_ERROR: Final = "NodeResizeError"
+_OF_RESIZES: Final = frozenset(("FileSystemResizePending", "Resizing", "ControllerResizeError", _ERROR))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The size to ask the driver for. `said`: the claim has it already, for another node was first.
+    `tracked`: the claim names each step of its resize, which older controllers do not do."""
+
+    size: Quantity
+    said: bool
+    tracked: bool
+
+
+def size_of(amounts: Mapping[str, Quantity] | None) -> Quantity:
+    return (amounts or {}).get(_STORAGE, ZERO)
+
+
+def growth(claim: PersistentVolumeClaim, volume_size: Quantity) -> Growth | None:
+    """What is to be done for a volume that is larger than this node knows; None: nothing, or not yet."""
+    status = claim.status
+    step = _step(claim)
+    if not step and status.allocated_resources is None:
+        return Growth(volume_size, said=size_of(status.capacity) >= volume_size, tracked=False)
+    size = size_of(status.allocated_resources) or volume_size
+    if not step and size_of(status.capacity) >= size:
+        shared = READ_WRITE_MANY in (claim.spec.access_modes or ())
+        wanted = shared and _NOT_REQUIRED not in (claim.metadata.annotations or {})
+        return Growth(size, said=True, tracked=True) if wanted else None
+    return Growth(size, said=False, tracked=True) if step in (_PENDING, _IN_PROGRESS) else None
+
+
+def is_said(claim: PersistentVolumeClaim, volume_size: Quantity) -> bool:
+    """Whether the claim has the volume's whole size and waits for nothing."""
+    return not _step(claim) and size_of(claim.status.capacity) >= volume_size
+
+
+def is_other_than_wanted(claim: PersistentVolumeClaim, size: Quantity) -> bool:
+    """Whether its owner wants another size by now."""
+    return size_of(claim.spec.resources.requests) != size
+
+
+def begun(claim: PersistentVolumeClaim) -> dict[str, Any] | None:
+    """The patch of the claim when the driver is asked; None where it says so already."""
+    if _step(claim) == _IN_PROGRESS:
+        return None
+    return _at_its_version(claim, {"allocatedResourceStatuses": {_STORAGE: _IN_PROGRESS}})
+
+
+def grown(claim: PersistentVolumeClaim, size: Quantity) -> dict[str, Any]:
+    """The patch of the claim when its file system has so many bytes."""
+    gone = [
+        {"$patch": "delete", "type": condition["type"]}
+        for condition in claim.status.conditions or ()
+        if condition.get("type") in _OF_RESIZES
+    ]
+    status: dict[str, Any] = {"capacity": {_STORAGE: str(size)}, "conditions": gone}
+    if claim.status.allocated_resource_statuses:
+        status["allocatedResourceStatuses"] = {_STORAGE: None}
+    return _at_its_version(claim, status)
+
+
+def failed(claim: PersistentVolumeClaim, why: str, now: float, *, infeasible: bool) -> dict[str, Any] | None:
+    """The patch of a claim whose driver has refused for good; None where it says so already."""
+    status: dict[str, Any] = {}
+    if infeasible:
+        status["allocatedResourceStatuses"] = {_STORAGE: _INFEASIBLE}
+    known = [c for c in claim.status.conditions or () if c.get("type") == _ERROR]
+    if not any(condition.get("status") == "True" for condition in known):
+        condition = {"type": _ERROR, "status": "True", "lastTransitionTime": rfc3339(now)}
+        status["conditions"] = [{**condition, "message": f"failed to expand pvc with {why}"}]
+    return {"status": status} if status else None
+
+
+def _step(claim: PersistentVolumeClaim) -> str:
+    return (claim.status.allocated_resource_statuses or {}).get(_STORAGE, "")
+
+
+def _at_its_version(claim: PersistentVolumeClaim, status: dict[str, Any]) -> dict[str, Any]:
+    """A claim that somebody has changed since is not patched."""
+    return {"metadata": {"resourceVersion": claim.metadata.resource_version}, "status": status}
