@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +20,11 @@ from engine.api.status import (
     ContainerStatus,
     PodStatus,
 )
+from engine.cri.client import RuntimeClient
 from engine.metrics import Collected, Registry
 from engine.node.pod_metrics import PodMetrics
 from engine.server.metrics_text import exposition
+from engine.wire import cri_v1_pb2 as cri
 from tests.cluster_rig import Cluster, Joined
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -73,7 +76,9 @@ async def test_a_static_pod_counts_where_no_creation_is_asked_for(rig: Rig) -> N
     builds = node.registry.metrics["kubernetes_build_info"]
     assert isinstance(builds, Collected)
     ((labels, _),) = builds.collect()
-    assert node.node_object().status.node_info["kubeletVersion"] in labels
+    info = node.node_object().status.node_info
+    assert info is not None
+    assert info["kubeletVersion"] in labels
     await eventually(lambda: values_of(node.registry)("kubelet_pleg_relist_interval_seconds_count") > 0)
     assert values_of(node.registry)("kubelet_pleg_last_seen_seconds") > 0
 
@@ -151,3 +156,25 @@ def test_nothing_is_promised_of_pods_with_state(volume: Volume, promised: int) -
     counts = values_of(registry)
     assert counts("kubelet_pod_start_sli_duration_seconds_count") == promised
     assert counts("kubelet_pod_start_total_duration_seconds_count") == 1
+
+
+async def test_writable_layers_have_a_file_system_of_their_own_where_the_runtime_says_so(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(place: Path, used: int) -> cri.FilesystemUsage:
+        return cri.FilesystemUsage(
+            fs_id=cri.FilesystemIdentifier(mountpoint=str(place)), used_bytes=cri.UInt64Value(value=used)
+        )
+
+    async def told(runtime: RuntimeClient) -> cri.ImageFsInfoResponse:
+        return cri.ImageFsInfoResponse(image_filesystems=[images], container_filesystems=[containers])
+
+    images, containers = usage(tmp_path, 7), usage(Path("/proc"), 9)
+    node = await rig.start()
+    monkeypatch.setattr(RuntimeClient, "image_fs_info", told)
+    shown = (await node.stats_summary())["node"]["runtime"]
+    assert (shown["imageFs"]["usedBytes"], shown["containerFs"]["usedBytes"]) == (7, 9)
+    assert shown["imageFs"]["capacityBytes"] > shown["containerFs"]["capacityBytes"] == 0
+    containers = images
+    shown = (await node.stats_summary())["node"]["runtime"]
+    assert shown["imageFs"] == shown["containerFs"]

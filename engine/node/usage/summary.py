@@ -23,6 +23,7 @@ from engine.node.summary import node_summary, pod_summary
 from engine.node.usage import shown
 from engine.node.usage.sampler import NodeUsage, UsageSampler, UsedPod
 from engine.node.usage.volumes import VolumeFigures, file_system, is_local_ephemeral
+from engine.wire import cri_v1_pb2 as cri
 
 FILES_SECONDS = 10.0
 
@@ -90,23 +91,22 @@ class Summaries:
             {"name": name, "startTime": rfc3339(self._began), **shown.group(group, now)}
             for name, group in usage.system.items()
         ]
-        images = await self._image_fs(time)
-        node["runtime"] = {"imageFs": images, "containerFs": images}
+        node["runtime"] = await self._runtime_fs(time)
         return node
 
-    async def _image_fs(self, time: str) -> Entry:
+    async def _runtime_fs(self, time: str) -> Entry:
+        """Of images and of writable layers: the same where the runtime keeps both in one place."""
         try:
             info = await self._runtime.image_fs_info()
         except Unavailable:
             raise
         except Refused:
-            return {"time": time}
-        if not info.image_filesystems:
-            return {"time": time}
-        used = info.image_filesystems[0]
-        place = await asyncio.to_thread(_place, Path(used.fs_id.mountpoint))
-        own = {"usedBytes": used.used_bytes.value, "inodesUsed": used.inodes_used.value}
-        return {"time": time, **place, **own}
+            return {"imageFs": {"time": time}, "containerFs": {"time": time}}
+        images = await _filesystem(info.image_filesystems, time)
+        apart = info.image_filesystems and info.container_filesystems
+        if apart and info.image_filesystems[0].fs_id != info.container_filesystems[0].fs_id:
+            return {"imageFs": images, "containerFs": await _filesystem(info.container_filesystems, time)}
+        return {"imageFs": images, "containerFs": images}
 
     async def _files_of(self, pod: Pod) -> Entry:
         now = self._clock()
@@ -130,6 +130,15 @@ class Summaries:
             "ephemeral": {volume.name for volume in pod.spec.volumes or () if is_local_ephemeral(volume)},
             "disk": {"time": time, **_place(self._root)},
         }
+
+
+async def _filesystem(listed: Sequence[cri.FilesystemUsage], time: str) -> Entry:
+    """The first, as in the kubelet, with what is known of its place."""
+    if not listed:
+        return {"time": time}
+    place = await asyncio.to_thread(_place, Path(listed[0].fs_id.mountpoint))
+    used = {"usedBytes": listed[0].used_bytes.value, "inodesUsed": listed[0].inodes_used.value}
+    return {"time": time, **place, **used}
 
 
 def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
