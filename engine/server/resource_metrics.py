@@ -73,7 +73,7 @@ def resource_metrics(summary: dict[str, Any], read_at: float = 0.0) -> Iterator[
         [
             (labels, _seconds(container["startTime"]))
             for labels, container in containers
-            if container.get("startTime")
+            if container.get("startTime") and _is_measured(container)
         ],
     )
     yield scrape_error(0)
@@ -84,6 +84,12 @@ def scrape_error(value: int) -> str:
     return family(
         "resource_scrape_error", "1 if the metrics could not be collected", "gauge", (), [((), value)]
     )
+
+
+def _is_measured(container: dict[str, Any]) -> bool:
+    """A metrics-server leaves out a whole pod for one container of which it learns the start and no use."""
+    cpu, memory = container.get("cpu") or {}, container.get("memory") or {}
+    return "usageCoreNanoSeconds" in cpu or "workingSetBytes" in memory
 
 
 def _pod_labels(pod: dict[str, Any]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.moments import rfc3339
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.node_metrics import count_node
 from engine.node.usage import shown
@@ -68,7 +69,8 @@ class BusyView(SecuredView):
         usage = await self.usage()
         (pod,) = usage.pods
         reference = {"name": "p", "namespace": "default", "uid": "u"}
-        containers = [{"name": "c", **shown.group(pod.containers[0], usage.time)}]
+        group = shown.group(pod.containers[0], usage.time)
+        containers = [{"name": "c", "startTime": rfc3339(2.0), **group}]
         return {
             "node": shown.group(usage.root, usage.time),
             "pods": [{"podRef": reference, "containers": containers, **shown.group(pod.group, usage.time)}],
