@@ -69,6 +69,9 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     `reclaim_settle`: after images or containers were removed for a disk, how long at most the free bytes
     are watched until they grow no more, before a pod is ended; 0 doesn't wait. `reclaim_everywhere`: disk
     pressure removes dead containers and unused images whatever file system they lie on.
+
+    `memory_stall`, under cgroup v2: the percentage of time in which all pods may wait for memory; beyond it
+    for longer than `memory_stall_for` a pod is ended that makes them wait. 0 is off.
     """
 
     recheck_before_evict: bool = False
@@ -77,6 +80,8 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     interval: Duration = Duration(10)
     reclaim_settle: Duration = Duration(0)
     reclaim_everywhere: bool = False
+    memory_stall: int = 0
+    memory_stall_for: Duration = Duration(30)
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):

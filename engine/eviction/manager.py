@@ -38,7 +38,8 @@ from engine.eviction.node_conditions import node_conditions
 from engine.eviction.notifier import MemoryNotifiers
 from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
 from engine.eviction.readings import NodeView, SignalReader
-from engine.eviction.signals import RESOURCE_OF, Observations
+from engine.eviction.signals import MEMORY_STALL, RESOURCE_OF, Observations
+from engine.eviction.stall import causes, pod_stalls, stall_thresholds
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.eviction.usage import PodUsage, Ranking, rank
 from engine.host.tasks import Tasks
@@ -103,7 +104,8 @@ class EvictionManager:
         self.section = section or EvictionSection()
         view = view or NodeView()
         self._config = config
-        self._configured = thresholds_from_config(config)
+        stall = stall_thresholds(self.section, view.mount)
+        self._configured = [*thresholds_from_config(config), *stall]
         self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
         self._table = table if table is not None else PodTable()
         self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
@@ -111,7 +113,9 @@ class EvictionManager:
         self._clock, self._monotonic = clock, monotonic
         self._decisions = decisions or Decisions(clock)
         self._conditions_changed = conditions_changed
-        self.reader = SignalReader(view, nodefs=root_dir, memory_signal=self.section.memory_signal)
+        self.reader = SignalReader(
+            view, nodefs=root_dir, memory_signal=self.section.memory_signal, stall=bool(stall)
+        )
         self.meter = PodMeter(
             pod_cgroup=pod_cgroup,
             runtime=runtime,
@@ -225,6 +229,10 @@ class EvictionManager:
         self, threshold: Threshold, seen: Pressure, observations: Observations, pods: Sequence[Pod]
     ) -> list[Pod]:
         disk = is_disk(threshold.signal)
+        stalls: dict[str, int] = {}
+        if threshold.signal == MEMORY_STALL:
+            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mount)
+            pods = causes(pods, stalls)
         usage = await self.meter.whole(pods) if disk else self.meter.quick(pods)
         ranked = self._ranked(threshold.signal, pods, usage)
         if self.section.recheck_before_evict:
@@ -264,9 +272,12 @@ class EvictionManager:
                 "priority": pod.spec.priority,
                 "qos": qos_class(pod),
                 "candidates": len(pods),
+                **({"stall": stalls[pod.uid]} if pod.uid in stalls else {}),
             }
             await self._evict(pod, end, inputs)
             self._evictions.inc(threshold.signal)
+            if threshold.signal == MEMORY_STALL:
+                self.tracker.begin_anew(threshold)
             return [pod]
         log.warning("%s: no pod could be evicted", threshold.signal)
         return []

@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.api.pod import Pod
 from engine.api.quantity import BINARY_SI, ZERO, Quantity
-from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, RESOURCE_OF, Observations
+from engine.eviction.signals import EPHEMERAL_STORAGE, MEMORY, MEMORY_STALL, RESOURCE_OF, Observations
 from engine.eviction.thresholds import Threshold, format_bytes
 from engine.eviction.usage import ContainerUsage, PodUsage
 
@@ -29,6 +29,10 @@ def eviction_message(
     message = f"The node was low on resource: {resource}. "
     for threshold in thresholds:
         observed = observations.get(threshold.signal)
+        if threshold.signal == MEMORY_STALL and observed is not None:
+            waited = (observed.capacity - observed.available) / 100
+            message += f"All pods waited for memory {waited:g}% of the time. "
+            break
         if RESOURCE_OF[threshold.signal] == resource and observed is not None:
             quantity = threshold.value.quantity or format_bytes(threshold.limit(observed.capacity))
             message += f"Threshold quantity: {quantity}, available: {format_available(observed.available)}. "

@@ -102,6 +102,10 @@ class PressureTracker:
             tuple(c for c in before if c not in self.conditions),
         )
 
+    def begin_anew(self, threshold: Threshold) -> None:
+        """What was done for a threshold shows only later: its grace period begins again at the next look."""
+        self.first_met.pop(threshold, None)
+
     def is_relieved(self, observations: Observations) -> bool:
         """Whether no threshold is met any more, minimum reclaims included."""
         return not met(self.thresholds, observations, reclaimed=True)

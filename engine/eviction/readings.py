@@ -10,9 +10,10 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.eviction import signals
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage, HeldFile, is_v1
+from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage, HeldFile, is_v1, memory_directory
 from engine.eviction.layout import CONTAINERFS, IMAGEFS, NODEFS, Layout
 from engine.eviction.signals import Observation, Observations
+from engine.eviction.stall import PRESSURE, WHOLE, stalled
 from engine.images.filesystem import read_filesystem
 
 WORKING_SET: Final = "working-set"
@@ -44,7 +45,9 @@ class SignalReader:
     A signal that cannot be read is left out of the observations, and said once until it can be again.
     """
 
-    def __init__(self, view: NodeView, *, nodefs: Path, memory_signal: str = WORKING_SET) -> None:
+    def __init__(
+        self, view: NodeView, *, nodefs: Path, memory_signal: str = WORKING_SET, stall: bool = False
+    ) -> None:
         if memory_signal not in (WORKING_SET, MEMAVAILABLE):
             raise InvalidInput(
                 f"{memory_signal!r} is none of {WORKING_SET}, {MEMAVAILABLE}", subject="eviction.memorySignal"
@@ -61,6 +64,8 @@ class SignalReader:
         self._meminfo = HeldFile(PROC / "meminfo")
         self._loadavg = HeldFile(PROC / "loadavg")
         self._pid_limits = (HeldFile(PROC / "sys/kernel/pid_max"), HeldFile(PROC / "sys/kernel/threads-max"))
+        all_pods = view.pods_cgroup or view.cgroup
+        self._pressure = HeldFile(memory_directory(view.mount, all_pods) / PRESSURE) if stall else None
         self._capacity = view.memory_capacity
         self._unreadable: set[str] = set()
 
@@ -71,6 +76,8 @@ class SignalReader:
         if self.pods is not None:
             self._try(found, signals.ALLOCATABLE_MEMORY_AVAILABLE, self._allocatable_memory, now)
         self._try(found, signals.PID_AVAILABLE, self._pids, now)
+        if self._pressure is not None:
+            self._try(found, signals.MEMORY_STALL, self._stall, now)
         for name, path in (
             (NODEFS, self.nodefs),
             (IMAGEFS, self.imagefs),
@@ -90,6 +97,8 @@ class SignalReader:
         self.node.close()
         if self.pods is not None:
             self.pods.close()
+        if self._pressure is not None:
+            self._pressure.close()
         for file in (self._meminfo, self._loadavg, *self._pid_limits):
             file.close()
 
@@ -109,6 +118,10 @@ class SignalReader:
         assert self.pods is not None
         limit = self.pods.memory_limit()
         return None if limit is None else (limit - self.pods.working_set(), limit)
+
+    def _stall(self) -> tuple[int, int] | None:
+        assert self._pressure is not None
+        return WHOLE - stalled(self._pressure.read(), b"full", b"avg10"), WHOLE
 
     def _pids(self) -> tuple[int, int] | None:
         if self.view.pid_capacity is not None:

@@ -13,6 +13,8 @@ IMAGEFS_INODES_FREE: Final = "imagefs.inodesFree"
 CONTAINERFS_AVAILABLE: Final = "containerfs.available"
 CONTAINERFS_INODES_FREE: Final = "containerfs.inodesFree"
 PID_AVAILABLE: Final = "pid.available"
+MEMORY_STALL: Final = "memory.stall"
+"""Our own: the part of the time in which not all pods wait for memory."""
 
 MEMORY: Final = "memory"
 EPHEMERAL_STORAGE: Final = "ephemeral-storage"
@@ -33,6 +35,7 @@ RESOURCE_OF: Final = {
     NODEFS_AVAILABLE: EPHEMERAL_STORAGE,
     NODEFS_INODES_FREE: INODES,
     PID_AVAILABLE: PIDS,
+    MEMORY_STALL: MEMORY,
 }
 """The resource that a signal says is starved."""
 
@@ -46,9 +49,10 @@ CONDITION_OF: Final = {
     NODEFS_AVAILABLE: DISK_PRESSURE,
     NODEFS_INODES_FREE: DISK_PRESSURE,
     PID_AVAILABLE: PID_PRESSURE,
+    MEMORY_STALL: MEMORY_PRESSURE,
 }
 
-MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE)
+MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_STALL)
 
 
 class Observation(NamedTuple):

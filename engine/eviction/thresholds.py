@@ -17,7 +17,8 @@ from engine.api.eviction_amounts import OFF, Amount, hard_statements
 from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.eviction import signals
 
-SIGNALS: Final = tuple(signals.RESOURCE_OF)
+SIGNALS: Final = tuple(signal for signal in signals.RESOURCE_OF if signal != signals.MEMORY_STALL)
+"""Those that a KubeletConfiguration may name."""
 PODS: Final = "pods"
 
 _DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([^0-9.]*)")
@@ -149,7 +150,7 @@ def _reclaims(written: Mapping[str, str]) -> dict[str, Amount]:
 
 
 def _check_signal(signal: str, field: str) -> None:
-    if signal not in signals.RESOURCE_OF:
+    if signal not in SIGNALS:
         raise InvalidInput(f"unsupported eviction signal {signal}", subject=field)
 
 

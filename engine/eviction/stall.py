@@ -1,0 +1,77 @@
+"""Eviction by stall: how long pods' tasks waited for memory, and which pods make them wait.
+
+`memory.pressure` says in percent how much of the last 10, 60 and 300 s some tasks of a cgroup waited, or all.
+What is available here is the part of the time in which not all pods waited, in hundredths of a percent; a
+soft threshold on it is met only where that lasts. Who is to go is among those who stall most themselves: a
+pod that thrashes at its own limit makes the sum rise and no other. Pure, but for `pod_stalls`.
+
+Source: the kernel's Documentation/accounting/psi.rst; the discipline is oomd's: sustained, by the one who
+causes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput
+from engine.api.eviction_amounts import Amount
+from engine.api.kubengine_config import EvictionSection
+from engine.api.pod import Pod
+from engine.eviction.cgroup_usage import is_v1, memory_directory
+from engine.eviction.measure import PodCgroup
+from engine.eviction.signals import MEMORY_STALL
+from engine.eviction.thresholds import Threshold
+
+PRESSURE: Final = "memory.pressure"
+WHOLE: Final = 10_000
+SHARE_OF_MOST: Final = 0.5
+
+
+def stall_thresholds(section: EvictionSection, mount: Path) -> list[Threshold]:
+    """None where `memory_stall` is 0. Raises `InvalidInput`."""
+    percent = section.memory_stall
+    if percent == 0:
+        return []
+    if not 0 < percent < 100:
+        raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject="eviction.memoryStall")
+    if float(section.memory_stall_for) <= 0:
+        raise InvalidInput("expected more than 0s", subject="eviction.memoryStallFor")
+    if is_v1(mount):
+        raise InvalidInput("needs cgroup v2", subject="eviction.memoryStall")
+    left = Amount.parse(f"{100 - percent}%", "eviction.memoryStall")
+    return [Threshold(MEMORY_STALL, left, float(section.memory_stall_for))]
+
+
+def stalled(text: bytes, who: bytes, window: bytes) -> int:
+    """Hundredths of a percent of the last `avg10`, `avg60` or `avg300`, in which `some` or `full` waited.
+    `ValueError` for a text that does not say."""
+    for line in text.splitlines():
+        name, *fields = line.split()
+        if name == who:
+            given = dict(field.split(b"=") for field in fields)
+            if window in given:
+                return round(float(given[window]) * 100)
+    raise ValueError(f"{PRESSURE} has no {who.decode()} {window.decode()}")
+
+
+def pod_stalls(pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path) -> dict[str, int]:
+    """By uid, how much of the last minute some of a pod's tasks waited; pods that cannot be read are left
+    out."""
+    found = {}
+    for pod in pods:
+        cgroup = pod_cgroup(pod.uid)
+        try:
+            if cgroup is not None:
+                text = (memory_directory(mount, cgroup) / PRESSURE).read_bytes()
+                found[pod.uid] = stalled(text, b"some", b"avg60")
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def causes(pods: Sequence[Pod], stalls: Mapping[str, int]) -> list[Pod]:
+    """The pods that stall at least half as much as the one that stalls most; nobody where nobody does."""
+    most = max(stalls.values(), default=0)
+    return [pod for pod in pods if most and stalls.get(pod.uid, 0) >= SHARE_OF_MOST * most]
