@@ -11,7 +11,6 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -65,9 +64,12 @@ class Mounting:
         self._published: set[Path] = set()
         self._leaving: set[Key] = set()
         self._unstaging: dict[Key, asyncio.Task[None]] = {}
-        drivers.on_arrival(self._sweep)
-        for data in self._all_staged():
-            attachments.use(places.unique_name(data.driver, data.handle), STAGED)
+        drivers.on_arrival(self._came)
+
+    async def look_around(self) -> None:
+        """What an earlier agent left staged is in use. Raises `Refused`."""
+        for data in await asyncio.to_thread(self._all_staged):
+            self._attachments.use(places.unique_name(data.driver, data.handle), STAGED)
 
     async def stop(self) -> None:
         """Leaves volumes as they are."""
@@ -234,9 +236,12 @@ class Mounting:
         await asyncio.to_thread(self._clear, directory, places.GLOBAL_MOUNT)
         self._attachments.release(places.unique_name(*key), STAGED)
 
-    def _sweep(self, driver: str) -> None:
+    def _came(self, driver: str) -> None:
+        self._working.start(self._sweep(driver), driver)
+
+    async def _sweep(self, driver: str) -> None:
         """A driver has come: what of its volumes was left staged for nobody goes."""
-        for data in self._all_staged(driver):
+        for data in await asyncio.to_thread(self._all_staged, driver):
             self._unstage_soon((data.driver, data.handle))
 
     def _clear(self, directory: Path, mount: str) -> None:
@@ -267,13 +272,11 @@ class Mounting:
             if (data := volume_data.read(directory)) is not None
         )
 
-    def _all_staged(self, driver: str | None = None) -> Iterator[VolumeData]:
+    def _all_staged(self, driver: str | None = None) -> list[VolumeData]:
         top = places.all_staged(self._root)
-        for of_driver in _listed(top) if driver is None else [top / driver]:
-            for directory in _listed(of_driver):
-                data = volume_data.read(directory)
-                if data is not None:
-                    yield data
+        drivers = _listed(top) if driver is None else [top / driver]
+        found = (volume_data.read(volume) for of_driver in drivers for volume in _listed(of_driver))
+        return [data for data in found if data is not None]
 
     def _turn(self, key: Key) -> asyncio.Lock:
         return self._turns.setdefault(key, asyncio.Lock())

@@ -240,7 +240,7 @@ class RunningNode:
         self._pod_cidr.start()
         self._belonging.start()
         await self.managers.start_before_pods()
-        self._csi.start()
+        await self._csi.start()
         await self._plugins.start()
         await self.watch.start()
         await self.runtime_health.start()

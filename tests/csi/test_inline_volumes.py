@@ -7,6 +7,7 @@ import json
 import pytest
 
 from engine.csi.places import attachment_name, ephemeral_handle
+from engine.csi.volume import TOKENS
 from engine.host.mountinfo import mounts_below
 from tests.csi_rig import DRIVER, CsiRig
 from tests.waiting import eventually
@@ -153,3 +154,26 @@ async def test_a_missing_driver_is_said(csi: CsiRig, monkeypatch: pytest.MonkeyP
         'MountVolume.SetUp failed for volume "v" : kubernetes.io/csi: mounter.SetUpAt failed to get CSI '
         f"client: driver name {DRIVER} not found in the list of registered CSI drivers"
     ]
+
+
+async def test_a_driver_that_wants_it_is_asked_again_with_tokens_that_hold(
+    csi: CsiRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time with the token of that moment; what is published already stays as it is."""
+    monkeypatch.setattr("engine.node.volumes.keeper.REPUBLISH_SECONDS", 0.0)
+    csi.known(requiresRepublish=True, tokenRequests=[{"audience": "vault", "expirationSeconds": 2}])
+    driver = await csi.driver()
+    await csi.run()
+
+    def tokens() -> list[str]:
+        asked = driver.called("NodePublishVolume")
+        return [json.loads(each.volume_context[TOKENS])["vault"]["token"] for each in asked]
+
+    await eventually(lambda: len(tokens()) >= 3 and len(set(tokens())) >= 2)
+    assert len({each.target_path for each in driver.called("NodePublishVolume")}) == 1
+    assert driver.called("NodeUnpublishVolume") == []
+    await csi.delete()
+    await eventually(csi.leaves_nothing)
+    asked = len(tokens())
+    assert len(driver.called("NodeUnpublishVolume")) == 1
+    assert driver.calls[-1].method == "NodeUnpublishVolume", f"{asked} times, and never after its end"

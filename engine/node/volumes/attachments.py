@@ -20,7 +20,7 @@ class Attachments:
         self._users: dict[str, set[str]] = {}
         self._complete = False
         self._told: frozenset[str] = frozenset()
-        self._attached: dict[str, str] = {}
+        self._attached: frozenset[str] = frozenset()
         self._news = asyncio.Event()
 
     def use(self, volume: str, user: str) -> None:
@@ -51,17 +51,11 @@ class Attachments:
     def heard(self, status: Mapping[str, Any]) -> None:
         """The status of the server's Node."""
         self._told = frozenset(status.get("volumesInUse") or ())
-        self._attached = {
-            each["name"]: each.get("devicePath", "") for each in status.get("volumesAttached") or ()
-        }
+        self._attached = frozenset(each["name"] for each in status.get("volumesAttached") or ())
         self._news.set()
         self._news = asyncio.Event()
 
-    async def attached(self, volume: str) -> str:
-        """The device's path (empty for CSI), once the volume is attached and the server knows of its use.
-
-        The deadline is the caller's.
-        """
+    async def attached(self, volume: str) -> None:
+        """Returns when it is attached and the server knows of its use; the deadline is the caller's."""
         while volume not in self._told or volume not in self._attached:
             await self._news.wait()
-        return self._attached[volume]

@@ -80,10 +80,10 @@ class CsiStorage:
     def _loaded(self) -> bool:
         return "_parts" in self.__dict__
 
-    def start(self) -> None:
-        """What an earlier agent left staged is in use."""
+    async def start(self) -> None:
+        """What an earlier agent left staged is in use. Raises `Refused`."""
         if places.all_staged(self._root).exists():
-            _ = self._parts
+            await self._parts.mounting.look_around()
         self._attachments.complete()
 
     def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
