@@ -95,16 +95,15 @@ class AdmittedPods:
         """Count a pod, whether it fits or not; what it asks for. Raises `InvalidInput` for a uid that is
         there."""
         self.table.add(pod)
-        sums = dict(self.used)
         amounts = {name: amount for name, amount in requests_of(pod, self.table.resources).items() if amount}
-        for name, amount in amounts.items():
-            sums[name] = sums.get(name, 0) + amount
-            if sums[name] > _LARGEST_SUM:
+        sums = {name: self.used.get(name, 0) + amount for name, amount in amounts.items()}
+        for name, total in sums.items():
+            if total > _LARGEST_SUM:
                 self.table.remove(pod.uid)
                 raise InvalidInput(
                     f"with it the sum of {name} requests exceeds 64 bits", subject=pod.full_name
                 )
-        self.used = sums
+        self.used.update(sums)
         self._ports.add(pod)
         self._pods[pod.uid] = pod
         return amounts
@@ -204,9 +203,8 @@ class AdmittedPods:
 
     def _amounts(self, uid: str) -> dict[str, int]:
         column = self.table.columns.requests[:, self.table.row(uid)].tolist()
-        return {
-            name: amount for name, amount in zip(self.table.resources.names, column, strict=False) if amount
-        }
+        named = zip(self.table.resources.in_order, column, strict=False)
+        return {name: amount for name, amount in named if amount}
 
 
 def _share_a_port(pod: Pod, other: Pod) -> bool:

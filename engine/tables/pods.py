@@ -136,9 +136,12 @@ class PodTable:
         row = self.row(uid)
         del self._row_of[uid]
         self._uids[row] = ""
-        for _, array in self.columns.arrays():
-            array[..., row] = 0
-        self.columns.fractions.pop(row, None)
+        columns = self.columns
+        for column in (columns.node, columns.qos, columns.flags, columns.priority, columns.creation):
+            column[row] = 0
+        for amounts in (columns.requests, columns.ranking, columns.limits):
+            amounts[:, row] = 0
+        columns.fractions.pop(row, None)
         self._rows.release(row)
         self._live = None
         return row
