@@ -20,7 +20,13 @@ from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.api.status import PodCondition, ResourceAmounts
 from engine.api.struct import to_builtins
-from engine.cgroups.containers import LIMITED_SWAP, ContainerResources, ContainerRules, container_resources
+from engine.cgroups.containers import (
+    LIMITED_SWAP,
+    ContainerResources,
+    ContainerRules,
+    container_resources,
+    effective_limit,
+)
 from engine.cgroups.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
@@ -41,7 +47,8 @@ Verdict = Literal["Proceed", "Deferred", "Infeasible"]
 
 @dataclass(frozen=True, slots=True)
 class ContainerChange:
-    """One container whose cpu or memory changes; `restart` if its resizePolicy asks for that."""
+    """One container whose cpu or memory changes, or the pod's limit where it has none; `restart` if its
+    resizePolicy asks for that."""
 
     name: str
     resources: tuple[str, ...]
@@ -129,7 +136,7 @@ def resize_of(old: Pod, new: Pod) -> PodResize | None:
             name
             for name in RESIZABLE
             if before.requests.get(name) != after.requests.get(name)
-            or before.limits.get(name) != after.limits.get(name)
+            or effective_limit(old, before, name) != effective_limit(new, after, name)
         )
         if changed:
             changes.append(ContainerChange(after.name, changed, _restarts(after, changed)))
@@ -296,14 +303,14 @@ def _container_steps(
     steps: list[ContainerStep] = []
     for before, now in zip(old.all_containers, mixed.all_containers, strict=True):
         values = container_resources(mixed, now, rules)
-        changed = before.requests.get(resource) != now.requests.get(resource)
-        changed = changed or before.limits.get(resource) != now.limits.get(resource)
+        limits = effective_limit(old, before, resource), effective_limit(mixed, now, resource)
+        changed = before.requests.get(resource) != now.requests.get(resource) or limits[0] != limits[1]
         follows_pod = (
             old.spec.resources != new.spec.resources and container_resources(old, before, rules) != values
         )
         if now.name in restarting or not (changed or follows_pod):
             continue
-        shrinks = now.limits.get(resource, ZERO) < before.limits.get(resource, ZERO)
+        shrinks = limits[1] < limits[0]
         steps.append(ContainerStep(now.name, resource, values, shrinks))
     return iter(sorted(steps, key=lambda step: not step.shrinks))
 

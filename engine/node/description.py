@@ -21,6 +21,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 NAMES_PER_IMAGE: Final = 5
 DECLARED_FEATURES: Final = (
+    "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 )

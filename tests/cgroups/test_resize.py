@@ -235,6 +235,36 @@ def test_a_pod_level_limit_reaches_containers_without_one():
     assert steps(old, new) == [("pod", "cpu", "limit"), ("container", "c0", "cpu")]
 
 
+@pytest.mark.parametrize(
+    ("policies", "restarts"),
+    [
+        ({"cpu": "RestartContainer"}, True),
+        ({"memory": "RestartContainer"}, False),
+        ({"cpu": "NotRequired"}, False),
+        ({}, False),
+    ],
+)
+def test_a_pod_level_limit_restarts_containers_without_one_whose_policy_asks(policies, restarts):
+    pod_level = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "2Gi"}}
+    policy = [{"resourceName": name, "restartPolicy": value} for name, value in policies.items()]
+    bare, own = {"resizePolicy": policy}, {"resizePolicy": policy, **limited("100m", "64Mi")}
+    old = document(bare, own, resources=pod_level)
+    new = copy.deepcopy(old)
+    new["spec"]["resources"]["limits"]["cpu"] = "3"
+    resize = resize_of(*both(old, new))
+    assert resize is not None
+    assert [(c.name, c.resources, c.restart) for c in resize.containers] == [("c0", ("cpu",), restarts)]
+    assert resize.pod_level
+
+
+def test_a_smaller_pod_level_limit_reaches_containers_before_the_pod():
+    pod_level = {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"cpu": "3", "memory": "2Gi"}}
+    old = document(limited("100m", "64Mi"), {}, resources=pod_level)
+    new = copy.deepcopy(old)
+    new["spec"]["resources"]["limits"]["cpu"] = "2"
+    assert steps(old, new) == [("container", "c1", "cpu"), ("pod", "cpu", "limit")]
+
+
 def test_status_keeps_the_text_of_amounts_that_hold():
     container = as_pod(document(ranged(("333m", "1500m"), ("64M", "100M")))).spec.containers[0]
     amounts = status_resources(
