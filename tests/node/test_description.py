@@ -69,6 +69,11 @@ async def test_the_node_is_shown_as_kubectl_shows_it(described: Rig, hollow: Hol
     assert sizes.items() >= {"docker.io/library/small:1": 10, "docker.io/library/large:1": 1000}.items()
     assert status["images"] == sorted(status["images"], key=lambda image: -image["sizeBytes"])
     assert status["nodeInfo"]["containerRuntimeVersion"].startswith("kubengine-hollow://")
+    assert status["declaredFeatures"] == [
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    ]
     read = convert(shown, Node, "node")
     assert read.spec == node.node_object().spec
     assert read.allocatable == node.node_object().allocatable
