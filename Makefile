@@ -76,9 +76,11 @@ fuzz: build
 CHAOS_POINTS ?= 1000
 MANIFEST_OPERATIONS ?= 115000
 chaos: build
-	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) \
+	KUBENGINE_CRASH_POINTS=$(CHAOS_POINTS) KUBENGINE_RESTARTS=$(CHAOS_POINTS) KUBENGINE_EVERY_FAULT=1 \
+	KUBENGINE_MANIFEST_OPERATIONS=$(MANIFEST_OPERATIONS) \
 	  $(PYTEST) --timeout 0 tests/node/test_manifest_operations.py tests/node/test_fault_walk.py \
-	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py
+	  tests/node/test_member_fault_walk.py tests/node/test_call_walk.py tests/devices/test_crash_campaign.py \
+	  tests/node/test_restarts_with_devices.py
 
 protos: build
 	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. \

@@ -111,7 +111,7 @@ def test_merge_six_resources(benchmark, nodes):
 def test_list_and_watch_16384(benchmark, changed):
     benchmark.group = "ListAndWatch message of 16,384 devices (kubelet 15.6 ms, with its checkpoint)"
     state = DeviceState()
-    state.connect(GPU)
+    state.connect(GPU, 0.0)
     messages = [listing(16384, 8), listing(16384, 8, changed)]
     if not changed:
         devices = ListAndWatchResponse.FromString(messages[0]).devices
@@ -130,7 +130,7 @@ def test_list_and_watch_16384(benchmark, changed):
 def test_checkpoint_of_16384_devices(benchmark):
     benchmark.group = "the checkpoint's text for 16,384 devices, checksum included (no file)"
     state = DeviceState()
-    state.connect(GPU)
+    state.connect(GPU, 0.0)
     state.receive(GPU, listing(16384, 8))
     benchmark(lambda: encode(state.snapshot()))
 
@@ -141,7 +141,7 @@ def test_drop_100_of_1000_pods(benchmark):
 
     def full() -> tuple[tuple[DeviceState], dict[str, object]]:
         state = DeviceState()
-        state.connect(GPU)
+        state.connect(GPU, 0.0)
         state.receive(GPU, listing(2000))
         for i in range(1000):
             devices = [f"device-{2 * i:06d}", f"device-{2 * i + 1:06d}"]

@@ -87,6 +87,11 @@ class Rig:
         pod = self.pod(name)
         return pod.status.phase if pod is not None else ""
 
+    def reason(self, name: str) -> str:
+        """What a pod's status gives as its reason, empty without one."""
+        pod = self.pod(name)
+        return pod.status.reason if pod is not None else ""
+
     def reasons(self) -> list[str]:
         assert self.node is not None
         return [event.reason for event in self.node.recorder]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from engine.admission.failures import Failure, InsufficientResource
+from engine.admission.failures import NODE_PORTS, Failure, InsufficientResource
 from engine.admission.ports import UsedPorts
 from engine.admission.predicates import (
     NodeFacts,
@@ -148,6 +148,20 @@ class AdmittedPods:
         """Uids of the pods that leave and still hold what an expected pod needs, none if it may start."""
         if not self._leaving:
             return []
+        short = {failure.resource for failure in self._short(pod)}
+        return [
+            uid
+            for uid, other in self._leaving.items()
+            if other.holds
+            and (PODS in short or short & other.amounts.keys() or _share_a_port(pod, other.pod))
+        ]
+
+    def short_while_others_leave(self, pod: Pod) -> Failure:
+        """What an expected pod has not got because of those who are `in_the_way`."""
+        return next(iter(self._short(pod)), NODE_PORTS)
+
+    def _short(self, pod: Pod) -> list[InsufficientResource]:
+        """What is missing for an expected pod to start, with all that those who leave still hold."""
         wanted = self._amounts(pod.uid) if pod.uid in self._pods else {}
         held = self.used_beside(pod.uid)
         for uid, amounts in self._coming.items():
@@ -156,17 +170,8 @@ class AdmittedPods:
                     held[name] -= amount
         there = len(self._pods) - len(self._coming.keys() | {pod.uid})
         pods = there + sum(leaving.holds for leaving in self._leaving.values())
-        short = {
-            failure.resource
-            for failure in resource_failures(wanted, held, pods, self.node)
-            if isinstance(failure, InsufficientResource)
-        }
-        return [
-            uid
-            for uid, other in self._leaving.items()
-            if other.holds
-            and (PODS in short or short & other.amounts.keys() or _share_a_port(pod, other.pod))
-        ]
+        failures = resource_failures(wanted, held, pods, self.node)
+        return [failure for failure in failures if isinstance(failure, InsufficientResource)]
 
     def remove(self, uid: str) -> None:
         """The pod holds nothing any more; nothing happens if it is not there."""

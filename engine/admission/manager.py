@@ -18,8 +18,15 @@ from engine.api.defaults import DEFAULT_GRACE_SECONDS, apply_defaults
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
-from engine.api.kubengine_config import PreemptionSection
-from engine.api.lifecycle import AdmissionRejected, KillPod, PodEnd
+from engine.api.kubengine_config import AdmissionSection, PreemptionSection
+from engine.api.lifecycle import (
+    AdmissionRejected,
+    KillPod,
+    PodEnd,
+    TellWaiting,
+    longest_grace,
+    nobody_waits,
+)
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
@@ -27,6 +34,7 @@ from engine.api.query import expect_known
 from engine.metrics import Registry
 
 PREEMPTING: Final = "Preempting"
+AWAITING_ROOM: Final = "AwaitingRoom"
 MESSAGE: Final = "Preempted in order to admit critical pod"
 CONDITION_REASON: Final = "TerminationByKubelet"
 CONDITION_MESSAGE: Final = "Pod was preempted by Kubelet to accommodate a critical pod."
@@ -55,6 +63,7 @@ class Admission:
         registry: Registry,
         decisions: Decisions | None = None,
         section: PreemptionSection | None = None,
+        patience: float = AdmissionSection().patience,
         pods: Iterable[Pod] = (),
     ) -> None:
         """Raises `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
@@ -65,6 +74,7 @@ class Admission:
                 subject="preemption.policy",
             )
         self.admitted = AdmittedPods(node, pods)
+        self._patience = patience
         self._kill_pod = kill_pod
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
@@ -111,14 +121,36 @@ class Admission:
         self.admitted.remove(uid)
         self._tell()
 
-    async def wait_for_room(self, pod: Pod) -> None:
+    async def wait_for_room(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
         """Returns when nothing that leaves holds what a reserved pod needs; it may start then.
 
-        One that others have preempted meanwhile waits for its end, or until it stays after all.
+        `tell` hears for whom it waits. One that others have preempted meanwhile waits for its end, or
+        until it stays after all. Raises `AdmissionRejected` once the patience is over, counted from the
+        longest grace of the pods that leave; the pod is not counted any more then.
         """
+        holders = self.admitted.in_the_way(pod)
+        if holders:
+            leaving = [other for uid in holders if (other := self.admitted.find(uid)) is not None]
+            names = ", ".join(sorted(other.full_name for other in leaving))
+            await tell(AWAITING_ROOM, f"what the pod needs is still held by pods that end: {names}")
+            try:
+                async with asyncio.timeout(longest_grace(leaving) + self._patience):
+                    await self._has_room(pod)
+            except TimeoutError:
+                self._give_up_waiting(pod)
+        else:
+            await self._has_room(pod)
+        self.admitted.started(pod.uid)
+
+    async def _has_room(self, pod: Pod) -> None:
         while pod.uid not in self.admitted or self.admitted.in_the_way(pod):
             await self._freed.wait()
-        self.admitted.started(pod.uid)
+
+    def _give_up_waiting(self, pod: Pod) -> None:
+        failure = self.admitted.short_while_others_leave(pod)
+        self.remove(pod.uid)
+        self._rejections.inc(failure.reason)
+        raise AdmissionRejected(failure.reason, f"{failure.message}; pods that end have held it for too long")
 
     def _tell(self) -> None:
         self._freed.set()

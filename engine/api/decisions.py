@@ -2,7 +2,7 @@
 
 | kind | outcomes |
 |---|---|
-| admission | admitted, refused |
+| admission | waiting, admitted, refused |
 | preemption | preempted; failed |
 | eviction | evicted, spared; failed |
 | image-gc | collected, kept; failed |

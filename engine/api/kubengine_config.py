@@ -17,6 +17,13 @@ from engine.api.struct import Struct
 GROUP_VERSION = "kubengine.dev/v1alpha1"
 
 
+class AdmissionSection(Struct, forbid_unknown_fields=True):
+    """`patience`: how long a pod that fits waits for pods that are to end and still hold what it needs,
+    beyond the longest of their grace periods, before it is refused."""
+
+    patience: Duration = Duration(60)
+
+
 class PreemptionSection(Struct, forbid_unknown_fields=True):
     """`policy`: kubelet, priority or minimal. `time_limit` bounds the search of `minimal`."""
 
@@ -87,13 +94,15 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
 class DevicesSection(Struct, forbid_unknown_fields=True):
     """Devices beyond the kubelet's.
 
-    `admission_retry`: how long a pod waits for a plugin that has not registered again since the agent or
-    the plugin restarted, before it is refused; 0 refuses at once. `release_init_surplus` returns devices
+    `admission_retry`: how long a pod waits for a plugin that has not come back with its devices since the
+    agent or the plugin restarted, before it is refused; and how long, beyond the longest of their grace
+    periods, for the devices of pods that are to end. 0 refuses at once where a plugin is away.
+    `release_init_surplus` returns devices
     that only init containers used to the pool once the app containers run. `one_allocate_per_pod` makes
     one Allocate call per plugin and pod instead of one per container.
     """
 
-    admission_retry: Duration = Duration(0)
+    admission_retry: Duration = Duration(40)
     release_init_surplus: bool = False
     one_allocate_per_pod: bool = False
 
@@ -160,6 +169,7 @@ class KubengineConfiguration(Struct, forbid_unknown_fields=True):
     kind: str = "KubengineConfiguration"
     node_labels: dict[str, str] | None = None
     runtime_classes: dict[str, str] | None = None
+    admission: AdmissionSection = msgspec.field(default_factory=AdmissionSection)
     preemption: PreemptionSection = msgspec.field(default_factory=PreemptionSection)
     container_gc: ContainerGCSection = msgspec.field(default_factory=ContainerGCSection)
     images: ImagesSection = msgspec.field(default_factory=ImagesSection)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine.api.defaults import DEFAULT_GRACE_SECONDS
 from engine.api.errors import KubengineError
 from engine.api.pod import Pod
 
@@ -45,3 +46,17 @@ KillPod = Callable[[Pod, PodEnd], Awaitable[None]]
 
 Raises `Refused` or `Unavailable` when the runtime would not stop them.
 """
+
+
+TellWaiting = Callable[[str, str], Awaitable[None]]
+"""Is told why a pod that is to be taken in has to wait: a reason and a message for its status."""
+
+
+async def nobody_waits(reason: str, message: str) -> None:
+    """Where nobody is to be told."""
+
+
+def longest_grace(pods: Iterable[Pod]) -> float:
+    """Seconds after which the last of some pods has ended, if each takes the time that it asks for."""
+    graces = (pod.spec.termination_grace_period_seconds for pod in pods)
+    return max((DEFAULT_GRACE_SECONDS if grace is None else grace for grace in graces), default=0)

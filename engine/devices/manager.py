@@ -7,6 +7,7 @@ and the checkpoint. Nothing here waits for one plugin on behalf of another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.api.kubengine_config import DevicesSection
-from engine.api.lifecycle import AdmissionRejected
+from engine.api.lifecycle import AdmissionRejected, TellWaiting, longest_grace, nobody_waits
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.allocation import Allocator, TopologyError, reason_of
@@ -27,6 +28,13 @@ from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import Deadlines, Endpoint
 from engine.devices.found_plugins import FoundDevicePlugins
+from engine.devices.passing import (
+    AWAITING_PLUGIN,
+    Passing,
+    awaiting_plugins,
+    plugins_to_come,
+    why_it_passes,
+)
 from engine.devices.pod_resources import PodResourcesServer
 from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
@@ -40,6 +48,8 @@ from engine.metrics import Registry
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
 POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
 FORGET_WAITING = 600.0
+LOSS_SHOWS_SECONDS = 1.0
+"""How soon after a call that broke off the loss of its plugin is noticed."""
 TOPOLOGY_BUCKETS = tuple(0.05 * 2**i for i in range(15))
 
 log = logging.getLogger("kubengine.devices")
@@ -91,9 +101,9 @@ class DeviceManager:
         self._endpoints: dict[str, Endpoint] = {}
         self._pending: dict[str, int] = {}
         self._slimmed: set[str] = set()
-        self._waiting: dict[str, float] = {}
+        self._waiting: dict[tuple[str, str], float] = {}
+        """Until when (the loop's time) a pod waits at most, by uid and reason."""
         self._news = asyncio.Event()
-        self._freed = asyncio.Event()
         tasks = tasks or Tasks(registry)
         self._following = tasks.passing("device-plugin")
         self._closing = tasks.passing("device-plugin-close")
@@ -190,7 +200,7 @@ class DeviceManager:
             raise
         earlier = self._endpoints.get(resource)
         self._endpoints[resource] = endpoint
-        self.state.connect(resource)
+        self.state.connect(resource, self._clock())
         endpoint.watching = self._following.start(self._follow(endpoint), resource)
         log.info("plugin of %s registered at %s", resource, socket)
         if earlier is not None:
@@ -233,26 +243,31 @@ class DeviceManager:
         self._tell()
 
     def _tell(self) -> None:
+        self._wake()
+        self._on_change()
+
+    def _wake(self) -> None:
+        """Pods that wait look again."""
         self._news.set()
         self._news = asyncio.Event()
-        self._on_change()
 
     # Pods.
 
-    async def allocate(self, pod: Pod) -> None:
+    async def allocate(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
         """Give the pod its devices, or refuse it; returns when the assignment is on disk.
 
         Raises `AdmissionRejected`: UnexpectedAdmissionError or TopologyAffinityError. A pod that has its
         devices already keeps them. A refusal is not the last word while pods that leave hold devices of a
-        kind that it needs: they are waited for.
+        kind that it needs, or a plugin has yet to come back: `tell` hears of it, and the pod waits, in the
+        bounds of `admission_retry`.
         """
         begun = time.perf_counter()
         self._pending[pod.uid] = self._pending.get(pod.uid, 0) + 1
         self._admissions.inc()
         try:
-            await self.await_plugins(pod)
+            await self.await_plugins(pod, tell)
             begun = time.perf_counter()
-            await self._allocate(pod)
+            await self._allocate(pod, tell)
         except TopologyError as error:
             self._admission_errors.inc()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
@@ -264,51 +279,75 @@ class DeviceManager:
             self._pending[pod.uid] -= 1
             if not self._pending[pod.uid]:
                 del self._pending[pod.uid]
-            self._waiting.pop(pod.uid, None)
+            self._waiting = {key: until for key, until in self._waiting.items() if key[0] != pod.uid}
             self._admission_ms.observe((time.perf_counter() - begun) * 1000)
 
-    async def _allocate(self, pod: Pod) -> None:
+    async def _allocate(self, pod: Pod, tell: TellWaiting) -> None:
         while True:
             self.collect()
+            news = self._news
             try:
                 await self._allocator.pod(pod)
-            except (SelectionError, TopologyError):
-                if not self._waits_for_leaving(pod):
+            except (SelectionError, TopologyError, KubengineError) as error:
+                if isinstance(error, Unavailable) and not self._away(pod):
+                    await self._loss_shows()
+                passing = why_it_passes(
+                    self.state,
+                    pod,
+                    leaves=self._leaves,
+                    now=self._clock(),
+                    allowance=self._section.admission_retry,
+                )
+                plugins_refusal = isinstance(error, KubengineError)
+                if passing is None or (plugins_refusal and passing.reason != AWAITING_PLUGIN):
                     raise
-                await self._freed.wait()
+                if not await self._wait(pod, passing, tell, news):
+                    raise
             else:
                 return
 
-    def _waits_for_leaving(self, pod: Pod) -> bool:
-        needs = self.state.pod_needs(pod)
-        return any(
-            entry.resource_name in needs and entry.pod_uid != pod.uid and self._leaves(entry.pod_uid)
-            for entry in self.state.entries()
-        )
+    async def _loss_shows(self) -> None:
+        """Returns when a plugin's loss may have been noticed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOSS_SHOWS_SECONDS):
+                await self._news.wait()
 
-    async def await_plugins(self, pod: Pod) -> None:
-        """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
-
-        Returns in any case; callers go on to admit or refuse. Without the option it returns at once.
-        `allocate` waits too, in the same allowance: a node that admits pods in turn waits here first, where
-        no other pod is behind.
-        """
-        if self._section.admission_retry <= 0 or not self._absent(pod):
-            return
+    async def _wait(self, pod: Pod, passing: Passing, tell: TellWaiting, news: asyncio.Event) -> bool:
+        """Returns when `news` are there; False if the pod has waited as long as it may."""
         now = asyncio.get_running_loop().time()
-        self._waiting = {uid: until for uid, until in self._waiting.items() if until > now - FORGET_WAITING}
-        until = self._waiting.setdefault(pod.uid, now + self._section.admission_retry)
+        self._waiting = {key: until for key, until in self._waiting.items() if until > now - FORGET_WAITING}
+        graces = longest_grace(p for p in self._active_pods() if p.uid in passing.holders)
+        key = (pod.uid, passing.reason)
+        told = key in self._waiting
+        until = self._waiting.setdefault(key, now + graces + self._section.admission_retry)
+        if until <= now:
+            return False
+        if not told:
+            await tell(passing.reason, passing.message)
         try:
             async with asyncio.timeout_at(until):
-                while self._absent(pod):
-                    await self._news.wait()
+                await news.wait()
         except TimeoutError:
-            log.warning("pod %s waited in vain for %s", pod.full_name, ", ".join(self._absent(pod)))
+            log.warning("pod %s waited in vain: %s", pod.full_name, passing.message)
+            return False
+        return True
 
-    def _absent(self, pod: Pod) -> list[str]:
-        """Resources that the pod needs whose plugin is known and away, or has not reported yet."""
-        resources = self.state.resources
-        return [name for name in self.state.pod_needs(pod) if not resources[name].reported]
+    async def await_plugins(self, pod: Pod, tell: TellWaiting = nobody_waits) -> None:
+        """With `admission_retry`: wait, but not longer, for plugins that the pod needs and that went away.
+
+        Returns in any case; callers go on to admit or refuse. `allocate` waits too, in the same allowance: a
+        node that admits pods in turn waits here first, where no other pod is behind.
+        """
+        while True:
+            news = self._news
+            away = self._away(pod)
+            if not away or not await self._wait(pod, awaiting_plugins(away), tell, news):
+                return
+
+    def _away(self, pod: Pod) -> list[str]:
+        """Resources that the pod needs whose plugin has yet to come back."""
+        allowance = self._section.admission_retry
+        return plugins_to_come(self.state, pod, now=self._clock(), allowance=allowance)
 
     async def container_config(self, pod: Pod, container_name: str) -> DeviceRunOptions:
         """What the container's devices add to its configuration; tells plugins that want to know first.
@@ -351,8 +390,7 @@ class DeviceManager:
         self._slimmed.discard(pod_uid)
         if self.state.forget(pod_uid):
             self._file.changed()
-            self._freed.set()
-            self._freed = asyncio.Event()
+            self._wake()
 
     def app_containers_started(self, pod: Pod) -> Pod | None:
         """With `release_init_surplus`: devices that only ordinary init containers used are free now.

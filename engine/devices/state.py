@@ -27,7 +27,8 @@ class Resource:
     """One plugin resource.
 
     `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: and has sent
-    its devices. `stopped_at` is when its plugin went away, or when the agent started without it.
+    its devices. `stopped_at` is when its plugin went away, or when the agent started without it;
+    `returned_at` when it came back.
     """
 
     name: str
@@ -36,6 +37,11 @@ class Resource:
     connected: bool = False
     reported: bool = False
     stopped_at: float | None = None
+    returned_at: float | None = None
+
+    def is_back_since(self, moment: float) -> bool:
+        """Whether the plugin had been here before, and came back after that moment."""
+        return self.returned_at is not None and self.returned_at > moment
 
     def expired(self, now: float) -> bool:
         return self.stopped_at is not None and now - self.stopped_at > STOP_GRACE
@@ -74,9 +80,11 @@ class DeviceState:
 
     # Plugins.
 
-    def connect(self, name: str) -> None:
+    def connect(self, name: str, now: float) -> None:
         """A plugin of the resource is there; its list has not come yet."""
         resource = self._resource(name)
+        if resource.stopped_at is not None:
+            resource.returned_at = now
         resource.connected, resource.reported, resource.stopped_at = True, False, None
 
     def receive(self, name: str, message: bytes) -> bool:

@@ -61,9 +61,12 @@ class NodeDescription:
         self._addresses = addresses
         self._info = machine.node_info(runtime)
 
-    def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> None:
-        """The API server's Node: pods are judged by the labels and taints that stand there."""
+    def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
+        """The API server's Node: pods are judged by the labels and taints that stand there. Whether those
+        are other ones now."""
+        before, before_spec = self._known or (self._metadata, self._spec)
         self._known = metadata, spec
+        return (before.labels, before_spec.taints) != (metadata.labels, spec.taints)
 
     def own(self) -> Node:
         """As `complete`, without images, with the labels and taints that the agent was started with."""

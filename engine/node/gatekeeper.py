@@ -15,7 +15,7 @@ from typing import Any, Final
 from engine.admission.manager import Admission
 from engine.admission.verdict import Verdict
 from engine.api.errors import InvalidInput
-from engine.api.lifecycle import AdmissionRejected
+from engine.api.lifecycle import AdmissionRejected, TellWaiting
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
@@ -25,6 +25,7 @@ from engine.cgroups.node_cgroups import NodeCgroups
 from engine.cri.records import ContainerRecord, PodRecord
 from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
+from engine.metrics import Registry
 from engine.node.host_support import HostSupport
 from engine.node.node_resources import NodeResources
 
@@ -46,6 +47,7 @@ class Gatekeeper:
         node: Callable[[], Node],
         resources: NodeResources,
         cgroups: NodeCgroups,
+        registry: Registry,
     ) -> None:
         self._eviction = eviction
         self._devices = devices
@@ -54,10 +56,15 @@ class Gatekeeper:
         self._node = node
         self._resources = resources
         self._cgroups = cgroups
+        self._waits = registry.counter(
+            "kubengine_admission_waits_total",
+            "How often a pod had to wait for something that passes before it could start.",
+            ["reason"],
+        )
 
-    async def ready_to_judge(self, pod: Pod) -> None:
-        """Returns when the pod may be judged: waits, if configured, for device plugins that come back."""
-        await self._devices.await_plugins(pod)
+    async def ready_to_judge(self, pod: Pod, tell: TellWaiting) -> None:
+        """Returns when the pod may be judged: waits, in bounds, for device plugins that come back."""
+        await self._devices.await_plugins(pod, self._counted(tell))
 
     def adopt(self, pod: Pod) -> None:
         """An earlier agent left the pod running: it holds what it has, and is not judged again."""
@@ -82,15 +89,27 @@ class Gatekeeper:
         except InvalidInput as error:
             raise AdmissionRejected(INVALID_ANNOTATION, str(error)) from error
 
-    async def settle(self, pod: Pod, verdict: Verdict) -> None:
-        """Returns when a judged pod may start. Raises `AdmissionRejected`; nothing is held then."""
+    async def settle(self, pod: Pod, verdict: Verdict, tell: TellWaiting) -> None:
+        """Returns when a judged pod may start; `tell` hears why it cannot yet. Raises `AdmissionRejected`;
+        nothing is held then."""
         try:
-            await self._devices.allocate(pod)
+            await self._devices.allocate(pod, self._counted(tell))
         except BaseException:
             self._admission.give_up(pod.uid, verdict)
             raise
         await self._admission.make_room(verdict)
-        await self._admission.wait_for_room(pod)
+        try:
+            await self._admission.wait_for_room(pod, self._counted(tell))
+        except AdmissionRejected:
+            self._devices.pod_removed(pod.uid)
+            raise
+
+    def _counted(self, tell: TellWaiting) -> TellWaiting:
+        async def counted(reason: str, message: str) -> None:
+            self._waits.inc(reason)
+            await tell(reason, message)
+
+        return counted
 
     def allocatable(self) -> dict[str, Quantity]:
         """What the node can give, its devices included."""

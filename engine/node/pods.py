@@ -26,7 +26,7 @@ from engine.cri.records import PodRecord
 from engine.node.actions import pod_is_finished
 from engine.node.desired import LEAST_GRACE_SECONDS, MANIFESTS
 from engine.node.gatekeeper import Gatekeeper
-from engine.node.pod.life import PodLife, State
+from engine.node.pod.life import STOPPING, PodLife, State
 from engine.node.services import Services
 from engine.node.status import FAILED, SUCCEEDED
 from engine.node.worker import PodWorker
@@ -208,9 +208,9 @@ class NodePods:
         return not self.known or self._services.watch.pod(uid).alive
 
     def leaves(self, uid: str) -> bool:
-        """Whether nobody wants the pod any more and something of it may run."""
+        """Whether the pod is to end and something of it may run."""
         worker = self._workers.get(uid)
-        return worker is not None and worker.life.state is State.LEAVING
+        return worker is not None and worker.life.state in STOPPING
 
     async def kill(self, pod: Pod, end: PodEnd) -> None:
         """`engine.api.lifecycle.KillPod`."""
@@ -270,12 +270,12 @@ class NodePods:
     async def _enter(self, worker: PodWorker) -> None:
         """From asked for to taken. Raises `AdmissionRejected`."""
         pod = worker.pod
-        await self._gatekeeper.ready_to_judge(pod)
+        await self._gatekeeper.ready_to_judge(pod, worker.waits_for)
         verdict = await self._or_rejected(pod, self._judge(pod))
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
-        await self._or_rejected(pod, self._gatekeeper.settle(pod, verdict))
+        await self._or_rejected(pod, self._gatekeeper.settle(pod, verdict, worker.waits_for))
         self._services.probes.accepted(pod)
 
     async def _judge(self, pod: Pod) -> Verdict:

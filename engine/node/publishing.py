@@ -62,6 +62,7 @@ class Publishing:
             ready=lambda c: services.probes.ready(uid, c),
             started=lambda c: services.probes.health(uid, c).started,
             waiting=hand.waiting,
+            held_up=hand.held_up if life.state is State.ENTERING else None,
             end=end,
             devices=lambda container: services.devices.health(uid, container),
             start_time=hand.started_at,

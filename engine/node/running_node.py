@@ -151,6 +151,7 @@ class RunningNode:
             node=self.description.current,
             resources=resources,
             cgroups=cgroups,
+            registry=setting.registry,
         )
         self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)
         self._access = ImageAccess(
@@ -315,11 +316,13 @@ class RunningNode:
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
         """The API server's Node: its labels and taints count from now on, and what is attached to it."""
-        self.description.learn(metadata, spec)
+        judged_anew = self.description.learn(metadata, spec)
         self._pod_cidr.heard(spec.pod_cidrs or ())
         self.attachments.heard(status)
         self._events.look_at_schedulable(unschedulable=spec.unschedulable)
         self.managers.admission.set_node(self.description.current())
+        if judged_anew:
+            self.pods.something_changed()
 
     def _addresses_changed(self) -> None:
         """Pods' statuses show the node's addresses."""

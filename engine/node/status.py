@@ -42,7 +42,7 @@ PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a container is not running, as the worker last met it."""
+    """Why a container is not running, or its pod not taken in, as the worker last met it."""
 
     reason: str
     message: str = ""
@@ -64,6 +64,7 @@ class StatusInputs:
     ready: Callable[[ContainerRecord], bool]
     started: Callable[[ContainerRecord], bool]
     waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    held_up: Waiting | None = None
     end: PodEnd | None = None
     start_time: float | None = None
     terminated: bool = False
@@ -104,6 +105,8 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
     requests = pod_requests(pod) or None
     status.allocated_resources = requests
     status.resources = ResourceAmounts(requests=requests, limits=pod_limits(pod) or None)
+    if inputs.held_up is not None:
+        status.reason, status.message = inputs.held_up.reason, inputs.held_up.message
     well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
     if end is not None and not (end.by_exit_codes and well):
         status.phase, status.reason, status.message = FAILED, end.reason, end.message

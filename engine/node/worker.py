@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from engine.api.errors import KubengineError, Refused
-from engine.api.events import WARNING
+from engine.api.events import NORMAL, WARNING
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
@@ -28,7 +28,7 @@ from engine.node.publishing import Publishing
 from engine.node.resizing import can_resize
 from engine.node.retries import Failures
 from engine.node.services import Services
-from engine.node.status import with_others
+from engine.node.status import Waiting, with_others
 from engine.node.wake import Wake
 from engine.node.working import Working
 
@@ -278,7 +278,15 @@ class PodWorker:
         finally:
             self._busy = False
 
+    async def waits_for(self, reason: str, message: str) -> None:
+        """The pod is to be taken in and has to wait: its status says why."""
+        self._hand.held_up = Waiting(reason, message)
+        self._services.recorder.pod(self.pod, NORMAL, reason, message)
+        self._decided("waiting", f"{reason}: {message}")
+        await self._publishing.publish()
+
     async def _be_judged(self) -> None:
+        self._hand.held_up = None
         await self._publishing.publish()
         try:
             await self._enter(self)

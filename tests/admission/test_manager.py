@@ -41,7 +41,12 @@ def make_node(**allocatable: str) -> Node:
 
 class Situation:
     def __init__(
-        self, pods: list[Pod], *, policy: str = "kubelet", cannot_kill: tuple[str, ...] = ()
+        self,
+        pods: list[Pod],
+        *,
+        policy: str = "kubelet",
+        cannot_kill: tuple[str, ...] = (),
+        patience: float = 60.0,
     ) -> None:
         self.killed: list[tuple[str, PodEnd]] = []
         self.cannot_kill = cannot_kill
@@ -53,6 +58,7 @@ class Situation:
             recorder=self.recorder,
             registry=self.registry,
             section=PreemptionSection(policy=policy),
+            patience=patience,
             pods=pods,
         )
 
@@ -246,3 +252,43 @@ async def test_who_is_preempted_while_it_waits_does_not_start(ended: bool):
     else:
         async with asyncio.timeout(PATIENCE):
             await start
+
+
+async def test_a_pod_says_for_whom_it_waits_and_is_refused_when_that_takes_too_long():
+    old = make_pod("old", "1500m")
+    old.spec.termination_grace_period_seconds = 0
+    situation = Situation([old], patience=0.05)
+    admission, late = situation.admission, make_pod("late", "1")
+    told: list[tuple[str, str]] = []
+
+    async def tell(reason: str, message: str) -> None:
+        told.append((reason, message))
+
+    admission.leave("old")
+    admission.reserve(late)
+    with pytest.raises(AdmissionRejected) as rejection:
+        await admission.wait_for_room(late, tell)
+    assert told == [("AwaitingRoom", "what the pod needs is still held by pods that end: default/old")]
+    assert rejection.value.reason == "OutOfcpu"
+    assert rejection.value.message == (
+        "Node didn't have enough resource: cpu, requested: 1000, used: 1500, capacity: 2000; "
+        "pods that end have held it for too long"
+    )
+    assert situation.metric("kubelet_admission_rejections_total") == {("OutOfcpu",): 1}
+    assert "late" not in admission.admitted
+    admission.admitted.validate()
+
+
+async def test_a_pod_that_waits_for_a_port_is_refused_for_the_port():
+    spec = {"containers": [{"name": "c", "ports": [{"containerPort": 80, "hostPort": 80}]}]}
+    old, late = (
+        convert({"metadata": {"name": n, "namespace": "default", "uid": n}, "spec": spec}, Pod, n)
+        for n in ("old", "late")
+    )
+    old.spec.termination_grace_period_seconds = 0
+    admission = Situation([old], patience=0.05).admission
+    admission.leave("old")
+    admission.reserve(late)
+    with pytest.raises(AdmissionRejected) as rejection:
+        await admission.wait_for_room(late)
+    assert rejection.value.reason == "NodePorts"

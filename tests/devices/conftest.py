@@ -71,7 +71,7 @@ class Agent:
         policy = {key: options.pop(key) for key in list(options) if key.startswith("topology_")}
         manager = DeviceManager(
             config=KubeletConfiguration(**policy),
-            section=section or DevicesSection(),
+            section=section or DevicesSection(admission_retry=0),
             active_pods=lambda: self.pods,
             registry=self.registry,
             sources_ready=lambda: self.ready,

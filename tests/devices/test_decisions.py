@@ -208,7 +208,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(devices=st.dictionaries(st.sampled_from(IDS), st.sampled_from(["Healthy", "Unhealthy"])))
     def report(self, devices):
-        self.state.connect(GPU)
+        self.state.connect(GPU, 0.0)
         self.state.receive(GPU, message(*((id, health, [int(id[1]) % 2]) for id, health in devices.items())))
         self.listed = dict(devices)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.api.kubengine_config import DevicesSection
+from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_rig import GPU, DeviceRig
@@ -109,19 +110,71 @@ async def test_a_pod_whose_plugin_fails_is_refused_and_the_next_is_served(rig):
     assert rig.gpus("lucky") == ["gpu-0"]
 
 
-async def test_a_pod_waits_for_its_plugin_when_told_to(rig):
+async def test_a_pod_waits_for_its_plugin_with_its_reason(rig):
     plugin = await rig.plugin(1)
     await plugin.stop()
-    await rig.node.stop()
-    rig.section.devices = DevicesSection(admission_retry=30)
-    await rig.start()
+    await rig.restart()
     rig.wants("patient")
-    await asyncio.sleep(0.3)
-    assert not rig.running("patient")
+    await eventually(lambda: rig.reason("patient") == "AwaitingDevicePlugin")
+    status = rig.pod("patient").status
+    assert status.phase == "Pending"
+    assert status.message == "the device plugin of example.com/gpu has not come back yet"
     await plugin.start()
     plugin.follow(rig.plugin_dir)
     await eventually(lambda: rig.running("patient"))
     assert rig.gpus("patient") == ["gpu-0"]
+    assert rig.pod("patient").status.reason == ""
+    outcomes = [d.outcome for d in rig.node.decisions.after(0) if d.kind == "admission"]
+    assert outcomes == ["waiting", "admitted"]
+    waits = rig.node.registry.metrics["kubengine_admission_waits_total"].values
+    assert waits == {("AwaitingDevicePlugin",): 1}
+    assert "UnexpectedAdmissionError" not in rig.reasons()
+
+
+async def test_a_pod_that_waited_in_vain_is_refused_and_tried_again_when_its_plugin_comes(rig):
+    plugin = await rig.plugin(1)
+    await plugin.stop()
+    await rig.stop()
+    rig.section.devices = DevicesSection(admission_retry=0.2)
+    await rig.start()
+    rig.wants("patient")
+    await eventually(lambda: rig.phase("patient") == "Failed")
+    status = rig.pod("patient").status
+    assert status.reason == "UnexpectedAdmissionError"
+    assert "no healthy devices present" in status.message
+    await plugin.start()
+    plugin.follow(rig.plugin_dir)
+    await eventually(lambda: rig.running("patient"))
+
+
+async def test_a_plugin_that_dies_in_the_middle_of_allocate_refuses_nobody(rig):
+    plugin = await rig.plugin(1, faults=[Fault.ALLOCATE_HANGS])
+    rig.wants("patient")
+    await eventually(rig.node.rooms["devices"].state.allocated)
+    await plugin.stop()
+    await eventually(lambda: rig.reason("patient") == "AwaitingDevicePlugin")
+    await plugin.fail_with()
+    await plugin.start()
+    plugin.follow(rig.plugin_dir)
+    await eventually(lambda: rig.running("patient"))
+    assert "UnexpectedAdmissionError" not in rig.reasons()
+
+
+async def test_a_pod_waits_for_devices_of_one_that_the_node_ends(rig):
+    await rig.plugin(1)
+    rig.write(
+        "evicted",
+        {"containers": [container("app", resources={"limits": {GPU: 1}})]},
+        annotations={"runtime.kubengine.dev/stop-after": "500ms"},
+    )
+    await eventually(lambda: rig.running("evicted"))
+    ending = asyncio.create_task(rig.node.kill_pod(rig.pod("evicted"), PodEnd("Evicted", "no room")))
+    rig.wants("next")
+    await eventually(lambda: rig.reason("next"))
+    assert rig.reason("next") == "AwaitingDevices"
+    await ending
+    await eventually(lambda: rig.running("next"))
+    assert rig.gpus("next") == ["gpu-0"]
 
 
 async def test_init_surplus_is_for_others_once_the_apps_run(rig):

@@ -31,7 +31,7 @@ from engine.host.inotify import Watch
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
-from engine.runtime.records import EXITED, RUNNING, Container
+from engine.runtime.records import EXITED, NOT_READY, RUNNING, Container
 from engine.runtime.server import snake_case
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
@@ -335,6 +335,21 @@ class World:
         for lists in self.listeners:
             lists.put_nowait(None)
         self.listeners.clear()
+
+    def plugin_lists(self, count: int) -> None:
+        """The plugin that is there has other devices now."""
+        self.devices = count
+        for lists in self.listeners:
+            lists.put_nowait(count)
+
+    def machine_restarts(self) -> None:
+        """Nothing runs any more, and nobody has heard of it."""
+        self.agent_dies()
+        self.plugin_dies()
+        for container in self.running():
+            self.ends(container, 137)
+        for sandbox in self.runtime.service.records.sandboxes.values():
+            sandbox.state, sandbox.wire = NOT_READY, None
 
     def runtime_dies(self) -> None:
         """Its containers run on; what it answers is lost."""

@@ -373,3 +373,14 @@ async def test_what_a_restored_server_does_not_know_ends_and_what_it_knows_is_le
     said = [r for r in cluster.server.requests[asked:] if "/pods/" in r.path and r.method != "GET"]
     assert all(r.method == "PATCH" and r.path == f"{PODS}/again/status" for r in said)
     assert {r.value["metadata"]["uid"] for r in said} <= {again["metadata"]["uid"]}
+
+
+async def test_a_rejected_static_pod_is_tried_again_when_the_node_s_labels_change(
+    joined: Joined, cluster: Cluster
+):
+    await joined.start()
+    joined.write("picky", {"containers": [container()], "nodeSelector": {"disk": "ssd"}})
+    await eventually(lambda: joined.phase("picky") == "Failed")
+    assert joined.pod("picky").status.reason == "NodeAffinity"
+    await cluster.client.patch("/api/v1/nodes/n1", {"metadata": {"labels": {"disk": "ssd"}}}, dict[str, Any])
+    await eventually(lambda: joined.phase("picky") == "Running")

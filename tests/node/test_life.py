@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from engine.api.errors import Bug
 from engine.api.lifecycle import PodEnd
-from engine.node.pod.life import HOLDING, IGNORED, OVER, TRANSITIONS, Action, Event, PodLife, State
+from engine.node.pod.life import HOLDING, IGNORED, OVER, STOPPING, TRANSITIONS, Action, Event, PodLife, State
 
 END = PodEnd("Evicted", "no room")
 ENDED = {State.FINISHED, State.FAILED}
@@ -52,7 +52,7 @@ def test_what_a_pod_held_is_given_back_when_it_stops_to_hold_it_and_not_before(e
         actions = life.tell(event, END)
         released = Action.RELEASE in actions
         assert released == (before in HOLDING and life.state in OVER and event is not Event.REJECT)
-        assert (Action.LEAVE in actions) == (before is not State.LEAVING and life.state is State.LEAVING)
+        assert (Action.LEAVE in actions) == (before is not life.state and life.state in STOPPING)
         if before in RUNS and life.state not in RUNS | OVER:
             assert Action.INTERRUPT in actions
 

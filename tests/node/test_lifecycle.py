@@ -261,6 +261,24 @@ async def test_killing_a_pod_waits_for_its_containers_and_is_for_good(rig: Rig, 
     assert rig.phase("victim") == "Failed"
 
 
+async def test_a_pod_waits_for_the_room_of_one_that_the_node_ends(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    most = rig.node.node_object().status.allocatable["cpu"]
+    all_of_it = [container(resources={"requests": {"cpu": str(most)}})]
+    rig.write("evicted", {"containers": all_of_it}, annotations={f"{EXIT}stop-after": "500ms"})
+    await eventually(lambda: rig.phase("evicted") == "Running")
+    ending = asyncio.create_task(rig.node.kill_pod(rig.pod("evicted"), PodEnd("Evicted", "no room")))
+    await asyncio.sleep(0)
+    rig.write("next", {"containers": all_of_it, "priorityClassName": "system-node-critical"})
+    await eventually(lambda: rig.reason("next"))
+    assert rig.reason("next") == "AwaitingRoom"
+    assert rig.pod("next").status.message.endswith("default/evicted-n1")
+    await ending
+    await eventually(lambda: rig.phase("next") == "Running")
+    assert "Preempting" not in rig.reasons()
+    assert not [reason for reason in rig.reasons() if reason.startswith("OutOf")]
+
+
 async def test_a_lost_runtime_is_said_and_survived(rig: Rig, hollow: HollowRuntime):
     await rig.start()
     rig.write("before", {"containers": [container()]})

@@ -33,7 +33,7 @@ class TakingIn(RuleBasedStateMachine):
         self.world = World()
         self.world.plugin_comes(3)
         self.world.start_agent()
-        self.world.pass_time(0.05)  # a pod that asks for what no plugin ever had runs without
+        self.world.pass_time(1)  # a pod that asks for what no plugin is known to have had runs without
 
     @rule(name=st.sampled_from(NAMES), pod=pods, steps=STEPS)
     def pod_comes_or_is_edited(self, name, pod, steps):

@@ -12,14 +12,16 @@ from engine.node.status import Waiting
 
 @dataclass(slots=True)
 class PodInHand:
-    """`started_at` is in Unix seconds. By the name of their container: `waiting`, why it does not run, and
-    `restarts`, how often those had run that were taken away so that the pod begins anew, and `past`, how
-    often those had run that went with the whole pod, which may come back."""
+    """`started_at` is in Unix seconds; `held_up` is why it is not taken in yet. By the name of their
+    container: `waiting`, why it does not run, and `restarts`, how often those had run that were taken away so
+    that the pod begins anew, and `past`, how often those had run that went with the whole pod, which may come
+    back."""
 
     pod: Pod
     life: PodLife
     started_at: float
     resize: Resize | None = None
+    held_up: Waiting | None = None
     waiting: dict[str, Waiting] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     past: dict[str, int] = field(default_factory=dict)

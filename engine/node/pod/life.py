@@ -71,8 +71,8 @@ TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Action, ...]]]] 
     (S.ENTERING, E.REJECT): (S.REJECTED, ()),
     (S.REJECTED, E.RETRY): (S.ENTERING, ()),
     (S.WORKING, E.FINISH): (S.FINISHED, (A.RELEASE,)),
-    (S.ENTERING, E.FAIL): (S.FAILING, (A.INTERRUPT,)),
-    (S.WORKING, E.FAIL): (S.FAILING, (A.INTERRUPT,)),
+    (S.ENTERING, E.FAIL): (S.FAILING, (A.INTERRUPT, A.LEAVE)),
+    (S.WORKING, E.FAIL): (S.FAILING, (A.INTERRUPT, A.LEAVE)),
     (S.FAILING, E.STOPPED): (S.FAILED, (A.RELEASE,)),
     **{
         (state, E.REMOVE): (S.LEAVING, (A.INTERRUPT, A.LEAVE))

@@ -1,0 +1,64 @@
+"""Which refusals of devices will pass: their plugin is not back yet, or pods that end hold them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from engine.api.pod import Pod
+from engine.devices.state import DeviceState
+
+AWAITING_PLUGIN: Final = "AwaitingDevicePlugin"
+AWAITING_DEVICES: Final = "AwaitingDevices"
+
+
+class Passing(NamedTuple):
+    """Why a pod that does not get its devices now may get them later. `holders` are uids of pods that end."""
+
+    reason: str
+    message: str
+    holders: frozenset[str] = frozenset()
+
+
+def plugins_to_come(state: DeviceState, pod: Pod, *, now: float, allowance: float) -> list[str]:
+    """Resources that the pod needs whose plugin is known and away, or has not listed its devices yet.
+
+    A plugin that came back less than `allowance` seconds ago and has fewer healthy devices than the pod
+    needs, or not those that it holds, is still finding them.
+    """
+    return [
+        name
+        for name, count in state.pod_needs(pod).items()
+        if not state.resources[name].reported
+        or (state.resources[name].is_back_since(now - allowance) and not _has_enough(state, pod, name, count))
+    ]
+
+
+def _has_enough(state: DeviceState, pod: Pod, name: str, count: int) -> bool:
+    inventory = state.resources[name].inventory
+    held = [entry for entry in state.entries_of(pod.uid) if entry.resource_name == name]
+    return inventory.healthy_count >= count and all(inventory.is_healthy(entry.devices) for entry in held)
+
+
+def why_it_passes(
+    state: DeviceState, pod: Pod, *, leaves: Callable[[str], bool], now: float, allowance: float
+) -> Passing | None:
+    """None where nothing is to come that would change a refusal. `leaves(uid)`: that pod is to end."""
+    away = plugins_to_come(state, pod, now=now, allowance=allowance)
+    if away:
+        return awaiting_plugins(away)
+    needs = state.pod_needs(pod)
+    holders = frozenset(
+        entry.pod_uid
+        for entry in state.entries()
+        if entry.resource_name in needs and entry.pod_uid != pod.uid and leaves(entry.pod_uid)
+    )
+    if holders:
+        text = f"{len(holders)} pods that end still hold devices of {', '.join(sorted(needs))}"
+        return Passing(AWAITING_DEVICES, text, holders)
+    return None
+
+
+def awaiting_plugins(resources: Iterable[str]) -> Passing:
+    """The plugins of some resources are not back."""
+    return Passing(AWAITING_PLUGIN, f"the device plugin of {', '.join(resources)} has not come back yet")
