@@ -63,7 +63,7 @@ class Admission:
         registry: Registry,
         decisions: Decisions | None = None,
         section: PreemptionSection | None = None,
-        patience: float = AdmissionSection().patience,
+        admission_section: AdmissionSection | None = None,
         pods: Iterable[Pod] = (),
     ) -> None:
         """Raises `InvalidInput` for an unknown policy and for what `AdmittedPods` refuses."""
@@ -74,7 +74,7 @@ class Admission:
                 subject="preemption.policy",
             )
         self.admitted = AdmittedPods(node, pods)
-        self._patience = patience
+        self._admission_section = admission_section or AdmissionSection()
         self._kill_pod = kill_pod
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
@@ -134,7 +134,7 @@ class Admission:
             names = ", ".join(sorted(other.full_name for other in leaving))
             await tell(AWAITING_ROOM, f"what the pod needs is still held by pods that end: {names}")
             try:
-                async with asyncio.timeout(longest_grace(leaving) + self._patience):
+                async with asyncio.timeout(longest_grace(leaving) + self._admission_section.patience):
                     await self._has_room(pod)
             except TimeoutError:
                 self._give_up_waiting(pod)

@@ -94,7 +94,7 @@ class Managers:
             decisions=decisions,
             registry=registry,
             section=section.preemption,
-            patience=section.admission.patience,
+            admission_section=section.admission,
         )
         pods_cgroup = cgroups.root_path() if cgroups.enabled else None
         self.eviction = EvictionManager(

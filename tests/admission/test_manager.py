@@ -11,7 +11,7 @@ from engine.admission.manager import Admission
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput, Unavailable
 from engine.api.events import EventRecorder
-from engine.api.kubengine_config import PreemptionSection
+from engine.api.kubengine_config import AdmissionSection, PreemptionSection
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -58,7 +58,7 @@ class Situation:
             recorder=self.recorder,
             registry=self.registry,
             section=PreemptionSection(policy=policy),
-            patience=patience,
+            admission_section=AdmissionSection(patience=patience),
             pods=pods,
         )
 
