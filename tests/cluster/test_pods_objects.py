@@ -103,3 +103,60 @@ async def test_pods_of_a_cluster_get_what_they_name_and_see_it_change(
     if request.node.callspec.params["plane"] == "kube-apiserver":
         control_plane: ControlPlane = request.getfixturevalue("real")
         assert control_plane.refused("system:node:n1") == []
+
+
+def mounting(source: Object, **spec: Any) -> Object:
+    """A pod that mounts one volume at /v."""
+    container = {"name": "c", "image": "busybox:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    return {"containers": [container], "volumes": [{"name": "v", **source}], **spec}
+
+
+def waiting(pod: Object) -> Object:
+    """Why its container waits."""
+    states = [each["state"] for each in pod.get("status", {}).get("containerStatuses", ())]
+    found: Object = states[0].get("waiting", {}) if states else {}
+    return found
+
+
+async def said(plane: Plane, pod: str, text: str) -> None:
+    """An event of the pod has this text."""
+
+    async def heard() -> bool:
+        events = await plane.admin.get(f"{NAMESPACE}/events", Object)
+        return any(
+            event["involvedObject"]["name"] == pod and event["message"] == text for event in events["items"]
+        )
+
+    await eventually(heard)
+
+
+async def test_what_is_missing_is_waited_for_unless_it_may_be_missing(
+    plane: Plane, start: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """In a kubelet's words; who needs nothing of it starts."""
+    await start(plane.node)
+    await shown(plane.admin, "/api/v1/nodes/n1", is_ready)
+    await make(plane, "serviceaccounts", "default")
+    await make(plane, "secrets", "fixed", data={"k": encoded("1")}, immutable=True)
+    without = {"automountServiceAccountToken": False}
+    failed = 'MountVolume.SetUp failed for volume "v" : '
+    await run(plane, "no-secret", mounting({"secret": {"secretName": "later"}}, **without))
+    key = {"secretName": "fixed", "items": [{"key": "nothing", "path": "p"}]}
+    await run(plane, "no-key", mounting({"secret": key}, **without))
+    variable = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "gone", "key": "k"}}}
+    await run(
+        plane, "no-map", {"containers": [{"name": "c", "image": "busybox:1", "env": [variable]}], **without}
+    )
+    sources = [{"secret": {"name": "gone", "optional": True}}, {"secret": {"name": "fixed"}}]
+    await run(plane, "optional", mounting({"projected": {"sources": sources}}, **without))
+    pod = await shown(plane.admin, f"{NAMESPACE}/pods/optional", is_ready)
+    path = tmp_path / "root/pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~projected/v"
+    assert sorted(each.name for each in path.iterdir() if not each.name.startswith("..")) == ["k"]
+    await said(plane, "no-secret", f'{failed}secret "later" not found')
+    await said(plane, "no-key", f"{failed}references non-existent secret key: nothing")
+    wanted = {"reason": "CreateContainerConfigError", "message": 'configmap "gone" not found'}
+    await shown(plane.admin, f"{NAMESPACE}/pods/no-map", lambda pod: waiting(pod) == wanted)
+    await make(plane, "secrets", "later", data={"k": encoded("1")})
+    await shown(plane.admin, f"{NAMESPACE}/pods/no-secret", is_ready)
+    for name in ("no-secret", "no-key", "no-map", "optional"):
+        await gone(plane, name)
