@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -17,7 +18,7 @@ VERSION = 1
 class _Record(msgspec.Struct, rename="camel"):
     first_detected: float
     last_used: float
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class _Document(msgspec.Struct):

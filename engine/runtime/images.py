@@ -19,8 +19,9 @@ import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from engine.api.errors import InvalidInput, Refused
@@ -50,7 +51,7 @@ class StoredImage:
     layers: list[str]
     tags: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
-    size: int = 0
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
     inodes: int = 0
     pinned: bool = False
 
@@ -68,6 +69,9 @@ class StoredImage:
         else:
             image.username = user
         return image
+
+
+_STORED = msgspec.json.Decoder(StoredImage)
 
 
 class ImageStore:
@@ -302,7 +306,7 @@ class ImageStore:
         if changed != self._read_at:
             images = {HOST_ID: host_image()}
             for path in sorted(self._records.glob("*.json")):
-                image = kept(path, lambda content: StoredImage(**json.loads(content)), without=WITHOUT)
+                image = kept(path, _STORED.decode, without=WITHOUT)
                 if image is not None:
                     image.pinned = bool(self._pinned & set(image.tags))
                     images[image.id] = image

@@ -9,7 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import os
+import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from engine.api.status import PodStatus
 from engine.devices import checkpoint_file
 from engine.devices.checkpoint import Checkpoint, Entry, encode
 from engine.devices.checkpoint_file import CheckpointFile
-from engine.host.kept import keep
+from engine.host.kept import keep, unsealed
 from engine.host.tasks import Tasks
 from engine.images import records_file
 from engine.images.records import ImageRecords
@@ -40,8 +43,12 @@ from engine.runtime.records import Container as RuntimeContainer
 from engine.runtime.records import Sandbox
 from engine.runtime.state import BackendNotes, StateDirectory
 from engine.wire import cri_v1_pb2 as cri
+from tests.project.strange_content import strange
 
 ENGINE = Path(__file__).parents[2] / "engine"
+FEW = 600
+DAMAGES = int(os.environ.get("KUBENGINE_KEPT_DAMAGES", FEW))
+"""How many strange contents the readers are given in all (`make chaos`: 36,000)."""
 
 WRITES = {"replace_file", "replacing_file", "write_text", "write_bytes", "O_CREAT", "NamedTemporaryFile"}
 LEFT_OUT = ("bench", "cli", "plan", "testing", "wire")
@@ -252,6 +259,44 @@ async def test_what_is_damaged_is_not_believed_but_named_and_set_aside(
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     assert kept.read(tmp_path) == whole
+
+
+def is_sealed(content: bytes) -> bool:
+    with suppress(ValueError):
+        unsealed(content)
+        return True
+    return False
+
+
+async def written(kept: Kept, directory: Path) -> bytes:
+    """What the owner writes."""
+    directory.mkdir(exist_ok=True)
+    writing = kept.write(directory)
+    if inspect.isawaitable(writing):
+        await writing
+    return (directory / kept.file).read_bytes()
+
+
+@pytest.mark.timeout(0 if DAMAGES > FEW else 600)
+@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.file.rpartition("/")[2][-20:])
+async def test_whatever_stands_in_it_is_read_or_named_and_set_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: Kept
+) -> None:
+    chance = random.Random(kept.file)
+    others = [
+        await written(each, tmp_path / f"other-{at}") for at, each in enumerate(KEPT) if each is not kept
+    ]
+    content = await written(kept, tmp_path / "own")
+    path = tmp_path / "own" / kept.file
+    for _ in range(-(-DAMAGES // len(KEPT))):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bad := strange(content, others, chance))
+        caplog.clear()
+        kept.read(tmp_path / "own")
+        assert path.exists() or is_sealed(bad) or str(path) in caplog.text, bad
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    kept.read(tmp_path / "own")
 
 
 def test_whoever_writes_files_is_known() -> None:
