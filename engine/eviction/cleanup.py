@@ -57,7 +57,8 @@ class Cleanup:
             return False
         began = self._monotonic()
         removed = {name: await self._take(signal, step) for name, step in steps.items()}
-        relieved = self._is_relieved() or (any(removed.values()) and await self._settles(signal))
+        may_grow = any(count != 0 for count in removed.values())
+        relieved = self._is_relieved() or (may_grow and await self._settles(signal))
         self._results.inc(signal, ENOUGH if relieved else SHORT)
         if relieved:
             inputs = {"signal": signal, "removed": removed, "seconds": self._monotonic() - began}
@@ -74,14 +75,14 @@ class Cleanup:
                 steps[name] = self._images.delete_unused
         return steps
 
-    async def _take(self, signal: str, step: Callable[[], Awaitable[Any]]) -> int:
-        """How many were removed."""
+    async def _take(self, signal: str, step: Callable[[], Awaitable[Any]]) -> int | None:
+        """How many were removed, None where that is not known."""
         try:
             async with asyncio.timeout(TIMEOUT):
                 report = await step()
         except TimeoutError:
             log.warning("reclaiming for %s took more than %.0f s", signal, TIMEOUT)
-            return 0
+            return None
         if report.error:
             log.warning("reclaiming for %s: %s", signal, report.error)
         return len(report.removed)

@@ -6,6 +6,7 @@ one gives back freed blocks as late as a test wants.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -166,6 +167,23 @@ async def test_without_waiting_what_comes_late_costs_a_pod(model):
     """The kubelet's behaviour, which stays the default."""
     disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
     assert await model(disk, settle=0).run()
+
+
+async def test_what_a_cleanup_that_was_cut_short_removed_is_waited_for_too(
+    model, monkeypatch: pytest.MonkeyPatch
+):
+    """The runtime hangs after it has removed enough."""
+    monkeypatch.setattr("engine.eviction.cleanup.TIMEOUT", 0.2)
+    disk = Disk({"sha256:00": 40, "sha256:01": 40}, set(), 50, CAPACITY - THRESHOLD - 60, late=True)
+    remove = disk.remove_image
+
+    async def hang_at_last(name: str, handler: str = "") -> None:
+        await remove(name, handler)
+        if not disk.images:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(disk, "remove_image", hang_at_last)
+    assert not await model(disk, settle=60).run()
 
 
 def test_settling_waits_for_quiet_looks_in_a_row():
