@@ -33,10 +33,10 @@ Object = dict[str, Any]
 
 class ControlPlane:
     """Runs while it is entered. `admin` and `node` are kubeconfigs, `bootstrap` one of a user who may only
-    ask for a node's certificate; the node is n1."""
+    ask for a node's certificate; the node is n1. One that `aggregates` takes other servers' APIs in."""
 
-    def __init__(self, directory: Path, binaries: Path) -> None:
-        self._directory, self._binaries = directory, binaries
+    def __init__(self, directory: Path, binaries: Path, *, aggregates: bool = False) -> None:
+        self._directory, self._binaries, self._aggregates = directory, binaries, aggregates
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._port, self._etcd, self._peer = (free_port() for _ in range(3))
         self._authority = Authority(directory / "authority")
@@ -92,8 +92,28 @@ class ControlPlane:
             f"--service-account-signing-key-file={key}",
             "--service-account-issuer=https://test",
             "--service-cluster-ip-range=10.0.0.0/24",
+            *(self._aggregation() if self._aggregates else ()),
         )
         self._until_ready()
+
+    def _aggregation(self) -> list[str]:
+        """How other servers know that a question comes from this one, and whose it is."""
+        pair = self._authority.issue("front-proxy")
+        headers = {"extra-headers-prefix": "X-Remote-Extra-", "group-headers": "X-Remote-Group"}
+        headers |= {"username-headers": "X-Remote-User", "allowed-names": "front-proxy"}
+        return [
+            f"--proxy-client-cert-file={pair.certificate}",
+            f"--proxy-client-key-file={pair.key}",
+            f"--requestheader-client-ca-file={self._authority.certificate}",
+            *(f"--requestheader-{name}={value}" for name, value in headers.items()),
+        ]
+
+    def kubeconfig_of(self, user: str) -> Path:
+        """Of a user with a certificate."""
+        pair = self._authority.issue(user)
+        return self._kubeconfig(
+            user, {"client-certificate": str(pair.certificate), "client-key": str(pair.key)}
+        )
 
     @property
     def authority(self) -> Authority:
