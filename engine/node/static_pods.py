@@ -85,8 +85,8 @@ def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, digest: s
 
 def _digest(pod: Pod, node_name: str, origin: str) -> str:
     content = to_builtins(pod.spec)
-    for container in (*content.get("containers", ()), *content.get("initContainers", ())):
-        for amounts in container.get("resources", {}).values():
+    for holder in (content, *content.get("containers", ()), *content.get("initContainers", ())):
+        for amounts in holder.get("resources", {}).values():
             for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
                 amounts.pop(name, None)
     parts = [node_name, origin, to_builtins(pod.metadata), content, compute_qos_class(pod)]

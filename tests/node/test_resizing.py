@@ -132,3 +132,31 @@ async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_i
     assert begun("later").config.linux.resources.cpu_shares == 1024
     (first, _) = rig.pod("p").status.init_container_statuses
     assert first.restart_count == 0
+
+
+async def test_a_pod_level_resize_restarts_the_containers_under_its_limit_whose_policy_asks(rig: Rig):
+    policy = [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]
+    own = {"requests": {"cpu": "10m"}, "limits": {"cpu": "20m"}}
+
+    def write_pod(milli: int) -> None:
+        amounts = {"requests": {"cpu": "50m"}, "limits": {"cpu": f"{milli}m"}}
+        containers = [
+            container("bare", resizePolicy=policy),
+            container("own", resources=own, resizePolicy=policy),
+            container("stays"),
+        ]
+        rig.write("whole", {"containers": containers, "resources": amounts})
+
+    await rig.start()
+    write_pod(100)
+    await eventually(lambda: rig.phase("whole") == "Running")
+    uid = rig.pod("whole").uid
+    write_pod(150)
+    await eventually(lambda: rig.pod("whole").spec.resources.limits["cpu"].milli == 150)
+    assert rig.pod("whole").uid == uid
+
+    def restarts() -> dict[str, int]:
+        statuses = rig.pod("whole").status.container_statuses
+        return {s.name: s.restart_count for s in statuses if s.state.running is not None}
+
+    await eventually(lambda: restarts() == {"bare": 1, "own": 0, "stays": 0})
