@@ -58,6 +58,19 @@ async def attach(scene: Scene) -> None:
     await scene.plane.admin.patch(f"{NODE}/status", attached, Object)
 
 
+async def grow(scene: Scene) -> None:
+    """What the resizer does: the volume has more room, and the node is to make use of it."""
+    admin, amount = scene.plane.admin, {"storage": "2Gi"}
+    await admin.patch(f"{CORE}/persistentvolumes/pv", {"spec": {"capacity": amount}}, Object)
+    pending = {"type": "FileSystemResizePending", "status": "True"}
+    status = {
+        "allocatedResources": amount,
+        "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+        "conditions": [pending],
+    }
+    await admin.patch(f"{CLAIMS}/claim/status", {"status": status}, Object)
+
+
 async def clean(scene: Scene) -> None:
     for path in (
         f"{CLAIMS}/claim",
@@ -73,7 +86,8 @@ async def clean(scene: Scene) -> None:
                 raise
 
 
-async def test_pods_get_volumes_of_a_driver(scene: Scene) -> None:
+async def test_pods_get_volumes_of_a_driver(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.node.volumes.keeper.GROWTH_SECONDS", 0.0)
     admin = scene.plane.admin
     await clean(scene)
     spec = {
@@ -120,6 +134,14 @@ async def test_pods_get_volumes_of_a_driver(scene: Scene) -> None:
         assert driver.volume("h1").stat().st_gid == 77
         uids = {p.volume_context["csi.storage.k8s.io/pod.uid"] for p in driver.called("NodePublishVolume")}
         assert uids == {pod["metadata"]["uid"]}
+        await grow(scene)
+
+        async def grown() -> bool:
+            status = (await admin.get(f"{CLAIMS}/claim", Object))["status"]
+            return status["capacity"] == {"storage": "2Gi"} and not status.get("conditions")
+
+        await eventually(grown)
+        assert len(driver.called("NodeExpandVolume")) == 1
         await scene.delete("p")
         await scene.gone("p")
         await eventually(lambda: len(driver.called("NodeUnstageVolume")) == 1)
