@@ -76,6 +76,7 @@ def _candidate(place: int, pod: Pod, amount: int | None, resource: str) -> dict[
         "priority": pod.spec.priority or 0,
         "usage": amount,
         "request": request,
+        "critical": is_critical(pod),
         "why": _why(pod, amount, request),
     }
 

@@ -104,6 +104,14 @@ async def _route(view: ServedNode, request: Request) -> Response:
     if request.method not in {"GET", "HEAD"}:
         return failure(405, f"{request.method} is not allowed here")
     match path:
+        case "/":
+            from engine.server.page.document import page
+
+            return page()
+        case "/live":
+            from engine.server.page.live import live
+
+            return live(view)
         case "/pods":
             return Response(200, JSON, pod_list(view.pods()))
         case "/runningpods":

@@ -101,7 +101,7 @@ def test_the_source_archive_is_whole(sdist: Path, tracked: set[str]) -> None:
 def test_the_wheel_has_every_module_kernel_and_type(wheel: Path, tracked: set[str]) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    kinds = {".py", ".pyi", ".typed", ".css", ".c"}
+    kinds = {".py", ".pyi", ".typed", ".css", ".html", ".js", ".c"}
     expected = {name for name in tracked if name.startswith("engine/") and Path(name).suffix in kinds}
     assert {name for name in expected if Path(name).name != "py.typed"} - names == set()
     assert "engine/py.typed" in names

@@ -1,0 +1,51 @@
+"""What a reader of the page is told: server-sent events, each with the rows of one part that have changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+
+from engine.api.struct import to_json
+from engine.server.exchange import Response
+from engine.server.page.rows import differences
+from engine.server.page.watch import Watch, watch_of
+from engine.server.view import ServedNode
+
+STILL_HERE = 15.0
+"""Seconds of silence after which a reader hears that the agent is there."""
+
+
+def live(view: ServedNode) -> Response:
+    """Goes on until the reader goes."""
+    headers = (("cache-control", "no-store"), ("x-content-type-options", "nosniff"))
+    return Response(200, "text/event-stream", _news(watch_of(view)), headers)
+
+
+async def _news(watch: Watch) -> AsyncGenerator[bytes, None]:
+    told: dict[str, Mapping[str, bytes]] = {}
+    failures: dict[str, str] = {}
+    async with watch.reading() as news:
+        yield b"retry: 2000\nevent: begin\ndata: {}\n\n"
+        while True:
+            try:
+                async with asyncio.timeout(STILL_HERE):
+                    await news.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            news.clear()
+            pieces: list[bytes] = []
+            for name, rows in watch.parts.items():
+                changed = list(differences(told.get(name, {}), rows))
+                if changed or name not in told:
+                    pieces += [_event(name), *(changed or [b"{}"]), b"\n\n"]
+                told[name] = rows
+                if watch.failures[name] != failures.get(name, ""):
+                    failures[name] = watch.failures[name]
+                    pieces += [_event("failure"), to_json({"part": name, "error": failures[name]}), b"\n\n"]
+            if pieces:
+                yield b"".join(pieces)
+
+
+def _event(name: str) -> bytes:
+    return f"event: {name}\ndata: ".encode()

@@ -1,0 +1,231 @@
+"""What the page shows of each part of the node, as rows under a key of their own. Pure.
+
+A row that says the same as before is not told again, so rows have no ages and no times to come: the page
+works these out from Unix times. Amounts that always move are rounded to what can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from engine.api.pod import Pod
+from engine.api.qos import qos_class
+from engine.api.status import ContainerStatus
+from engine.node.usage.sampler import NodeUsage
+
+Rows = dict[str, Any]
+
+MOST_DEVICES = 512
+"""Of a resource; the page says how many more there are."""
+FIRST_TO_GO = 8
+USERS = 4
+_MIB = 1 << 20
+
+
+def node_rows(node: Mapping[str, Any], checks: Sequence[tuple[str, str | None]]) -> Rows:
+    """Who the node is, its conditions, and health checks that fail."""
+    status = node.get("status", {})
+    info = status.get("nodeInfo", {})
+    return {
+        "who": {
+            "name": node.get("metadata", {}).get("name", ""),
+            "version": info.get("kubeletVersion", ""),
+            "runtime": info.get("containerRuntimeVersion", ""),
+            "kernel": info.get("kernelVersion", ""),
+            "os": info.get("osImage", ""),
+            "capacity": status.get("capacity", {}),
+            "allocatable": status.get("allocatable", {}),
+        },
+        "conditions": [
+            {"type": each["type"], "status": each["status"], "reason": each.get("reason", "")}
+            for each in status.get("conditions", ())
+        ],
+        "failing": {name: error for name, error in checks if error},
+    }
+
+
+def pod_rows(pods: Iterable[Pod]) -> Rows:
+    """Each pod by its uid."""
+    return {pod.uid: _pod(pod) for pod in pods}
+
+
+def _pod(pod: Pod) -> dict[str, Any]:
+    status = pod.status
+    containers = [_container(each) for each in status.container_statuses or ()]
+    return {
+        "name": pod.full_name,
+        "qos": status.qos_class or qos_class(pod),
+        "priority": pod.spec.priority or 0,
+        "phase": status.phase,
+        "reason": status.reason,
+        "message": status.message,
+        "leaving": pod.metadata.deletion_timestamp is not None,
+        "ip": status.pod_ip,
+        "since": status.start_time,
+        "ready": sum(each["ready"] for each in containers),
+        "of": len(pod.spec.containers),
+        "restarts": sum(each["restarts"] for each in containers),
+        "containers": [*(_container(each) for each in status.init_container_statuses or ()), *containers],
+    }
+
+
+def _container(status: ContainerStatus) -> dict[str, Any]:
+    state = status.state
+    ended = state.terminated if state is not None else None
+    waiting = state.waiting if state is not None else None
+    return {
+        "name": status.name,
+        "image": status.image,
+        "ready": status.ready,
+        "restarts": status.restart_count,
+        "state": "running" if state is not None and state.running else "ended" if ended else "waiting",
+        "why": ended.reason if ended else waiting.reason if waiting else "",
+    }
+
+
+def use_rows(usage: NodeUsage) -> Rows:
+    """`[milli-CPU, MiB]` by pod uid, and of the whole node under "node"; None for what is not known yet."""
+    groups = {"node": usage.root, **{pod.record.uid: pod.group for pod in usage.pods}}
+    return {
+        key: [_per(group.sample.rate, 1e6, 0), _per(group.sample.working_set, _MIB, 1)]
+        for key, group in groups.items()
+    }
+
+
+def _per(amount: int | None, unit: float, digits: int) -> float | None:
+    return None if amount is None else round(amount / unit, digits)
+
+
+def cgroup_rows(told: Mapping[str, Any]) -> Rows:
+    """Each group by its path, with the values that it has and those that it should have; and the settings."""
+    rows: Rows = {
+        group["path"]: {
+            "qos": group["qosClass"],
+            "uid": group["uid"],
+            "pod": group.get("pod", ""),
+            "files": {
+                name: [value["actual"], None if value["actual"] == value["wanted"] else value["wanted"]]
+                for name, value in group["files"].items()
+            },
+        }
+        for group in told.get("groups", ())
+    }
+    rows["settings"] = {name: told.get(name) for name in ("enabled", "version", "driver", "root")}
+    return rows
+
+
+def device_rows(told: Mapping[str, Any]) -> Rows:
+    """Each resource by its name, with its devices, where they are and who holds them."""
+    return {
+        resource["name"]: {
+            **{
+                name: resource[name]
+                for name in ("capacity", "allocatable", "allocated", "plugin", "complaint")
+            },
+            "more": max(len(resource["devices"]) - MOST_DEVICES, 0),
+            "devices": [
+                {
+                    "id": device["id"],
+                    "health": device["health"],
+                    "numa": device["numa"],
+                    "owners": [
+                        f"{owner['pod'] or owner['podUID']}/{owner['container']}"
+                        for owner in device["owners"]
+                    ],
+                }
+                for device in resource["devices"][:MOST_DEVICES]
+            ],
+        }
+        for resource in told["resources"]
+    }
+
+
+def eviction_rows(told: Mapping[str, Any]) -> Rows:
+    """Each threshold, and who would go first when a resource is short."""
+    rows: Rows = {}
+    for threshold in told["thresholds"]:
+        signal, observed = threshold["signal"], told["signals"].get(threshold["signal"], {})
+        step = 1 if _counted(signal) else _MIB
+        rows[f"{signal} {threshold['gracePeriod']:g}"] = {
+            "signal": signal,
+            "value": threshold["value"],
+            "grace": threshold["gracePeriod"],
+            "counted": step == 1,
+            **{name: _rounded(observed.get(name), step) for name in ("available", "capacity")},
+            **{name: _rounded(threshold[name], step) for name in ("limit", "distance")},
+        }
+    for resource, candidates in told["first"].items():
+        going = [each for each in candidates if not each["critical"]]
+        rows[f"first {resource}"] = {
+            "resource": resource,
+            "pods": [
+                {name: each[name] for name in ("pod", "qos", "priority", "request", "why")}
+                | {"usage": _rounded(each["usage"], 1 if _counted(resource) else _MIB)}
+                for each in going[:FIRST_TO_GO]
+            ],
+            "spared": len(candidates) - len(going),
+        }
+    return rows
+
+
+def _counted(name: str) -> bool:
+    """Whether it is a number of things, not of bytes."""
+    return "inodes" in name or "pid" in name
+
+
+def _rounded(amount: int | None, step: int) -> int | None:
+    return None if amount is None else amount // step * step
+
+
+def image_rows(told: Mapping[str, Any]) -> Rows:
+    """Each image by its id, and by what it stays; and the thresholds of collection."""
+    rows: Rows = {
+        f"{image['id']} {image['handler']}": {
+            "names": image["names"],
+            "size": image["size"],
+            "seen": image["firstDetected"],
+            "used": None if image["inUseBy"] else image["lastUsed"],
+            "users": image["inUseBy"][:USERS],
+            "more": max(len(image["inUseBy"]) - USERS, 0),
+            "stays": image["protected"],
+        }
+        for image in told["images"]
+    }
+    names = ("highThresholdPercent", "lowThresholdPercent", "order")
+    rows["settings"] = {name: told[name] for name in names}
+    return rows
+
+
+def probe_rows(told: Mapping[str, Any]) -> Rows:
+    """Each probe, with what it found last and how late it began."""
+    return {
+        f"{probe['pod_uid']} {probe['container']} {probe['type']}": {
+            **{
+                name: probe[name] for name in ("pod", "container", "type", "kind", "target", "result", "last")
+            },
+            **{name: probe[name] for name in ("streak", "threshold", "late", "output")},
+            "period": probe["period_seconds"],
+            "took": _milliseconds(probe["duration_seconds"]),
+            "lateness": _milliseconds(probe["lateness_seconds"]),
+        }
+        for probe in told["probes"]
+    }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
+
+
+def differences(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterator[bytes]:
+    """What turns rows `before` into those of `now`, as pieces of a JSON object; nothing if they are equal."""
+    changed = [(key, row) for key, row in now.items() if before.get(key) != row]
+    gone = [key for key in before if key not in now]
+    if not changed and not gone:
+        return
+    from engine.api.struct import to_json
+
+    yield b'{"rows":{'
+    for place, (key, row) in enumerate(changed):
+        yield b"%s%s:%s" % (b"," if place else b"", to_json(key), row)
+    yield b'},"gone":%s}' % to_json(gone)

@@ -1,0 +1,137 @@
+"""Looks at the node while somebody reads the page, once for all who do; not at all otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from engine.api.errors import KubengineError
+from engine.api.struct import to_builtins, to_json
+from engine.server.page import rows
+from engine.server.view import ServedNode
+
+log = logging.getLogger(__name__)
+
+SHARE = 20.0
+"""The rest after a look is at least so many times what the look took."""
+DECISIONS = 300
+
+Look = Callable[[], Awaitable[rows.Rows]]
+
+
+class Watch:
+    """Rows of each part of one node, as JSON, since its first reader came.
+
+    `parts` are replaced whole, so a reader may keep what it has told. `failures` say why a part could not be
+    looked at.
+    """
+
+    def __init__(self, view: ServedNode) -> None:
+        self._view = view
+        self._readers: set[asyncio.Event] = set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.parts: dict[str, Mapping[str, bytes]] = {}
+        self.failures: dict[str, str] = {}
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[asyncio.Event]:
+        """Looks go on while there is a reader; the event is set when a part has changed."""
+        news = asyncio.Event()
+        self._readers.add(news)
+        if self.parts:
+            news.set()
+        if not self._tasks:
+            self._tasks = [
+                asyncio.create_task(self._keep_looking(name, every, look), name=f"page: {name}")
+                for name, (every, look) in self._looks().items()
+            ]
+            if "decisions" in self._view.rooms:
+                self._tasks.append(asyncio.create_task(self._follow_decisions(), name="page: decisions"))
+        try:
+            yield news
+        finally:
+            self._readers.discard(news)
+            if not self._readers:
+                tasks, self._tasks = self._tasks, []
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _looks(self) -> dict[str, tuple[float, Look]]:
+        """Seconds between two looks, and how each part is looked at, of the parts that the node has."""
+        told: dict[str, tuple[str, float, Callable[[Mapping[str, Any]], rows.Rows]]] = {
+            "node": ("node", 10, lambda node: rows.node_rows(to_builtins(node), self._view.healthz())),
+            "cgroups": ("cgroups", 10, rows.cgroup_rows),
+            "devices": ("devices", 3, rows.device_rows),
+            "eviction": ("eviction", 3, rows.eviction_rows),
+            "images": ("images", 30, rows.image_rows),
+            "probes": ("probes", 3, rows.probe_rows),
+        }
+        looks: dict[str, tuple[float, Look]] = {"pods": (1, self._pods), "use": (3, self._use)}
+        for name, (room, every, shown) in told.items():
+            if hasattr(self._view.rooms.get(room), "describe"):
+                looks[name] = every, self._room(room, shown)
+        return looks
+
+    async def _pods(self) -> rows.Rows:
+        return rows.pod_rows(self._view.pods())
+
+    async def _use(self) -> rows.Rows:
+        return rows.use_rows(await self._view.usage())
+
+    def _room(self, name: str, shown: Callable[[Mapping[str, Any]], rows.Rows]) -> Look:
+        async def look() -> rows.Rows:
+            described = self._view.rooms[name].describe()  # type: ignore[attr-defined]
+            return shown(await described if inspect.isawaitable(described) else described)
+
+        return look
+
+    async def _keep_looking(self, name: str, every: float, look: Look) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            began = clock()
+            try:
+                found = {key: to_json(row) for key, row in (await look()).items()}
+                self._tell(name, found, "")
+            except KubengineError as error:
+                self._tell(name, self.parts.get(name, {}), str(error))
+            except Exception as error:
+                log.exception("the page cannot show %s", name)
+                self._tell(name, self.parts.get(name, {}), f"{type(error).__name__}: {error}")
+            await asyncio.sleep(max(every, SHARE * (clock() - began)))
+
+    async def _follow_decisions(self) -> None:
+        held: deque[tuple[str, bytes]] = deque(maxlen=DECISIONS)
+        room: Any = self._view.rooms["decisions"]
+        async with aclosing(room.describe(follow="true")) as news:
+            async for lines in news:
+                for line in lines.splitlines():
+                    held.append((str(msgspec.json.decode(line)["number"]), line))
+                self._tell("decisions", dict(held), "")
+
+    def _tell(self, name: str, found: Mapping[str, bytes], failure: str) -> None:
+        if found == self.parts.get(name) and failure == self.failures.get(name, ""):
+            return
+        self.parts[name], self.failures[name] = found, failure
+        for news in self._readers:
+            news.set()
+
+
+_watches: WeakValueDictionary[int, Watch] = WeakValueDictionary()
+"""By the id of the node, which lives as long as its watch; a watch lives as long as its readers."""
+
+
+def watch_of(view: ServedNode) -> Watch:
+    """The one watch of a node."""
+    watch = _watches.get(id(view))
+    if watch is None:
+        watch = _watches[id(view)] = Watch(view)
+    return watch
