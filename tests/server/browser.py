@@ -65,7 +65,8 @@ class Browser:
         return self._ask(method, session=self._session, **params)
 
     def open(self, url: str) -> None:
-        self.do("Page.navigate", url=url)
+        answer = self.do("Page.navigate", url=url)
+        assert "errorText" not in answer, answer["errorText"]
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression is in the page."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -22,13 +23,14 @@ from engine.api.errors import Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
+from engine.cli._agent import Agent
 from engine.server.page.rows import differences
 from engine.server.page.watch import watch_of
 from engine.testing.device_plugin import SampleDevicePlugin
 from tests.ports import free_port
 from tests.server.browser import PROGRAM, Browser
 from tests.server.served import Served, View
-from tests.waiting import eventually
+from tests.waiting import eventually, wait_until
 
 PAGE = Path(__file__).parents[2] / "engine/server/page"
 PHONE, DESK = (390, 844), (1400, 1000)
@@ -177,10 +179,17 @@ spec:
 """
 
 
+def answers(url: str) -> bool:
+    with contextlib.suppress(Unavailable):
+        return bool(Agent(url).get("/healthz"))
+    return False
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[str]:
     """The address of an agent of one pod with a probe, which asks for a device."""
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
     manifests = tmp_path / "pods"
     manifests.mkdir()
     (manifests / "web.yaml").write_text(MANIFEST.format(name="web", device=""))
@@ -193,7 +202,8 @@ def agent(tmp_path: Path) -> Iterator[str]:
     places = ["--root-dir", str(tmp_path / "r"), "--manifests", str(manifests), "--node-name", "n1"]
     with subprocess.Popen([*command, *places], stderr=subprocess.PIPE, text=True) as running:
         try:
-            yield f"http://127.0.0.1:{port}/"
+            wait_until(lambda: answers(url) or running.poll() is not None)
+            yield f"{url}/"
         finally:
             running.send_signal(signal.SIGTERM)
             _, errors = running.communicate(timeout=240)
@@ -223,7 +233,7 @@ def look(url: str, directory: Path) -> None:
         browser.until("document.querySelector('#pods tbody')?.innerText.includes('default/web-n1')")
         assert browser.value("document.title") == "n1 · Kubengine"
         browser.until("document.getElementById('state').className === 'live'")
-        browser.until("document.querySelector('#devices li')")
+        browser.until("document.querySelector('#devices li') !== null")
         it_follows_what_changes(browser, directory / "pods")
         keys_do_what_the_page_says(browser)
         it_is_light_and_dark(browser)
