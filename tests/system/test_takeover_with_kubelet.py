@@ -32,7 +32,8 @@ GPU = "example.com/gpu"
 DATA = {"name": "data", "mountPath": "/data"}
 EMPTY_DIR = {"volumes": [{"name": "data", "emptyDir": {}}]}
 ONCE = "test -e /data/count && echo again >> /data/count || echo first > /data/count; "
-EVERY_SECOND = {"periodSeconds": 1, "failureThreshold": 1}
+EVERY_SECOND = {"periodSeconds": 1, "failureThreshold": 1, "timeoutSeconds": 60}
+"""One failure would be a restart, and a busy machine takes more than the second that is the default."""
 
 SMALL = {"limits": {"cpu": "0.1", "memory": "32Mi"}}
 
