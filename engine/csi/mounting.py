@@ -237,7 +237,7 @@ class Mounting:
         self._attachments.release(places.unique_name(*key), STAGED)
 
     def _came(self, driver: str) -> None:
-        self._working.start(self._sweep(driver), driver)
+        self._working.keep(lambda: self._sweep(driver), driver)
 
     async def _sweep(self, driver: str) -> None:
         """A driver has come: what of its volumes was left staged for nobody goes."""

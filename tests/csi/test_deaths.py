@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from engine.csi import volume_data
+from engine.csi.mounting import Mounting
+from engine.csi.volume_data import VolumeData
 from engine.testing.csi_driver import HANGS
-from tests.csi_rig import CLAIMED, CsiRig
+from tests.csi_rig import CLAIMED, DRIVER, CsiRig
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -71,6 +75,32 @@ async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
         csi.cluster.server.delete(f"{PODS}/p", grace=0)
     await csi.joined.start()
     await eventually(csi.leaves_nothing)
+
+
+async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
+    csi: CsiRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csi.known()
+    csi.claim()
+    driver = await csi.driver()
+    await csi.run(CLAIMED)
+    driver.faults["NodeUnstageVolume"] = HANGS
+    await csi.delete()
+    await eventually(lambda: len(driver.called("NodeUnstageVolume")) == 1)
+    await csi.joined.stop()
+    driver.faults.clear()
+    read, failed = Mounting._all_staged, []
+
+    def fails_once(self: Mounting, driver: str | None = None) -> list[VolumeData]:
+        if driver is not None and not failed:
+            failed.append(driver)
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, driver)
+
+    monkeypatch.setattr(Mounting, "_all_staged", fails_once)
+    await csi.joined.start()
+    await eventually(csi.leaves_nothing)
+    assert failed == [DRIVER]
 
 
 async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
