@@ -7,7 +7,7 @@
 | eviction | evicted, spared; failed |
 | image-gc | collected, kept; failed |
 | container-gc | collected; failed |
-| restart | restarted |
+| restart | restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
 """

@@ -114,11 +114,18 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
     `library_concurrency`: HTTPS and by-name probes that run at once, and as many commands in containers.
     `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a
     pod's containers) or `off`.
+
+    `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers may be ended for their
+    liveness probes within `liveness_kills_within`, of the pods of one controller and of all; 0: any number.
+    With either of them nothing is ended for a probe that the node itself ran late.
     """
 
     max_connections: int = 1024
     library_concurrency: int = 32
     metrics: str = "container"
+    liveness_kills_per_owner: int = 0
+    liveness_kills_per_node: int = 0
+    liveness_kills_within: Duration = Duration(600)
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):

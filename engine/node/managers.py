@@ -139,6 +139,7 @@ class Managers:
             clock=clock,
             on_result=lambda result: pods().notify(result.pod_uid),
             runtime_socket=runtime.socket,
+            decisions=decisions,
             tasks=tasks,
         )
         self._logs = LogRotation(

@@ -20,6 +20,7 @@ from engine._fast.probing._state_py import (
     WAITING,
     Observation,
 )
+from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ProbesSection
@@ -28,6 +29,7 @@ from engine.api.status import PodStatus
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.probes.exec_tree import Leftovers
+from engine.probes.kills import KillBudget, owner_of
 from engine.probes.library import Outcome, run_http, run_tcp
 from engine.probes.messages import Reason, exec_text, text
 from engine.probes.request import exec_request, grpc_request, http_request, url_host
@@ -72,6 +74,7 @@ class ProbeManager:
         clock: Callable[[], float],
         on_result: Callable[[ProbeResult], None],
         runtime_socket: Path | None = None,
+        decisions: Decisions | None = None,
         tasks: Tasks | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -79,6 +82,11 @@ class ProbeManager:
             raise InvalidInput(f"{section.metrics!r} is not container, pod or off", subject="probes.metrics")
         if section.max_connections < 1 or section.library_concurrency < 1:
             raise InvalidInput("bounds must be at least 1", subject="probes")
+        self._kills = KillBudget(section)
+        self._decisions = decisions or Decisions(clock)
+        self._withheld = registry.counter(
+            "kubengine_liveness_kills_withheld_total", "Containers that failed liveness and were not ended."
+        )
         self._recorder = recorder
         self._clock = clock
         self._on_result = on_result
@@ -153,8 +161,13 @@ class ProbeManager:
     def _add(self, entry: PodProbes, spec: ProbeSpec) -> None:
         container = entry.container(spec.container)
         assert container is not None
-        never = entry.pod.spec.restart_policy == "Never"
         uptime = self._clock() - self._began
+        first_in = self._jitter() * spec.period if spec.period > uptime else 0.0
+        self._register(container, spec, first_in)
+
+    def _register(self, container: ContainerProbes, spec: ProbeSpec, first_in: float) -> Worker:
+        pod = container.pod.pod
+        never = pod.spec.restart_policy == "Never"
         key = self._native.add(
             type=TYPES[spec.type],
             kind=KINDS[spec.kind] if spec.native else LIBRARY,
@@ -163,14 +176,20 @@ class ProbeManager:
             failure_threshold=spec.failure_threshold,
             success_threshold=spec.success_threshold,
             initial_delay=spec.initial_delay,
-            never_restarts=never and all(c.name != spec.container for c in entry.pod.init_containers),
-            first_in=self._jitter() * spec.period if spec.period > uptime else 0.0,
+            never_restarts=never and all(c.name != spec.container for c in pod.init_containers),
+            first_in=first_in,
         )
         worker = Worker(spec, container, key)
         setattr(container, spec.type, worker)
         while len(self._workers) <= key:
             self._workers.append(None)
         self._workers[key] = worker
+        return worker
+
+    def _deregister(self, worker: Worker) -> None:
+        self._native.remove(worker.key)
+        self._leftovers.forget(worker.key)
+        self._workers[worker.key] = None
 
     def update_pod(self, pod_uid: str, *, pod_ip: str | None = None, phase: str | None = None) -> None:
         """The pod's address or phase (`Failed` and `Succeeded` end its probes). Unknown pods are ignored."""
@@ -230,9 +249,7 @@ class ProbeManager:
         entry = self._pods.pop(pod_uid, None)
         for container in entry.containers if entry is not None else ():
             for worker in container.workers():
-                self._native.remove(worker.key)
-                self._leftovers.forget(worker.key)
-                self._workers[worker.key] = None
+                self._deregister(worker)
 
     def is_started(self, pod_uid: str, container: str, container_id: str = "") -> bool:
         """Running, and its startup probe (if any) has succeeded. True for containers without probes."""
@@ -344,6 +361,9 @@ class ProbeManager:
         if what & NEWS_OUTCOME and outcome != rule.OUTCOME_SUCCESS:
             self._report(worker, outcome, reason, detail, excerpt)
         if what & NEWS_PUBLISHED and number == container.number and published != worker.published:
+            if published == rule.FAILURE and (why := self._spared_because(worker)):
+                self._spare(worker, why)
+                return
             worker.published = published
             if worker.spec.type == "startup":
                 self._observe(container)
@@ -355,6 +375,27 @@ class ProbeManager:
             )
         if what & NEWS_DUE:
             self._work.start(self._run_library(worker, generation))
+
+    def _spared_because(self, worker: Worker) -> str:
+        """Why a container may not be ended for this probe, empty if it may."""
+        if worker.spec.type != "liveness" or not self._kills.bounds:
+            return ""
+        lateness = self._native.info(worker.key)["lateness"]
+        now = asyncio.get_running_loop().time()
+        return self._kills.take(owner_of(worker.container.pod.pod), now, lateness)
+
+    def _spare(self, worker: Worker, why: str) -> None:
+        """Let the container live until the probe has failed as often again."""
+        container, spec = worker.container, worker.spec
+        inputs = {"probe": spec.type, "output": worker.output}
+        self._withheld.inc()
+        self._decisions.pod(container.pod.pod, "restart", "withheld", why, inputs, container=container.name)
+        self._event(worker, "LivenessKillWithheld", f"Liveness probe failed, container goes on: {why}")
+        self._deregister(worker)
+        again = self._register(container, spec, spec.period)
+        again.published, again.output = worker.published, worker.output
+        self._aim_worker(again)
+        self._observe(container)
 
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
         worker.output = why = self._why(worker, reason, detail, excerpt)
