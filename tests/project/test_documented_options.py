@@ -30,13 +30,22 @@ def options(command: click.Command) -> set[str]:
     return {"-h"} | {name for param in params for name in (*param.opts, *param.secondary_opts)}
 
 
+def takes_a_value(command: click.Command, word: str) -> bool:
+    params = command.get_params(click.Context(command))
+    return any(word in p.opts and not getattr(p, "is_flag", False) for p in params)
+
+
 def called(line: str) -> tuple[list[str], set[str]]:
     """The commands on a line from the top, and every option that may stand there."""
     command: click.Command = _kubengine
     path, known = [], options(command)
-    for word in line.split():
+    words = iter(line.split())
+    for word in words:
         if not isinstance(command, click.Group):
             break
+        if takes_a_value(command, word):
+            next(words, "")
+            continue
         below = command.get_command(click.Context(command), word)
         if below is not None:
             command = below
