@@ -16,7 +16,6 @@ from cgroup_scenes import (
     CAPACITY,
     MI,
     as_pod,
-    cpu_seconds,
     end,
     guaranteed,
     hold,
@@ -33,8 +32,6 @@ from engine.cgroups.files import CPU_BURST
 from engine.cgroups.manager import CgroupManager
 
 PERIOD, WORK = 0.1, 0.035
-STARTED = 0.3
-"""Seconds of CPU after which a fork has its pages."""
 ENOUGH = 10
 
 
@@ -69,8 +66,8 @@ def bursts() -> None:
 
 
 def burst(root: str) -> dict[str, Any]:
-    """Two pods of the same work and the same limit, of which one may save up what it doesn't use: how often
-    each was throttled by the time that the other was often enough and this one had as much CPU."""
+    """Two pods of the same work and the same limit, of which one may save up what it doesn't use: in how many
+    periods each spent what it had saved, by the time that one did often and the other was throttled often."""
     pods = {
         "plain": guaranteed("plain", "200m", "64Mi"),
         "saving": asking(guaranteed("saving", "200m", "64Mi"), cpu_burst="100%"),
@@ -83,24 +80,17 @@ def burst(root: str) -> dict[str, Any]:
             manager.set_burst(one, name[-1], 20_000)
             pids[uid] = spawn(manager, name, bursts)
 
-        def throttled(uid: str) -> int:
-            """Periods in which the pod's group or its container's was."""
+        def periods(uid: str, key: str) -> int:
+            """Those that the kernel counts under `key` for the pod's group or its container's."""
             name = manager.pods.name(pods[uid])
             texts = [tree.read(group, "cpu.stat") or "" for group in (name, (*name, "c0"))]
             lines = [line.split() for text in texts for line in text.splitlines()]
-            return sum(int(number) for key, number in lines if key == "nr_throttled")
+            return sum(int(number) for counted, number in lines if counted == key)
 
-        while min(cpu_seconds(pid) for pid in pids.values()) < STARTED:
-            time.sleep(PERIOD)
-        before = {uid: (throttled(uid), cpu_seconds(pid)) for uid, pid in pids.items()}
-
-        def used(uid: str) -> float:
-            return cpu_seconds(pids[uid]) - before[uid][1]
-
-        while throttled("plain") < before["plain"][0] + ENOUGH or used("saving") < used("plain"):
+        while periods("plain", "nr_throttled") < ENOUGH or periods("saving", "nr_bursts") < ENOUGH:
             time.sleep(PERIOD)
         seen = {
-            "throttled": {uid: throttled(uid) - before[uid][0] for uid in pids},
+            "bursts": {uid: periods(uid, "nr_bursts") for uid in pids},
             "burst": {uid: read(manager, manager.pods.name(one), CPU_BURST) for uid, one in pods.items()},
             "metric": dict(manager._annotated()) == {("cpu-burst",): 1.0},
         }
