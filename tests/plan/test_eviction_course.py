@@ -79,7 +79,7 @@ class Machine:
             if signal.endswith("fs.available") and "images" in measured_parts(self.layout, signal):
                 self.free(signal, self.images)
         self.images = 0
-        return SimpleNamespace(error="")
+        return SimpleNamespace(error="", removed=[])
 
 
 async def acted(machine: Machine, config: KubeletConfiguration) -> tuple[str, EvictionManager]:

@@ -350,6 +350,6 @@ async def test_only_the_unix_socket_takes_orders(serve: Any) -> None:
 async def test_unknown_pages_and_methods(serve: Any) -> None:
     served = await serve(View())
     assert (await served.get("/exec/x")).status == 404
-    assert (await served.get("/")).status == 404
+    assert (await served.get("/nothing")).status == 404
     assert (await served.ask("DELETE", "/pods")).status == 405
     assert (await served.ask("HEAD", "/pods")).body == b""
