@@ -94,7 +94,7 @@ async def acted(machine: Machine, config: KubeletConfiguration) -> tuple[str, Ev
         images=machine,
     )
     manager.reader.close()
-    manager.reader = manager.meter = machine
+    manager.reader = manager.meter = manager._cleanup._reader = machine
     manager._notifiers = SimpleNamespace(arm=lambda observations: None)
     manager._layout_known = True
     manager.tracker.thresholds = with_container_filesystem(thresholds_from_config(config), machine.layout)
