@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.duration import Duration
 from engine.node.desired import API
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.records import READY
@@ -295,6 +296,7 @@ async def test_a_resize_that_nobody_has_looked_at_is_not_said_to_be_known(
         await update(*args)
 
     monkeypatch.setattr(hollow.backend, "update_resources", slow)
+    joined.config.runtime_request_timeout = Duration(3)
     node = await joined.start()
     await cluster.run("web", **cpu(100))
     await cluster.ready("web")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.duration import Duration
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.devices.checkpoint_file import CheckpointFile
@@ -157,6 +158,7 @@ async def test_a_rejected_pod_is_tried_again_when_there_is_room(rig):
 
 
 async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
+    rig.section.devices.admission_retry = Duration(0.5)
     rig.wants("first", 2)
     await eventually(lambda: rig.running("first"))
     (rig.manifests / "first.yaml").unlink()
