@@ -22,8 +22,8 @@ from engine.cgroups.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
 )
+from engine.cgroups.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, MEMORY_SWAP_MAX
 from engine.cgroups.pod_wishes import as_written, wishes
-from engine.cgroups.values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, MEMORY_SWAP_MAX
 
 GUARANTEED_OOM_SCORE_ADJ = -997
 BEST_EFFORT_OOM_SCORE_ADJ = 1000

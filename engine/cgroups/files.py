@@ -13,6 +13,15 @@ from typing import Final, Literal
 
 from engine.api.cpu_weight import WeightFormula
 from engine.cgroups.conversion import huge_page_name, shares_to_weight
+from engine.cgroups.file_names import (
+    CPU_BURST,
+    IO_MAX,
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MIN,
+    MEMORY_OOM_GROUP,
+    MEMORY_SWAP_MAX,
+)
 from engine.cgroups.mounts import Mounts
 from engine.cgroups.values import GroupValues
 
@@ -22,10 +31,9 @@ UNLIMITED: Final = {1: "-1", 2: "max"}
 MEMORY_LIMIT: Final = {1: "memory.limit_in_bytes", 2: "memory.max"}
 MEMORY_USAGE: Final = {1: "memory.usage_in_bytes", 2: "memory.current"}
 WRITTEN_CONTROLLERS: Final = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
-CPU_BURST: Final = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}
 CPU_SHARE: Final = {1: "cpu.shares", 2: "cpu.weight"}
 _PAGED = frozenset(
-    ["memory.limit_in_bytes", "memory.max", "memory.min", "memory.low", "memory.high", "memory.swap.max"]
+    ["memory.limit_in_bytes", "memory.max", MEMORY_MIN, MEMORY_LOW, MEMORY_HIGH, MEMORY_SWAP_MAX]
 )
 
 _FRESH: Final = {
@@ -33,20 +41,20 @@ _FRESH: Final = {
         "cpu.shares": "1024",
         "cpu.cfs_period_us": "100000",
         "cpu.cfs_quota_us": "-1",
-        "cpu.cfs_burst_us": "0",
+        CPU_BURST[1]: "0",
         "memory.limit_in_bytes": "-1",
         "pids.max": "max",
     },
     2: {
         "cpu.weight": "100",
         "cpu.max": "max 100000",
-        "cpu.max.burst": "0",
+        CPU_BURST[2]: "0",
         "memory.max": "max",
-        "memory.min": "0",
-        "memory.low": "0",
-        "memory.high": "max",
-        "memory.swap.max": "max",
-        "memory.oom.group": "0",
+        MEMORY_MIN: "0",
+        MEMORY_LOW: "0",
+        MEMORY_HIGH: "max",
+        MEMORY_SWAP_MAX: "max",
+        MEMORY_OOM_GROUP: "0",
         "pids.max": "max",
         "cpuset.cpus": "",
     },
@@ -138,7 +146,7 @@ class FileRules:
 def kernel_form(name: str, text: str) -> str:
     """A text as the kernel gives it back: memory in whole pages, rounded down, v1's largest number as -1,
     disks' limits in one order."""
-    if name == "io.max":
+    if name == IO_MAX:
         return "\n".join(sorted(text.splitlines()))
     if name.startswith("hugetlb.") and text.isdigit():
         return "-1" if int(text) >= V1_UNLIMITED - 2**31 else text

@@ -16,7 +16,8 @@ from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, qos_class
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.cgroups.conversion import milli_cpu_to_shares
-from engine.cgroups.values import MEMORY_LOW, MEMORY_MIN, GroupValues
+from engine.cgroups.file_names import MEMORY_LOW, MEMORY_MIN
+from engine.cgroups.values import GroupValues
 
 LEVELS = (GUARANTEED, BURSTABLE, BEST_EFFORT)
 

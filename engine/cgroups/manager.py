@@ -23,7 +23,8 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
 from engine.cgroups.checks import Finding
-from engine.cgroups.files import CPU_BURST, FileRules
+from engine.cgroups.file_names import CPU_BURST
+from engine.cgroups.files import FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import Contribution
 from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
@@ -31,7 +32,7 @@ from engine.cgroups.mounts import Mounts, find_mounts
 from engine.cgroups.names import to_path
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_keeper import PodGroup, PodKeeper
-from engine.cgroups.pod_wishes import FILES, NONE, asked, wishes
+from engine.cgroups.pod_wishes import FILES, asked, wishes
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
 from engine.cgroups.runtime_formula import choose_formula
 from engine.cgroups.settings import CgroupSettings, ReservedGroup
@@ -182,7 +183,7 @@ class CgroupManager(NodeCgroups):
 
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
         rules = self.settings.pods
-        wanted = wishes(pod, rules.annotations, rules.device_number) if rules.annotations else NONE
+        wanted = wishes(pod, rules.annotations, rules.device_number)
         if wanted.cpu_burst:
             self.pods.write_below(pod.uid, container_id, self._burst_file, str(wanted.burst(quota)))
 

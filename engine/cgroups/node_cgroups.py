@@ -67,8 +67,6 @@ class NodeCgroups(ABC):
         """The annotations of a pod that count for its cgroups, by name. Raises `InvalidInput` for one that
         makes no sense."""
         rules = self.settings.pods
-        if not rules.annotations:
-            return {}
         wishes(pod, rules.annotations, rules.device_number)
         return asked(pod, rules.annotations)
 

@@ -9,7 +9,8 @@ from engine.api.errors import Refused
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.resources import MEMORY
-from engine.cgroups.files import CPU_BURST, MEMORY_LIMIT, MEMORY_USAGE
+from engine.cgroups.file_names import CPU_BURST
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE
 from engine.cgroups.levels import LEVELS
 from engine.cgroups.names import CgroupName, level_name, pod_name, pod_uid, to_path
 from engine.cgroups.resize import PodStep

@@ -21,6 +21,7 @@ from typing import Final
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
+from engine.cgroups import file_names
 
 PREFIX: Final = "kubengine.dev/"
 CPU_BURST, OOM_GROUP, SWAP = "cpu-burst", "oom-group", "swap"
@@ -31,13 +32,13 @@ IO_KEYS: Final = ("rbps", "wbps", "riops", "wiops")
 UNLIMITED: Final = "max"
 
 FILES: Final = {
-    1: {CPU_BURST: "cpu.cfs_burst_us"},
+    1: {CPU_BURST: file_names.CPU_BURST[1]},
     2: {
-        CPU_BURST: "cpu.max.burst",
-        OOM_GROUP: "memory.oom.group",
-        SWAP: "memory.swap.max",
-        IO_WEIGHT: "io.weight",
-        IO_MAX: "io.max",
+        CPU_BURST: file_names.CPU_BURST[2],
+        OOM_GROUP: file_names.MEMORY_OOM_GROUP,
+        SWAP: file_names.MEMORY_SWAP_MAX,
+        IO_WEIGHT: file_names.IO_WEIGHT,
+        IO_MAX: file_names.IO_MAX,
     },
 }
 """By cgroup version, the file that an annotation decides."""
@@ -67,24 +68,24 @@ class PodWishes:
         """cgroup v2 files of the pod's own group."""
         files = {}
         if self.oom_group == POD:
-            files["memory.oom.group"] = "1"
+            files[file_names.MEMORY_OOM_GROUP] = "1"
         if self.swap:
-            files["memory.swap.max"] = self.swap
+            files[file_names.MEMORY_SWAP_MAX] = self.swap
         if self.io_weight:
-            files["io.weight"] = f"default {self.io_weight}"
+            files[file_names.IO_WEIGHT] = f"default {self.io_weight}"
         if self.io_max:
-            files["io.max"] = "\n".join(self.io_max)
+            files[file_names.IO_MAX] = "\n".join(self.io_max)
         return files
 
     def container_files(self, given: Mapping[str, str]) -> dict[str, str]:
         """The cgroup v2 files of a container that has these by the node's rules."""
         files = dict(given)
         if self.oom_group == PROCESS:
-            files.pop("memory.oom.group", None)
+            files.pop(file_names.MEMORY_OOM_GROUP, None)
         elif self.oom_group:
-            files["memory.oom.group"] = "1"
+            files[file_names.MEMORY_OOM_GROUP] = "1"
         if self.swap:
-            files["memory.swap.max"] = self.swap
+            files[file_names.MEMORY_SWAP_MAX] = self.swap
         return files
 
 
@@ -104,7 +105,7 @@ def asked(pod: Pod, allowed: Collection[str]) -> dict[str, str]:
 
 def wishes(pod: Pod, allowed: Collection[str], device_number: DeviceNumber) -> PodWishes:
     """Raises `InvalidInput` naming the annotation."""
-    texts = asked(pod, allowed)
+    texts = asked(pod, allowed) if allowed else {}
     if not texts:
         return NONE
     return PodWishes(

@@ -24,13 +24,8 @@ from engine.cgroups.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
 )
+from engine.cgroups.file_names import MEMORY_LOW, MEMORY_MIN
 from engine.cgroups.pod_wishes import NONE, DeviceNumber, as_written, wishes
-
-MEMORY_MIN = "memory.min"
-MEMORY_LOW = "memory.low"
-MEMORY_HIGH = "memory.high"
-MEMORY_SWAP_MAX = "memory.swap.max"
-MEMORY_OOM_GROUP = "memory.oom.group"
 
 
 class GroupValues(msgspec.Struct, frozen=True):
@@ -72,7 +67,7 @@ def pod_values(pod: Pod, rules: PodRules) -> GroupValues:
     Raises `InvalidInput` for an annotation that counts and makes no sense.
     """
     values = _by_resources(pod, rules)
-    asked = wishes(pod, rules.annotations, rules.device_number) if rules.annotations else NONE
+    asked = wishes(pod, rules.annotations, rules.device_number)
     if asked is NONE:
         return values
     burst = asked.burst(values.cpu_quota)

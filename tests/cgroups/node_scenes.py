@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.cgroups.files import CPU_BURST, CPU_SHARE, MEMORY_LIMIT
+from engine.cgroups.file_names import CPU_BURST
+from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
 from engine.cgroups.mounts import find_mounts
 from engine.cgroups.names import Driver, parse_cgroupfs, to_cgroupfs, to_systemd
 from engine.runtime.embedded import EmbeddedRuntime

@@ -20,9 +20,10 @@ from engine._fast.cgroup_values import UNLIMITED as UNLIMITED_QUOTA
 from engine.api.cpu_weight import MIN_SHARES, WeightFormula
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
 from engine.cgroups.bulk import weight_table
+from engine.cgroups.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP
 from engine.cgroups.files import FileRules
 from engine.cgroups.levels import LEVELS
-from engine.cgroups.values import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, GroupValues
+from engine.cgroups.values import GroupValues
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node

@@ -1,0 +1,15 @@
+"""Names of kernel files that more than one file of this room has to do with."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CPU_BURST: Final = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}
+"""By cgroup version. Those below are of version 2."""
+MEMORY_MIN: Final = "memory.min"
+MEMORY_LOW: Final = "memory.low"
+MEMORY_HIGH: Final = "memory.high"
+MEMORY_SWAP_MAX: Final = "memory.swap.max"
+MEMORY_OOM_GROUP: Final = "memory.oom.group"
+IO_WEIGHT: Final = "io.weight"
+IO_MAX: Final = "io.max"
