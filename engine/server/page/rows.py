@@ -12,6 +12,7 @@ from typing import Any
 from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.status import ContainerStatus
+from engine.api.struct import to_json
 from engine.node.usage.sampler import NodeUsage
 
 Rows = dict[str, Any]
@@ -223,8 +224,6 @@ def differences(before: Mapping[str, bytes], now: Mapping[str, bytes]) -> Iterat
     gone = [key for key in before if key not in now]
     if not changed and not gone:
         return
-    from engine.api.struct import to_json
-
     yield b'{"rows":{'
     for place, (key, row) in enumerate(changed):
         yield b"%s%s:%s" % (b"," if place else b"", to_json(key), row)
