@@ -7,6 +7,11 @@ NAMES = (
     "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted", "OutOfRange", "Unimplemented",
     "Internal", "Unavailable", "DataLoss", "Unauthenticated",
 )  # fmt: skip
+(
+    OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS,
+    PERMISSION_DENIED, RESOURCE_EXHAUSTED, FAILED_PRECONDITION, ABORTED, OUT_OF_RANGE, UNIMPLEMENTED,
+    INTERNAL, UNAVAILABLE, DATA_LOSS, UNAUTHENTICATED,
+) = range(len(NAMES))  # fmt: skip
 
 
 def rpc_error(code: int, details: str) -> str:

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from engine.api import grpc_codes
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.metrics import Registry
-from engine.transport import grpc_channel
 from engine.transport.grpc_channel import CallFailed, Channel
 from engine.wire import cri_v1_pb2 as cri
 
@@ -355,13 +355,13 @@ class RuntimeClient:
         subject = f"CRI {name} on {self.endpoint}"
         details = error.details or f"gRPC status {error.status}"
         match error.status:
-            case grpc_channel.NOT_FOUND:
+            case grpc_codes.NOT_FOUND:
                 return NotFound(details, subject=subject)
-            case grpc_channel.UNIMPLEMENTED:
+            case grpc_codes.UNIMPLEMENTED:
                 return Unimplemented(details, subject=subject)
-            case grpc_channel.UNAVAILABLE:
+            case grpc_codes.UNAVAILABLE:
                 return Unavailable(f"the runtime does not answer ({details})", subject=subject)
-            case grpc_channel.DEADLINE_EXCEEDED:
+            case grpc_codes.DEADLINE_EXCEEDED:
                 return Unavailable(f"no answer before the deadline ({details})", subject=subject)
             case _:
                 return Refused(details, subject=subject)

@@ -9,7 +9,15 @@ from typing import Final
 from google.protobuf.message import Message
 
 from engine.api.errors import Refused
-from engine.api.grpc_codes import NAMES, rpc_error
+from engine.api.grpc_codes import (
+    ABORTED,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    NAMES,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    rpc_error,
+)
 from engine.csi.driver_calls import Amounts, Capabilities, Condition, DriverFailed, NodeInfo, VolumeUsage
 from engine.csi.volume import (
     READ_ONLY_MANY,
@@ -20,20 +28,13 @@ from engine.csi.volume import (
 )
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
-from engine.transport.grpc_channel import (
-    CANCELLED,
-    DEADLINE_EXCEEDED,
-    RESOURCE_EXHAUSTED,
-    UNAVAILABLE,
-    CallFailed,
-)
+from engine.transport.grpc_channel import CallFailed
 from engine.wire import csi_v1_pb2 as wire
 
 CALL_SECONDS: Final = 120.0
 MAX_ANSWER: Final = 4 << 20
 BUCKETS: Final = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 25, 50, 120, 300, 600)
-_ABORTED = 10
-_UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, _ABORTED})
+_UNSETTLED = frozenset({CANCELLED, DEADLINE_EXCEEDED, UNAVAILABLE, RESOURCE_EXHAUSTED, ABORTED})
 _NODE = "/csi.v1.Node/"
 _MODES = {
     READ_WRITE_ONCE: wire.VolumeCapability.AccessMode.SINGLE_NODE_WRITER,

@@ -12,9 +12,9 @@ from pathlib import Path
 from google.protobuf.message import Message
 
 from engine.api.errors import Refused, Unavailable
-from engine.api.grpc_codes import rpc_error
+from engine.api.grpc_codes import DEADLINE_EXCEEDED, UNAVAILABLE, rpc_error
 from engine.plugins.channel import Answer, PluginChannel, check_socket_path
-from engine.transport.grpc_channel import DEADLINE_EXCEEDED, UNAVAILABLE, CallFailed
+from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 
 _SERVICE = "/v1beta1.DevicePlugin/"

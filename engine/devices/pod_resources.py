@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.api.errors import InvalidInput, KubengineError
+from engine.api.grpc_codes import RESOURCE_EXHAUSTED, UNKNOWN
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import NO_NODE, Entry
 from engine.devices.claimed_server import ClaimedServer
@@ -20,7 +21,7 @@ from engine.devices.state import DeviceState
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.channel import check_socket_path
-from engine.transport.grpc_channel import RESOURCE_EXHAUSTED, UNKNOWN, CallFailed
+from engine.transport.grpc_channel import CallFailed
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, KubengineError
+from engine.api.grpc_codes import UNKNOWN
 from engine.api.resources import is_extended
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.devices.claimed_server import ClaimedServer
@@ -15,7 +16,7 @@ from engine.devices.methods import Method
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.channel import check_socket_path
-from engine.transport.grpc_channel import UNKNOWN, CallFailed
+from engine.transport.grpc_channel import CallFailed
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 
 VERSION = "v1beta1"

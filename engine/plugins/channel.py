@@ -11,7 +11,8 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from engine.api.errors import InvalidInput, Unavailable
-from engine.transport.grpc_channel import INTERNAL, CallFailed, Channel
+from engine.api.grpc_codes import INTERNAL
+from engine.transport.grpc_channel import CallFailed, Channel
 
 MAX_MESSAGE = 64 * 1024 * 1024
 MAX_SOCKET_PATH = 107

@@ -27,11 +27,19 @@ from engine._fast.http2._client_c import (
     ClientConnection,
     encode,
 )
+from engine.api.grpc_codes import (
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    INTERNAL,
+    PERMISSION_DENIED,
+    RESOURCE_EXHAUSTED,
+    UNAUTHENTICATED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+    UNKNOWN,
+)
 
 Fields = list[tuple[bytes, bytes]]
-
-CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, PERMISSION_DENIED = 1, 2, 4, 7
-NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 5, 8, 12, 13, 14, 16
 
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
 MOST_WAITING = 10_000

@@ -13,7 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from engine.transport import grpc_channel
+from engine.api import grpc_codes
 from engine.transport.grpc_channel import CallFailed, Channel
 from tests.waiting import eventually
 
@@ -107,17 +107,17 @@ async def test_a_failure_is_told_in_the_servers_words(tmp_path: Path, text: str)
     async with served(tmp_path) as (_, channel):
         with pytest.raises(CallFailed) as failure:
             await channel.unary("/t/Fail", text.encode(), 30)
-        assert (failure.value.status, failure.value.details) == (grpc_channel.NOT_FOUND, text)
+        assert (failure.value.status, failure.value.details) == (grpc_codes.NOT_FOUND, text)
         with pytest.raises(CallFailed) as failure:
             await channel.unary("/t/None", b"", 30)
-        assert failure.value.status == grpc_channel.UNIMPLEMENTED
+        assert failure.value.status == grpc_codes.UNIMPLEMENTED
 
 
 async def test_a_call_that_is_given_up_is_taken_back_from_the_server(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, channel):
         with pytest.raises(CallFailed) as failure:
             await channel.unary("/t/Wait", b"", 0.2)
-        assert failure.value.status == grpc_channel.DEADLINE_EXCEEDED
+        assert failure.value.status == grpc_codes.DEADLINE_EXCEEDED
         await eventually(lambda: service.cancelled == 1)
         call = asyncio.create_task(channel.unary("/t/Wait", b"", 60))
         await eventually(lambda: service.calls == 2)
@@ -134,7 +134,7 @@ async def test_messages_over_the_limit_are_refused_both_ways(tmp_path: Path) -> 
         for method, message in (("/t/Echo", b"x" * 1001), ("/t/Size", b"1001"), ("/t/Size", b"90000000")):
             with pytest.raises(CallFailed) as failure:
                 await small.unary(method, message, 30)
-            assert failure.value.status == grpc_channel.RESOURCE_EXHAUSTED
+            assert failure.value.status == grpc_codes.RESOURCE_EXHAUSTED
         assert len(await small.unary("/t/Size", b"1000", 30)) == 1000
         small.close()
         assert service.calls == 0
@@ -162,11 +162,11 @@ async def test_a_server_that_comes_back_is_found_again(tmp_path: Path) -> None:
         await service.server.stop(None)
         with pytest.raises(CallFailed) as failure:
             await anext(stream)
-        assert failure.value.status == grpc_channel.UNAVAILABLE
+        assert failure.value.status == grpc_codes.UNAVAILABLE
         for _ in range(3):
             with pytest.raises(CallFailed, match=r"connect|closed|lost|away") as failure:
                 await channel.unary("/t/Echo", b"b", 30)
-            assert failure.value.status == grpc_channel.UNAVAILABLE
+            assert failure.value.status == grpc_codes.UNAVAILABLE
         await service.start()
 
         async def back() -> bool:
@@ -246,6 +246,6 @@ async def test_a_process_out_of_descriptors_has_a_server_that_does_not_answer(
             patch.setattr("engine.transport.grpc_channel.socket.socket", none_left)
             with pytest.raises(CallFailed, match="Too many open files") as failure:
                 await channel.unary("/t/Echo", b"", 30)
-        assert failure.value.status == grpc_channel.UNAVAILABLE
+        assert failure.value.status == grpc_codes.UNAVAILABLE
         await channel.connected()
         assert await channel.unary("/t/Echo", b"well", 30) == b"well"

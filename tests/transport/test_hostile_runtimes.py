@@ -13,7 +13,7 @@ import h2.events
 import h2.settings
 import pytest
 
-from engine.transport import grpc_channel
+from engine.api import grpc_codes
 from engine.transport.grpc_channel import CallFailed, Channel
 from tests.leaks import nothing_leaks
 from tests.waiting import PATIENCE, eventually
@@ -89,15 +89,15 @@ async def failed(channel: Channel, method: str = "/t/x", timeout: float = 30) ->
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ([(":status", "404")], grpc_channel.UNIMPLEMENTED),
-        ([(":status", "503")], grpc_channel.UNAVAILABLE),
-        ([(":status", "418")], grpc_channel.UNKNOWN),
-        ([(b":status", "²".encode("latin-1"))], grpc_channel.UNKNOWN),
-        ([(":status", "9" * 5000)], grpc_channel.UNKNOWN),
-        ([(":status", "200")], grpc_channel.INTERNAL),
-        ([(":status", "200"), ("grpc-status", "0")], grpc_channel.INTERNAL),
+        ([(":status", "404")], grpc_codes.UNIMPLEMENTED),
+        ([(":status", "503")], grpc_codes.UNAVAILABLE),
+        ([(":status", "418")], grpc_codes.UNKNOWN),
+        ([(b":status", "²".encode("latin-1"))], grpc_codes.UNKNOWN),
+        ([(":status", "9" * 5000)], grpc_codes.UNKNOWN),
+        ([(":status", "200")], grpc_codes.INTERNAL),
+        ([(":status", "200"), ("grpc-status", "0")], grpc_codes.INTERNAL),
         ([(":status", "200"), ("grpc-status", "9")], 9),
-        ([(":status", "200"), ("grpc-status", "nine")], grpc_channel.UNKNOWN),
+        ([(":status", "200"), ("grpc-status", "nine")], grpc_codes.UNKNOWN),
     ],
 )
 async def test_answers_without_a_message(tmp_path: Path, headers: Any, status: int) -> None:
@@ -130,7 +130,7 @@ async def test_what_was_not_begun_is_sent_once_more(tmp_path: Path) -> None:
         assert await channel.unary("/t/x", b"", 30) == b"refused once"
         assert await channel.unary("/t/x", b"", 30) == b"elsewhere"
         assert server.connections == 2
-        assert await failed(channel) == grpc_channel.UNAVAILABLE
+        assert await failed(channel) == grpc_codes.UNAVAILABLE
         assert len(server.order) == 6
         channel.close()
 
@@ -146,7 +146,7 @@ async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path
         first = asyncio.create_task(channel.unary("/t/0", b"", 60))
         await eventually(lambda: bool(held))
         calls = [asyncio.create_task(channel.unary(f"/t/{n}", b"", 60)) for n in range(1, 5)]
-        assert await failed(channel, "/t/late", 0.05) == grpc_channel.DEADLINE_EXCEEDED
+        assert await failed(channel, "/t/late", 0.05) == grpc_codes.DEADLINE_EXCEEDED
         for _ in range(5):
             await eventually(lambda: bool(held))
             server.answer(held.pop(), b"done")
@@ -182,7 +182,7 @@ async def test_an_answer_that_goes_on_beyond_its_size_ends_the_call(tmp_path: Pa
 
     async with Scripted(tmp_path / "s", heed):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
-        assert await failed(channel) == grpc_channel.INTERNAL
+        assert await failed(channel) == grpc_codes.INTERNAL
         channel.close()
 
 
@@ -195,10 +195,10 @@ async def test_messages_that_are_none(tmp_path: Path, flag: bytes) -> None:
 
     async with Scripted(tmp_path / "s", heed):
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
-        assert await failed(channel) == grpc_channel.INTERNAL
+        assert await failed(channel) == grpc_codes.INTERNAL
         with pytest.raises(CallFailed) as failure:
             await anext(channel.messages("/t/x", b""))
-        assert failure.value.status == grpc_channel.INTERNAL
+        assert failure.value.status == grpc_codes.INTERNAL
         channel.close()
 
 
@@ -217,7 +217,7 @@ async def test_a_server_that_is_none_is_left_alone_for_a_while(tmp_path: Path, s
     channel = Channel(str(tmp_path / "s"), limit=LIMIT)
     channel._back_off = 60.0
     for _ in range(5):
-        assert await failed(channel) == grpc_channel.UNAVAILABLE
+        assert await failed(channel) == grpc_codes.UNAVAILABLE
     assert connections == 1
     channel.close()
     server.close()

@@ -14,6 +14,7 @@ from typing import Final
 
 from engine.api.errors import Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.grpc_codes import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE
 from engine.api.pod import Pod
 from engine.api.quantity import ZERO, Quantity
 from engine.api.storage import CSIPersistentVolume, PersistentVolumeClaim, SecretReference
@@ -39,8 +40,7 @@ AT_MAP: Final = "MapVolume.MarkVolumeAsMounted failed while expanding volume"
 MEANWHILE: Final = "NodeExpandVolume.NodeExpandVolume failed"
 SUCCEEDED, IMPOSSIBLE = "FileSystemResizeSuccessful", "FileSystemResizeFailed"
 _DOING: Final = "Expander.NodeExpand failed to expand the volume"
-_INVALID_ARGUMENT, _NOT_FOUND, _FAILED_PRECONDITION, _OUT_OF_RANGE = 3, 5, 9, 11
-_INFEASIBLE: Final = frozenset({_INVALID_ARGUMENT, _NOT_FOUND, _OUT_OF_RANGE})
+_INFEASIBLE: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE})
 
 log = logging.getLogger("kubengine.volumes")
 
@@ -178,7 +178,7 @@ class Growing:
         except DriverFailed as failure:
             colon = "" if failure.code in _INFEASIBLE else " :"
             error = Refused(f"{_DOING}{colon} {failure}")
-            known.refused = failure.code == _FAILED_PRECONDITION
+            known.refused = failure.code == FAILED_PRECONDITION
             if failure.settled and step.tracked:
                 await self._fail(mounted, claim, step, known, error, failure.code in _INFEASIBLE)
             if known.refused:
