@@ -1,7 +1,7 @@
 """Many containers with a one-second liveness probe on the hollow runtime, in this process's own network.
 
 `python soaking.py KIND CONTAINERS PROBES`, inside a network namespace of its own, until each has had so
-many probes; prints one JSON object.
+many probes; prints one JSON object. An answer may take as long as a starved machine needs.
 A failing liveness probe restarts the container, as the node would.
 """
 
@@ -26,7 +26,7 @@ from engine.metrics import Registry
 from engine.probes.manager import ProbeManager, ProbeResult
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 PROBES = {
     "http": {"httpGet": {"port": 8080, "path": "/healthz"}},
@@ -34,6 +34,7 @@ PROBES = {
     "grpc": {"grpc": {"port": 9090}},
     "exec": {"exec": {"command": ["true"]}},
 }
+OFTEN = {"periodSeconds": 1, "timeoutSeconds": int(PATIENCE)}
 IMAGE = "docker.io/library/busybox:latest"
 
 
@@ -53,7 +54,7 @@ class Containers:
             "metadata": {"name": f"pod-{number}", "namespace": "soak", "uid": uid},
             "spec": {
                 "containers": [
-                    {"name": "app", "image": IMAGE, "livenessProbe": {**probe, "periodSeconds": 1}}
+                    {"name": "app", "image": IMAGE, "livenessProbe": {**probe, **OFTEN}}
                 ]
             },
         }
