@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from itertools import islice
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -49,13 +48,38 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inputs: Mapping[str, Any] = {}
 
 
+class Taken(NamedTuple):
+    """One of many decisions that are taken at once; its fields as `Decision` has them."""
+
+    outcome: str
+    reason: str
+    inputs: Mapping[str, Any]
+
+
+class _Series(NamedTuple):
+    """Decisions that nobody has asked for yet, numbered from `first`."""
+
+    first: int
+    length: int
+    time: float
+    kind: Kind
+    taken: Callable[[], Iterable[Taken]]
+
+    def decisions(self) -> Iterator[Decision]:
+        for number, (outcome, reason, inputs) in enumerate(self.taken(), self.first):
+            yield Decision(
+                number=number, time=self.time, kind=self.kind, outcome=outcome, reason=reason, inputs=inputs
+            )
+
+
 class Decisions:
     """Takes decisions from every room and holds the last `capacity`. Taking one never waits nor fails."""
 
     def __init__(self, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
         self._clock = clock
         self.capacity = capacity
-        self._ring: deque[Decision] = deque(maxlen=capacity)
+        self._ring: deque[Decision | _Series] = deque()
+        self._held = 0
         self._number = 0
         self._news: asyncio.Event | None = None
 
@@ -85,7 +109,7 @@ class Decisions:
     ) -> None:
         """Record a decision about what is known by name, or about the node."""
         self._number += 1
-        self._ring.append(
+        self._hold(
             Decision(
                 number=self._number,
                 time=self._clock(),
@@ -96,20 +120,39 @@ class Decisions:
                 uid=uid,
                 container=container,
                 inputs=inputs,
-            )
+            ),
+            1,
         )
+
+    def record_many(self, kind: Kind, count: int, taken: Callable[[], Iterable[Taken]]) -> None:
+        """Record `count` decisions about what is known by name, all of this moment. `taken` is called when
+        somebody asks for them, and gives the last `capacity` of them, or all if there are fewer."""
+        if not count:
+            return
+        self._number += count
+        kept = min(count, self.capacity)
+        self._hold(_Series(self._number - kept + 1, kept, self._clock(), kind, taken), kept)
+
+    def _hold(self, entry: Decision | _Series, count: int) -> None:
+        self._ring.append(entry)
+        self._held += count
+        while self._held - _length(self._ring[0]) >= self.capacity:
+            self._held -= _length(self._ring.popleft())
         if self._news is not None:
             self._news.set()
             self._news = None
 
-    def pass_over(self, count: int) -> None:
-        """So many come at once that these would not be held when the last has come: they are only counted."""
-        self._number += count
-
     def after(self, number: int) -> list[Decision]:
         """Those after a number that are still held, in order; all of them after 0."""
-        new = min(self._number - number, len(self._ring))
-        return list(islice(self._ring, len(self._ring) - new, None)) if new > 0 else []
+        new = min(self._number - number, self._held, self.capacity)
+        if new <= 0:
+            return []
+        written: list[Decision] = []
+        for entry in self._ring:
+            written.extend(entry.decisions() if isinstance(entry, _Series) else (entry,))
+        written = written[-self.capacity :]
+        self._ring, self._held = deque(written), len(written)
+        return written[-new:]
 
     async def news(self, number: int) -> list[Decision]:
         """The same, as soon as there is one."""
@@ -118,3 +161,7 @@ class Decisions:
                 self._news = asyncio.Event()
             await self._news.wait()
         return self.after(number)
+
+
+def _length(entry: Decision | _Series) -> int:
+    return entry.length if isinstance(entry, _Series) else 1

@@ -6,9 +6,9 @@ depends on the time that passes during it; `now` is given.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ from engine.images.report import (
 )
 from engine.tables import ImageColumns
 
+FOR_SPACE: Final = "for space"
+
 
 @dataclass(frozen=True, slots=True)
 class FilesystemReading:
@@ -50,8 +52,9 @@ class Store(Protocol):
     async def filesystem(self) -> FilesystemReading:
         """Raises `KubengineError` or `OSError` if it cannot be read."""
 
-    async def remove(self, image: SeenImage) -> None:
-        """Raises `KubengineError` if the image stays."""
+    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
+        """Remove them one after another. `became` gets an entry for each as soon as that is known: None for
+        one that has gone."""
 
     def protected(self, image: SeenImage) -> str:
         """Why our own policies keep the image, or an empty string."""
@@ -62,12 +65,45 @@ def nothing_protects(_: SeenImage) -> str:
     return ""
 
 
+class Stayed(NamedTuple):
+    """Why an image has not gone; unless it `failed`, a policy of ours kept it at the last moment."""
+
+    reason: str
+    failed: bool = True
+
+
 class Judged(NamedTuple):
     """What became of an image, as `ImageVerdict` says it."""
 
     verdict: str
     reason: str
     cause: str = ""
+
+
+class Account(NamedTuple):
+    """An image that was looked at, what became of it, and how many bytes that gave."""
+
+    image: SeenImage
+    judged: Judged
+    freed: int = 0
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """What became of the images that were to go, by row: `chosen` has all, in their order, as if none
+    `failed`; `gone` are those that were removed. `measured` is what a removal gave where that was looked at;
+    else it gave the image's size."""
+
+    chosen: dict[int, Judged] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    gone: list[int] = field(default_factory=list)
+    measured: dict[int, int] = field(default_factory=dict)
+
+    def account(self, row: int, image: SeenImage) -> Account:
+        judged = self.chosen[row]
+        if row in self.failed:
+            return Account(image, Judged(FAILED, self.failed[row], judged.cause))
+        return Account(image, judged, self.measured.get(row, image.size))
 
 
 class Collection:
@@ -81,29 +117,26 @@ class Collection:
         report: ImageGCReport,
     ) -> None:
         self.records, self.policy, self.store, self.report = records, policy, store, report
-        self._judged: dict[int, Judged] = {}
         self._images: list[SeenImage] = []
-        self._measured: dict[int, int] = {}
-        """What a removal gave where that was measured; else it is the image's size."""
+        self._outcomes = Outcomes()
+        self._kept: dict[int, str] = {}
+        """By row: why our own policies keep it."""
 
-    def acted(self) -> list[int]:
-        """The rows of the images that were removed, or should have been, in their order."""
-        return [row for row, judged in self._judged.items() if judged.verdict in (REMOVED, FAILED)]
+    @property
+    def actions(self) -> int:
+        """How many images were removed, or should have been."""
+        return 0 if self.report.dry_run else len(self._outcomes.chosen)
+
+    def acted(self, most: int) -> Callable[[], Iterator[Account]]:
+        """The last of them, in their order; to be called when they are wanted, also after the run."""
+        outcomes = self._outcomes
+        rows = list(outcomes.chosen)[-most:]
+        images = [self._images[row] for row in rows]
+        return lambda: map(outcomes.account, rows, images)
 
     def protected(self) -> list[tuple[SeenImage, str]]:
         """The images that `Store.protected` kept, with its reasons."""
-        judged = self._judged.items()
-        return [(self._images[row], one.reason) for row, one in judged if one.verdict == KEPT]
-
-    def account_of(self, row: int) -> tuple[SeenImage, Judged, int]:
-        """An image that was looked at, what became of it, and how many bytes that gave."""
-        judged = self._judged[row]
-        return self._images[row], judged, self._freed(row, judged)
-
-    def _freed(self, row: int, judged: Judged) -> int:
-        if judged.verdict not in (REMOVED, WOULD_REMOVE):
-            return 0
-        return self._measured.get(row, self._images[row].size)
+        return [(self._images[row], reason) for row, reason in self._kept.items()]
 
     async def garbage_collect(self, began: float) -> None:
         """The periodic run. Raises `ImageGCFailure`; the report is complete either way."""
@@ -151,24 +184,24 @@ class Collection:
         for row in np.flatnonzero(selection.unused(self.records.table.columns)).tolist():
             reason = protected(self._images[row])
             if reason:
-                self._judged[row] = Judged(KEPT, reason)
+                self._kept[row] = reason
 
     def _undecided(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """`mask` without the rows whose images have been judged."""
-        mask[list(self._judged)] = False
+        mask[[*self._outcomes.chosen, *self._kept]] = False
         return mask
 
     async def _free_old(self, began: float) -> None:
         policy, now = self.policy, self.report.at
         mask = self._undecided(selection.old(self.records.table.columns, policy, now, began))
-        rows = selection.order(self.records.table.columns, mask, policy, now).tolist()
-        why = f"unused for more than {Duration(policy.max_age)}"
-        self.report.freed_by_age, errors = await self._remove(rows, AGE, why)
-        if errors:
+        rows = selection.order(self.records.table.columns, mask, policy, now)
+        gone = await self._remove(rows.tolist(), AGE, f"unused for more than {Duration(policy.max_age)}")
+        self.report.freed_by_age = self._sizes(gone)
+        if self._outcomes.failed:
             raise ImageGCFailure(
                 "delete_failed_age",
                 f"wanted to free images older than {Duration(policy.max_age)}, "
-                f"encountered errors in image deletion: {aggregate(errors)}",
+                f"encountered errors in image deletion: {aggregate(self._outcomes.failed.values())}",
             )
 
     async def _reading(self) -> FilesystemReading:
@@ -183,91 +216,98 @@ class Collection:
 
     async def _free_space(self, wanted: int) -> None:
         report = self.report
-        before = report.available if self.policy.accounting == MEASURED and not report.dry_run else None
-
-        async def enough(row: int) -> bool:
-            nonlocal before
-            after = await self._available()
-            if after is not None:
-                self._measured[row] = max(after - (before or 0), 0)
-                before = after
-            report.freed += self._measured.get(row, self._images[row].size)
-            return report.freed >= wanted
-
-        rows = self._candidates(wanted, every=self.policy.accounting == MEASURED)
-        if before is None:
-            report.freed, errors = await self._remove(rows, SPACE, "for space", wanted)
+        if self.policy.accounting == MEASURED and not report.dry_run and report.available is not None:
+            await self._free_measured(wanted, report.available)
         else:
-            _, errors = await self._remove(rows, SPACE, "for space", enough=enough)
-        if errors:
+            await self._free_reported(wanted)
+        if self._outcomes.failed:
             raise ImageGCFailure(
                 "delete_failed_space",
                 f"wanted to free {wanted} bytes, but freed {report.freed} bytes space with errors in "
-                f"image deletion: {aggregate(errors)}",
+                f"image deletion: {aggregate(self._outcomes.failed.values())}",
             )
 
-    async def _free_inodes(self, wanted: int) -> None:
-        """Image sizes say nothing of inodes: the file system is asked after each removal."""
-
-        async def enough(row: int) -> bool:
-            reading = await self._reading()
-            return self.policy.enough_inodes(reading.inodes or 0, reading.inodes_free or 0)
-
-        rows = self._candidates(selection.EVERYTHING)
-        self.report.freed, errors = await self._remove(rows, SPACE, "for inodes", enough=enough)
-        if errors:
-            raise ImageGCFailure(
-                "delete_failed_space",
-                f"wanted to free {wanted} inodes, encountered errors in image deletion: {aggregate(errors)}",
-            )
-
-    def _candidates(self, wanted: int, *, every: bool = False) -> Iterator[int]:
-        """Rows for space in order; after a cut that did not free enough, the next ones."""
-        columns, now = self.records.table.columns, self.report.at
-        mask = self._undecided(selection.spare(columns, self.policy, now))
+    async def _free_reported(self, wanted: int) -> None:
+        """Until the images' own sizes make up the `wanted` bytes; one goes if that is nothing."""
+        columns, report = self.records.table.columns, self.report
+        mask = self._undecided(selection.spare(columns, self.policy, report.at))
         while True:
-            target = selection.EVERYTHING if every else max(wanted - self._freed_for_space(), 0)
-            rows = selection.order(columns, mask, self.policy, now, target)
+            missing = max(wanted - report.freed, 0)
+            rows = selection.order(columns, mask, self.policy, report.at, missing)
             if not len(rows):
                 return
             mask[rows] = False
-            yield from rows.tolist()
+            gone = await self._remove(rows.tolist(), SPACE, FOR_SPACE)
+            report.freed += self._sizes(gone)
+            if gone and report.freed >= wanted:
+                return
 
-    def _freed_for_space(self) -> int:
-        return sum(self._freed(row, judged) for row, judged in self._judged.items() if judged.cause == SPACE)
-
-    async def _remove(
-        self,
-        rows: Iterable[int],
-        cause: str,
-        why: str,
-        wanted: int = selection.EVERYTHING,
-        enough: Callable[[int], Awaitable[bool]] | None = None,
-    ) -> tuple[int, list[str]]:
-        """Remove these images in their order, or in a dry run say so, until they make up the `wanted` bytes
-        or there is `enough`; the bytes, by the images' sizes, and the errors."""
-        images, protected, remove = self._images, self.store.protected, self.store.remove
-        dry_run = self.report.dry_run
-        judgement = Judged(WOULD_REMOVE if dry_run else REMOVED, why, cause)
-        freed, errors = 0, []
-        for row in rows:
-            image = images[row]
-            kept = protected(image)
-            if kept:
-                self._judged[row] = Judged(KEPT, kept)
+    async def _free_measured(self, wanted: int, before: int) -> None:
+        """Until the file system, asked after each removal, has `wanted` bytes more than `before`."""
+        for row in self._candidates():
+            if not await self._remove([row], SPACE, FOR_SPACE):
                 continue
-            if not dry_run:
-                try:
-                    await remove(image)
-                except KubengineError as error:
-                    self._judged[row] = Judged(FAILED, error.message, cause)
-                    errors.append(error.message)
-                    continue
-            self._judged[row] = judgement
-            freed += image.size
-            if freed >= wanted or (enough is not None and await enough(row)):
-                break
-        return freed, errors
+            after = await self._available()
+            if after is not None:
+                self._outcomes.measured[row] = max(after - before, 0)
+                before = after
+            self.report.freed += self._outcomes.measured.get(row, self._images[row].size)
+            if self.report.freed >= wanted:
+                return
+
+    async def _free_inodes(self, wanted: int) -> None:
+        """Image sizes say nothing of inodes: the file system is asked after each removal."""
+        for row in self._candidates():
+            gone = await self._remove([row], SPACE, "for inodes")
+            self.report.freed += self._sizes(gone)
+            if gone:
+                reading = await self._reading()
+                if self.policy.enough_inodes(reading.inodes or 0, reading.inodes_free or 0):
+                    break
+        if self._outcomes.failed:
+            raise ImageGCFailure(
+                "delete_failed_space",
+                f"wanted to free {wanted} inodes, encountered errors in image deletion: "
+                f"{aggregate(self._outcomes.failed.values())}",
+            )
+
+    def _candidates(self) -> list[int]:
+        """All rows that may go for space, in order."""
+        columns, now = self.records.table.columns, self.report.at
+        mask = self._undecided(selection.spare(columns, self.policy, now))
+        rows: list[int] = selection.order(columns, mask, self.policy, now).tolist()
+        return rows
+
+    async def _remove(self, rows: list[int], cause: str, why: str) -> list[int]:
+        """Remove these images in their order, or in a dry run say so; the rows of those that have gone."""
+        if self.report.dry_run:
+            self._outcomes.chosen.update(dict.fromkeys(rows, Judged(WOULD_REMOVE, why, cause)))
+            return rows
+        became: list[Stayed | None] = []
+        try:
+            await self.store.remove([self._images[row] for row in rows], became)
+        finally:
+            gone = self._take_note(rows[: len(became)], became, Judged(REMOVED, why, cause))
+        return gone
+
+    def _take_note(self, rows: list[int], became: list[Stayed | None], judged: Judged) -> list[int]:
+        gone = rows
+        if any(became):
+            stayed = {row: one for row, one in zip(rows, became, strict=True) if one is not None}
+            self._kept.update((row, one.reason) for row, one in stayed.items() if not one.failed)
+            self._outcomes.failed.update((row, one.reason) for row, one in stayed.items() if one.failed)
+            rows = [row for row in rows if row not in self._kept]
+            gone = [row for row in rows if row not in self._outcomes.failed]
+        self._outcomes.chosen.update(dict.fromkeys(rows, judged))
+        if gone:
+            self._outcomes.gone += gone
+            counts = self.report.removed_by
+            counts[judged.cause] = counts.get(judged.cause, 0) + len(gone)
+        return gone
+
+    def _sizes(self, rows: list[int]) -> int:
+        sizes: list[int] = self.records.table.columns.size[rows].tolist()
+        return sum(sizes)
 
     async def _available(self) -> int | None:
         try:
@@ -277,33 +317,27 @@ class Collection:
 
     def _conclude(self) -> None:
         report, columns = self.report, self.records.table.columns.copy()
-        removed: list[int] = []
-        for row, judged in self._judged.items():
-            if judged.verdict == KEPT:
-                continue
-            key = self.records.key_of(self._images[row])
-            report.attempted.append(key)
-            if judged.verdict == REMOVED:
-                report.removed.append(key)
-                report.removed_by[judged.cause] = report.removed_by.get(judged.cause, 0) + 1
-                removed.append(row)
-            elif judged.verdict == FAILED:
-                report.failed[key] = judged.reason
-        self.records.forget_rows(removed)
+        report.attempted += self.records.keys_of(self._outcomes.chosen)
+        report.removed += self.records.keys_of(self._outcomes.gone)
+        report.failed |= zip(
+            self.records.keys_of(self._outcomes.failed), self._outcomes.failed.values(), strict=True
+        )
+        self.records.forget_rows(self._outcomes.gone)
         report.account = lambda: self._account(columns, report.at)
 
     def _account(self, columns: ImageColumns, now: float) -> list[ImageVerdict]:
-        """One verdict for each image: those that were judged, in that order, and then the others."""
-        judged = dict(self._judged)
+        """One verdict for each image: those that were judged, and then the others."""
+        images, kept = self._images, dict(self._kept)
+        accounts = [self._outcomes.account(row, images[row]) for row in self._outcomes.chosen]
         for row in np.flatnonzero(columns.live).tolist():
-            if row not in judged:
+            if row not in kept and row not in self._outcomes.chosen:
                 reason = selection.why_kept(columns, row, self.policy, now)
-                judged[row] = Judged(KEPT, reason or "not needed to reach the low threshold")
-        images = self._images
+                kept[row] = reason or "not needed to reach the low threshold"
+        accounts += [Account(images[row], Judged(KEPT, reason)) for row, reason in kept.items()]
         return [
             ImageVerdict(
-                self.records.key_of(images[row]), images[row].names, images[row].size,
-                one.verdict, one.reason, self._freed(row, one), one.cause,
+                self.records.key_of(image), image.names, image.size,
+                judged.verdict, judged.reason, freed, judged.cause,
             )
-            for row, one in judged.items()
+            for image, judged, freed in accounts
         ]  # fmt: skip

@@ -7,13 +7,13 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from engine.api.config import KubeletConfiguration
-from engine.api.decisions import Decisions
+from engine.api.decisions import Decisions, Taken
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
@@ -252,24 +252,28 @@ class ImageManager:
 
     def _record(self, collection: Collection, report: ImageGCReport) -> None:
         """What a run has done or failed to do; what it leaves alone, or would do, is no decision."""
-        acted = collection.acted()
-        forgotten = max(len(acted) - self._decisions.capacity, 0)
-        self._decisions.pass_over(forgotten)
-        for row in acted[forgotten:]:
-            image, judged, freed = collection.account_of(row)
-            inputs = {
-                "image": self.records.key_of(image),
-                "names": image.names,
-                "size": image.size,
-                "freed": freed,
-                "cause": judged.cause,
-                "trigger": report.trigger,
-                "wanted": report.wanted,
-                "capacity": report.capacity,
-                "available": report.available,
-            }
-            outcome = "collected" if judged.verdict == REMOVED else "failed"
-            self._decisions.record("image-gc", outcome, judged.reason, inputs)
+        shared = {
+            "trigger": report.trigger,
+            "wanted": report.wanted,
+            "capacity": report.capacity,
+            "available": report.available,
+        }
+        last = collection.acted(self._decisions.capacity)
+
+        def taken() -> Iterator[Taken]:
+            for image, judged, freed in last():
+                inputs = {
+                    "image": self.records.key_of(image),
+                    "names": image.names,
+                    "size": image.size,
+                    "freed": freed,
+                    "cause": judged.cause,
+                    **shared,
+                }
+                outcome = "collected" if judged.verdict == REMOVED else "failed"
+                yield Taken(outcome, judged.reason, inputs)
+
+        self._decisions.record_many("image-gc", collection.actions, taken)
 
     def _record_protected(self, collection: Collection, report: ImageGCReport) -> None:
         """What stayed by a policy of ours though space was wanted: each once, until its reason changes."""

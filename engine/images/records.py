@@ -61,6 +61,10 @@ class ImageRecords:
         """By row; `NO_IMAGE` where a row is free."""
         return self._seen.copy()
 
+    def keys_of(self, rows: Iterable[int]) -> list[str]:
+        """Of rows that hold an image."""
+        return self.table.keys_at(rows)
+
     def key_of(self, image: SeenImage) -> str:
         return image_key(image.id, image.handler) if self.by_handler else image.id
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -81,7 +81,7 @@ class ImageGCFailure(Exception):
         super().__init__(message)
 
 
-def aggregate(errors: list[str]) -> str:
+def aggregate(errors: Iterable[str]) -> str:
     """Several errors as the kubelet joins them: each once, in brackets if more than one."""
     distinct = list(dict.fromkeys(errors))
     return distinct[0] if len(distinct) == 1 else f"[{', '.join(distinct)}]"

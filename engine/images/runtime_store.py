@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from engine.api.errors import Unavailable
+from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
-from engine.images.collection import FilesystemReading
+from engine.images.collection import FilesystemReading, Stayed
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.lease import ImageLeases
 from engine.images.patience import Patience
@@ -33,7 +33,6 @@ class RuntimeStore:
         remove_timeout: float,
     ) -> None:
         self._runtime, self._leases = runtime, leases
-        self.remove = self._remove if leases is None else self._remove_unleased
         self.protected = why_protected
         self._patience = Patience(remove_timeout)
         self._silent = 0
@@ -47,27 +46,35 @@ class RuntimeStore:
             self.where = await runtime_filesystems(self._runtime)
         return await read_filesystem_in_time(self.where.images)
 
-    async def _remove_unleased(self, image: SeenImage) -> None:
-        assert self._leases is not None
-        async with self._leases.removal((image.id, *image.names)):
-            await self._remove(image)
-
-    async def _remove(self, image: SeenImage) -> None:
-        if self._silent >= GIVE_UP_AFTER:
-            raise Unavailable(f"not tried: the runtime left {self._silent} removals in a row unanswered")
-        patience = self._patience
-        patience.begin()
+    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
+        patience, leases, remove_image = self._patience, self._leases, self._runtime.remove_image
         try:
-            await self._runtime.remove_image(image.id, image.handler)
-        except asyncio.CancelledError:
-            if not patience.ended_it():
-                raise
-            self._silent += 1
-            limit = patience.seconds
-            raise Unavailable(f"RemoveImage {image.id} did not answer within {limit:g} s") from None
-        except Unavailable:
-            self._silent += 1
-            raise
+            for image in images:
+                if leases is not None and (kept := self.protected(image)):
+                    became.append(Stayed(kept, failed=False))
+                    continue
+                if self._silent >= GIVE_UP_AFTER:
+                    text = f"not tried: the runtime left {self._silent} removals in a row unanswered"
+                    became.append(Stayed(text))
+                    continue
+                patience.begin()
+                try:
+                    if leases is None:
+                        await remove_image(image.id, image.handler)
+                    else:
+                        async with leases.removal((image.id, *image.names)):
+                            await remove_image(image.id, image.handler)
+                except asyncio.CancelledError:
+                    if not patience.ended_it():
+                        raise
+                    self._silent += 1
+                    text = f"RemoveImage {image.id} did not answer within {patience.seconds:g} s"
+                    became.append(Stayed(text))
+                except KubengineError as error:
+                    self._silent += isinstance(error, Unavailable)
+                    became.append(Stayed(error.message))
+                else:
+                    self._silent = 0
+                    became.append(None)
         finally:
             patience.end()
-        self._silent = 0

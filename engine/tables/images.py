@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,8 +102,9 @@ class ImageTable:
             del row_of[keys[row]]
             keys[row] = ""
         self._rows.release_many(rows)
+        released = np.array(rows, np.intp)
         for name in _COLUMNS:
-            getattr(self.columns, name)[list(rows)] = 0
+            getattr(self.columns, name)[released] = 0
 
     def row(self, key: str) -> int:
         try:
@@ -113,6 +114,10 @@ class ImageTable:
 
     def key(self, row: int) -> str:
         return self._keys[row]
+
+    def keys_at(self, rows: Iterable[int]) -> list[str]:
+        keys = self._keys
+        return [keys[row] for row in rows]
 
     def rows(self) -> NDArray[np.intp]:
         """Live rows in ascending order."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from engine.api.decisions import Decisions
+import pytest
+
+from engine.api.decisions import Decisions, Taken
 from engine.api.pod import Pod
 
 
@@ -32,6 +34,23 @@ def test_the_latest_are_held_and_gaps_show_in_the_numbers():
     assert numbers(decisions.after(0)) == [3, 4, 5]
     assert numbers(decisions.after(4)) == [5]
     assert numbers(decisions.after(5)) == numbers(decisions.after(9)) == []
+
+
+@pytest.mark.parametrize("many", [2, 3, 7])
+def test_many_at_once_are_held_as_if_one_by_one(many):
+    decisions, one_by_one = (Decisions(lambda: 5.0, capacity=4) for _ in range(2))
+    everything = [Taken("collected", f"r{n}", {"n": n}) for n in range(many)]
+    for turn in range(3):
+        decisions.record("image-gc", "kept", str(turn), {})
+        decisions.record_many("image-gc", many, lambda: everything[-4:])
+        one_by_one.record("image-gc", "kept", str(turn), {})
+        for outcome, reason, inputs in everything:
+            one_by_one.record("image-gc", outcome, reason, inputs)
+        last = numbers(one_by_one.after(0))[-1]
+        for number in (0, last - 5, last - 1, last) if turn else ():
+            assert decisions.after(number) == one_by_one.after(number)
+    decisions.record_many("image-gc", 0, lambda: everything)
+    assert decisions.after(0) == one_by_one.after(0)
 
 
 async def test_news_come_to_everybody_who_waits():

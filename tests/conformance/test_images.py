@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from engine._fast import _image_order_c, _image_order_py
 from engine.api.errors import InvalidInput, Refused
 from engine.images import records as records_module
 from engine.images import selection
-from engine.images.collection import Collection, FilesystemReading
+from engine.images.collection import Collection, FilesystemReading, Stayed
 from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import ImageGCFailure, ImageGCReport
@@ -45,10 +46,13 @@ class Scenario:
         fs = self.step["fs"]
         return FilesystemReading(fs["capacity"], fs["available"])
 
-    async def remove(self, image: SeenImage) -> None:
-        if image.id in self.step.get("fail_remove", ()):
-            raise Refused(f"cannot remove {image.id}")
-        self.images = [i for i in self.images if i["id"] != image.id]
+    async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
+        for image in images:
+            if image.id in self.step.get("fail_remove", ()):
+                became.append(Stayed(f"cannot remove {image.id}"))
+            else:
+                self.images = [i for i in self.images if i["id"] != image.id]
+                became.append(None)
 
     def protected(self, _image: SeenImage) -> str:
         return ""

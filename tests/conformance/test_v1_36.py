@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -285,7 +286,8 @@ class Runtime:
     async def filesystem(self) -> FilesystemReading:
         return self.reading
 
-    async def remove(self, image: SeenImage) -> None: ...
+    async def remove(self, images: Sequence[SeenImage], became: list[None]) -> None:
+        became += [None] * len(images)
 
     def protected(self, _image: SeenImage) -> str:
         return ""

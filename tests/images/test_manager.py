@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
+from engine.images.patience import Patience
 from engine.images.steady_clock import SteadyClock
 from engine.wire import cri_v1_pb2 as cri
 from tests.waiting import eventually
@@ -102,11 +104,14 @@ def without_minimum_age(**config):
 def make(runtime, section=None, **config):
     elapsed, wall = Clock(0.0), Clock(1e9)
     recorder = EventRecorder(time.time)
+    decisions = Decisions(wall)
     manager = ImageManager(
         runtime=runtime, config=without_minimum_age(**config), section=section, recorder=recorder,
-        clock=wall, monotonic=elapsed, period=0.01,
+        decisions=decisions, clock=wall, monotonic=elapsed, period=0.01,
     )  # fmt: skip
-    return SimpleNamespace(manager=manager, elapsed=elapsed, wall=wall, recorder=recorder)
+    return SimpleNamespace(
+        manager=manager, elapsed=elapsed, wall=wall, recorder=recorder, decisions=decisions
+    )
 
 
 def reasons(recorder):
@@ -196,6 +201,87 @@ async def test_no_answer_to_a_removal_is_a_failure_and_forgets_nothing(disk):
     assert report.kind == "delete_failed_space"
     assert len(world.manager.records) == 5
     assert "wanted to free" in report.error
+
+
+async def test_one_that_cannot_go_is_passed_over_and_the_next_makes_up_for_it(disk):
+    runtime = Runtime()
+    stubborn = "sha256:01"
+    remove = runtime.remove_image
+
+    async def remove_others(id, handler=""):
+        if id == stubborn:
+            raise Refused("it is busy")
+        await remove(id, handler)
+
+    runtime.remove_image = remove_others
+    rig = make(runtime, image_gc_high_threshold_percent=50, image_gc_low_threshold_percent=50)
+    report = await rig.manager.garbage_collect()
+    assert report.removed == ["sha256:00", "sha256:02", "sha256:03", "sha256:04"]
+    assert report.attempted == sorted([*report.removed, stubborn])
+    assert report.failed == {stubborn: "it is busy"}
+    assert list(rig.manager.records.keys()) == [stubborn]
+    taken = {d.inputs["image"]: (d.outcome, d.inputs["freed"]) for d in rig.decisions.after(0)}
+    assert taken == {stubborn: ("failed", 0)} | dict.fromkeys(report.removed, ("collected", GIB))
+
+
+async def test_what_went_before_a_run_was_ended_is_known(disk):
+    runtime = Runtime()
+    remove, stuck = runtime.remove_image, asyncio.Event()
+
+    async def remove_two(id, handler=""):
+        if len(runtime.removed) == 2:
+            stuck.set()
+            await asyncio.Event().wait()
+        await remove(id, handler)
+
+    runtime.remove_image = remove_two
+    rig = make(runtime, image_gc_high_threshold_percent=50, image_gc_low_threshold_percent=50)
+    run = asyncio.create_task(rig.manager.garbage_collect())
+    await stuck.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert list(rig.manager.records.keys()) == ["sha256:02", "sha256:03", "sha256:04"]
+    assert [d.inputs["image"] for d in rig.decisions.after(0)] == ["sha256:00", "sha256:01"]
+
+
+async def test_an_image_that_a_starting_pod_takes_during_a_run_stays(disk):
+    runtime = Runtime()
+    rig = make(
+        runtime,
+        section=ImagesSection(leases=True),
+        image_gc_high_threshold_percent=50,
+        image_gc_low_threshold_percent=50,
+    )
+    remove, lease = runtime.remove_image, rig.manager.lease("sha256:01")
+
+    async def remove_and_hold(id, handler=""):
+        if not runtime.removed:
+            await lease.__aenter__()
+        await remove(id, handler)
+
+    runtime.remove_image = remove_and_hold
+    report = await rig.manager.garbage_collect()
+    await lease.__aexit__(None, None, None)
+    assert report.removed == ["sha256:00", "sha256:02", "sha256:03", "sha256:04"]
+    reasons = {v.key: v.reason for v in report.images if v.verdict == "kept"}
+    assert reasons == {"sha256:01": "a pod that needs it is being started"}
+    assert report.failed == {}
+
+
+async def test_a_removal_without_an_answer_is_given_up_and_short_ones_before_it_are_not():
+    patience = Patience(0.05)
+    for _ in range(20):
+        patience.begin()
+        await asyncio.sleep(0.01)
+    patience.begin()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    assert patience.ended_it()
+    assert not patience.ended_it()
+    patience.end()
+    await asyncio.sleep(0.1)
+    patience.close()
 
 
 async def test_inodes_alone_trigger_where_told(disk):

@@ -259,9 +259,11 @@ class _Disk:
 
         return FilesystemReading(self.capacity, self.available)
 
-    async def remove(self, image) -> None:
-        self.removed.append(image.id)
-        self.available += image.size
+    async def remove(self, images, became) -> None:
+        for image in images:
+            self.removed.append(image.id)
+            self.available += image.size
+            became.append(None)
 
     def protected(self, image) -> str:
         return ""
