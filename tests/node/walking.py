@@ -118,6 +118,12 @@ async def with_call_fault(lives: Callable[[Path], Life], what: str) -> str:
     return f"{what}: {text}" if text else ""
 
 
+async def with_request_fault(lives: Callable[[Path], Life], what: str) -> str:
+    """What went wrong in a life that has a failing request to the API server."""
+    text = await _lived(lives, ("127.0.0.1:",))
+    return f"{what}: {text}" if text else ""
+
+
 async def _lived(lives: Callable[[Path], Life], things: Sequence[str], fault: FileFault | None = None) -> str:
     """What went wrong, and errors that name none of the `things`."""
     with tempfile.TemporaryDirectory(prefix="ke-") as short:

@@ -52,11 +52,7 @@ class Containers:
         uid, address = f"uid-{number}", f"127.1.{number // 250}.{number % 250 + 1}"
         manifest = {
             "metadata": {"name": f"pod-{number}", "namespace": "soak", "uid": uid},
-            "spec": {
-                "containers": [
-                    {"name": "app", "image": IMAGE, "livenessProbe": {**probe, **OFTEN}}
-                ]
-            },
+            "spec": {"containers": [{"name": "app", "image": IMAGE, "livenessProbe": {**probe, **OFTEN}}]},
         }
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=f"pod-{number}", uid=uid, namespace="soak"),

@@ -16,6 +16,8 @@ class Fault(StrEnum):
     """The request's stream is reset."""
     HANG = "hang"
     """No answer, ever; the connection lives."""
+    LOST = "lost"
+    """What was asked for is done; the connection breaks off instead of the answer."""
     FREEZE = "freeze"
     """From this request on the server neither reads nor writes on the connection."""
     MALFORMED = "malformed"
@@ -30,15 +32,23 @@ class Fault(StrEnum):
 
 @dataclass(slots=True)
 class Planned:
-    """A fault for the next `times` requests that match, None for all. `delay` (seconds) comes first."""
+    """A fault for the next `times` requests that match, None for all, after `skip` that are let through.
+
+    `delay` (seconds) comes first.
+    """
 
     kind: Fault | int | None
     method: str
     path: re.Pattern[str]
+    user: str
+    skip: int
     times: int | None
     delay: float
     retry_after: int | None
     reason: str
+
+    def matches(self, method: str, path: str, user: str) -> bool:
+        return self.method in ("", method) and self.user in ("", user) and self.path.search(path) is not None
 
 
 @dataclass(slots=True)
@@ -53,9 +63,12 @@ class Faults:
     def clear(self) -> None:
         self.planned.clear()
 
-    def take(self, method: str, path: str) -> Planned | None:
+    def take(self, method: str, path: str, user: str) -> Planned | None:
         for each in self.planned:
-            if each.method in ("", method) and each.path.search(path):
+            if each.matches(method, path, user):
+                if each.skip:
+                    each.skip -= 1
+                    continue
                 if each.times is not None:
                     each.times -= 1
                     if each.times == 0:

@@ -51,9 +51,13 @@ class Answer:
         self._connection = connection
         self._stream = stream
         self.status = 0
+        self._lost = False
 
     def head(self, status: int, **headers: str) -> None:
         self.status = status
+        if self._lost:
+            self.drop()
+            raise ConnectionGone
         named = [(name.replace("_", "-"), value) for name, value in headers.items()]
         self._connection.send_head(self._stream, [(":status", str(status)), *named])
 
@@ -65,6 +69,10 @@ class Answer:
 
     def drop(self) -> None:
         self._connection.abort()
+
+    def lose(self) -> None:
+        """Break the connection off when there is an answer."""
+        self._lost = True
 
     def freeze(self) -> None:
         self._connection.freeze()

@@ -134,10 +134,12 @@ class ApiServer:
         """Collection and field selector of each watch that is under way."""
         return list(self._watching.values())
 
-    def disconnect(self) -> None:
-        """Break off every connection."""
+    def disconnect(self, user: str = "") -> None:
+        """Break off every connection, or those by which `user` asked for something."""
+        of_user = {seen.connection for seen in self.requests if seen.user == user}
         for connection in list(self._connections):
-            connection.abort()
+            if not user or connection.number in of_user:
+                connection.abort()
 
     def end_watches(self) -> None:
         """End every watch cleanly, as a server does after `timeoutSeconds`."""
@@ -158,16 +160,21 @@ class ApiServer:
         *,
         path: str = "",
         method: str = "",
+        user: str = "",
+        skip: int = 0,
         times: int | None = 1,
         delay: float = 0.0,
         retry_after: int | None = None,
         reason: str = "",
     ) -> None:
-        """The next `times` requests (None: all) whose path matches the expression `path` get a fault.
+        """The next `times` requests (None: all) of `user` (empty: anybody's) whose path matches the
+        expression `path` get a fault, after the first `skip` of them.
 
         `kind` is a `Fault`, an HTTP status, or None for no more than `delay` seconds of waiting.
         """
-        self._faults.plan(Planned(kind, method, re.compile(path), times, delay, retry_after, reason))
+        self._faults.plan(
+            Planned(kind, method, re.compile(path), user, skip, times, delay, retry_after, reason)
+        )
 
     def heal(self) -> None:
         """No more faults."""
@@ -277,7 +284,7 @@ class ApiServer:
             request.connection,
         )
         self.requests.append(seen)
-        fault = self._faults.take(request.method, url.path)
+        fault = self._faults.take(seen.method, seen.path, seen.user)
         if fault is not None and not await self._pass(fault, answer, seen):
             return
         try:
@@ -295,6 +302,9 @@ class ApiServer:
         await asyncio.sleep(fault.delay)
         match fault.kind:
             case None | Fault.GO_AWAY:
+                return True
+            case Fault.LOST:
+                answer.lose()
                 return True
             case Fault.DROP:
                 answer.drop()
