@@ -18,7 +18,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 # What `make test` uses where it may install it; tests that miss a part skip and say so.
-TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus cppcheck chromium prometheus
+TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus cppcheck chromium prometheus \
+  docker-registry
 FUZZ_PACKAGES := clang libclang-rt-14-dev
 BUILD_PACKAGES := gcc libc6-dev python3-dev python3-venv
 CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && command -v apt-get >/dev/null && echo yes)
