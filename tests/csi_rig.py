@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from engine.csi.places import pods_volumes, staged
+from engine.csi.places import all_devices, pods_volumes, staged
 from engine.host.mountinfo import mounts_below
 from engine.node import Node
 from engine.testing.csi_driver import SampleCsiDriver
@@ -95,16 +95,20 @@ class CsiRig:
         )
 
     async def run(self, source: Object = INLINE, name: str = "p", **spec: Any) -> Object:
-        """A pod that mounts one volume at /v; returns once it is ready."""
+        """A pod that has one volume at /v; returns once it is ready."""
         await self.ask(source, name, **spec)
         return await self.cluster.ready(name)
 
-    async def ask(self, source: Object = INLINE, name: str = "p", **spec: Any) -> Object:
-        mounts = [{"name": "v", "mountPath": "/v"}]
-        volumes = [{"name": "v", **source}]
-        return await self.cluster.run(
-            name, containers=[container(volumeMounts=mounts)], volumes=volumes, **spec
+    async def ask(
+        self, source: Object = INLINE, name: str = "p", *, block: bool = False, **spec: Any
+    ) -> Object:
+        used = (
+            container(volumeDevices=[{"name": "v", "devicePath": "/v"}])
+            if block
+            else container(volumeMounts=[{"name": "v", "mountPath": "/v"}])
         )
+        volumes = [{"name": "v", **source}]
+        return await self.cluster.run(name, containers=[used], volumes=volumes, **spec)
 
     async def delete(self, name: str = "p") -> None:
         await self.cluster.delete(name)
@@ -141,6 +145,7 @@ class CsiRig:
         """Of volumes, wherever they were."""
         plugins = self.root / "plugins"
         left = [n for _, below, files in os.walk(plugins) for n in (*below, *files) if n in LEFT]
+        left += [str(path) for path in all_devices(self.root).glob("*/*")]
         return not left and not list((self.root / "pods").iterdir()) and not mounts_below(self.root)
 
     async def close(self) -> None:

@@ -163,8 +163,11 @@ def _wanted(volume: CsiVolume, able: Capabilities) -> wire.VolumeCapability:
     mode = modes.get(volume.access_mode)
     if mode is None:
         raise Refused(f"unknown access mode {volume.access_mode}")
+    access = wire.VolumeCapability.AccessMode(mode=mode)
+    if volume.block:
+        return wire.VolumeCapability(access_mode=access, block=wire.VolumeCapability.BlockVolume())
     return wire.VolumeCapability(
-        access_mode=wire.VolumeCapability.AccessMode(mode=mode),
+        access_mode=access,
         mount=wire.VolumeCapability.MountVolume(
             fs_type=volume.fs_type,
             mount_flags=list(volume.mount_options),

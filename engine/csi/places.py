@@ -4,6 +4,14 @@
 <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/vol_data.json           whose it is
 <root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/globalmount     staged for all pods
 <root>/plugins/kubernetes.io/csi/<driver>/<digest of handle>/vol_data.json
+
+A block volume has its directories together, by the name of its persistent volume:
+
+<root>/pods/<uid>/volumeDevices/kubernetes.io~csi/<volume>                     a link to what is published
+<root>/plugins/kubernetes.io/csi/volumeDevices/publish/<volume>/<uid>          the device for one pod
+<root>/plugins/kubernetes.io/csi/volumeDevices/staging/<volume>                the driver's, for all pods
+<root>/plugins/kubernetes.io/csi/volumeDevices/<volume>/data/vol_data.json     whose it is
+<root>/plugins/kubernetes.io/csi/volumeDevices/<volume>/dev/<uid>              a kubelet's second mount
 """
 
 from __future__ import annotations
@@ -18,6 +26,10 @@ VOLUMES: Final = "kubernetes.io~csi"
 MOUNT: Final = "mount"
 GLOBAL_MOUNT: Final = "globalmount"
 DATA: Final = "vol_data.json"
+DEVICES: Final = "volumeDevices"
+_STAGING, _PUBLISH = "staging", "publish"
+SHARED: Final = frozenset({_STAGING, _PUBLISH})
+"""Beside the directories of block volumes, for all of them."""
 
 
 def pods_volumes(root: Path, uid: str) -> Path:
@@ -38,6 +50,28 @@ def staged(root: Path, driver: str, handle: str) -> Path:
     return all_staged(root) / _one_name(driver) / _digest(handle)
 
 
+def pods_devices(root: Path, uid: str) -> Path:
+    return root / "pods" / uid / DEVICES / VOLUMES
+
+
+def all_devices(root: Path) -> Path:
+    return all_staged(root) / DEVICES
+
+
+def published_devices(root: Path, name: str) -> Path:
+    """One for each pod by its uid. Raises `InvalidInput` for a name that leads elsewhere, as the next two."""
+    return all_devices(root) / _PUBLISH / _volume(name)
+
+
+def staged_device(root: Path, name: str) -> Path:
+    return all_devices(root) / _STAGING / _volume(name)
+
+
+def device_data(root: Path, name: str) -> Path:
+    """The directory that says whose a block volume is."""
+    return all_devices(root) / _volume(name) / "data"
+
+
 def ephemeral_handle(uid: str, volume: str) -> str:
     """How a driver knows a volume that it makes for one pod."""
     return f"csi-{_digest(uid + volume)}"
@@ -55,6 +89,13 @@ def unique_name(driver: str, handle: str) -> str:
 
 def _digest(text: str) -> str:
     return sha256(text.encode())
+
+
+def _volume(name: str) -> str:
+    """The name of a block volume's directory, which lies beside those of all block volumes."""
+    if name in SHARED:
+        raise InvalidInput(f"a block volume cannot be called {name!r}")
+    return _one_name(name)
 
 
 def _one_name(name: str) -> str:

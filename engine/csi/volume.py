@@ -25,13 +25,14 @@ SAYS: Final = "kubernetes.io/csi: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsiVolume:
-    """`name` is the persistent volume's, or the pod's own for it. Secrets and contexts are what the driver
-    gets with it, and part of no text."""
+    """`name` is the persistent volume's, or the pod's own for it; `block`: a device, not a file system.
+    Secrets and contexts are what the driver gets with it, and part of no text."""
 
     driver: str
     handle: str
     name: str
     mode: str
+    block: bool = False
     read_only: bool = False
     fs_type: str = ""
     access_modes: Sequence[str] = ()

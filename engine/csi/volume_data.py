@@ -33,18 +33,12 @@ class VolumeData:
 
 def keep_published(directory: Path, name: str, data: VolumeData, mode: str, node: str) -> None:
     """Beside one pod's mount. Raises `Refused`."""
-    attachment = places.attachment_name(data.handle, data.driver, node)
-    _keep(
-        directory,
-        {
-            "attachmentID": attachment,
-            "driverName": data.driver,
-            "nodeName": node,
-            "specVolID": name,
-            "volumeHandle": data.handle,
-            "volumeLifecycleMode": mode,
-        },
-    )
+    _keep(directory, {**_published(name, data, node), "volumeLifecycleMode": mode})
+
+
+def keep_device(directory: Path, name: str, data: VolumeData, node: str) -> None:
+    """Of a block volume, for all pods. Raises `Refused`."""
+    _keep(directory, _published(name, data, node))
 
 
 def keep_staged(directory: Path, data: VolumeData) -> None:
@@ -67,6 +61,16 @@ def read(directory: Path) -> VolumeData | None:
     driver, handle = said.get("driverName", ""), said.get("volumeHandle", "")
     ephemeral = said.get("volumeLifecycleMode") == EPHEMERAL
     return VolumeData(driver, handle, ephemeral) if driver and handle else None
+
+
+def _published(name: str, data: VolumeData, node: str) -> dict[str, str]:
+    return {
+        "attachmentID": places.attachment_name(data.handle, data.driver, node),
+        "driverName": data.driver,
+        "nodeName": node,
+        "specVolID": name,
+        "volumeHandle": data.handle,
+    }
 
 
 def _read(path: Path) -> dict[str, str]:

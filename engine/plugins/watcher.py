@@ -19,18 +19,16 @@ from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from engine.api.duration import doubled
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.grpc_codes import rpc_error
 from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
 from engine.host.tasks import Tasks
 from engine.plugins.channel import PluginChannel, check_socket_path
+from engine.plugins.retries import retry_delay
 from engine.transport.grpc_channel import CallFailed
 from engine.wire import pluginregistration_v1_pb2 as wire
 
 SERVICE = "/pluginregistration.Registration/"
-FIRST_RETRY = 0.5
-LAST_RETRY = 122.0
 MAX_SOCKETS = 1000
 MAX_INFO = 4 * 1024 * 1024
 _APPEARANCES = IN_CREATE | IN_MOVED_TO | IN_DELETE | IN_MOVED_FROM
@@ -148,7 +146,7 @@ class PluginWatcher:
                     log.warning("plugin socket %s: %s", path, error)
                     if isinstance(error, InvalidInput):
                         return
-                await asyncio.sleep(doubled(FIRST_RETRY, failures, LAST_RETRY))
+                await asyncio.sleep(retry_delay(failures))
             log.info("plugin %s registered, which answers at %s", name, endpoint)
             try:
                 await asyncio.Event().wait()

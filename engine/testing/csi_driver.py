@@ -1,13 +1,14 @@
 """A small storage driver that speaks the public protocol, mounts directories, and fails where it is told to.
 
-A volume is a directory under `volumes`, named by its handle. Staging and publishing are bind mounts of it,
-so it needs root. Every call is written down.
+A volume is a directory under `volumes`, named by its handle, or a device node where it is asked for as one.
+Staging and publishing are bind mounts of it, so it needs root. Every call is written down.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 import grpc
 
 from engine.csi.places import DATA
-from engine.host.mounts import bind, is_mount, unmount_below
+from engine.host.beneath import HANDLE
+from engine.host.mountinfo import mounted
+from engine.host.mounts import bind, unmount_below
 from engine.wire import csi_v1_pb2 as wire
 from engine.wire import pluginregistration_v1_pb2 as registration
 from engine.wire.csi_v1_pb2_grpc import (
@@ -34,6 +37,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 RPC = wire.NodeServiceCapability.RPC
 ALL = (RPC.STAGE_UNSTAGE_VOLUME, RPC.GET_VOLUME_STATS, RPC.EXPAND_VOLUME)
 HANGS = -1
+_STAGED_DEVICE = "device"
+_NO_DEVICE = os.makedev(0xFF0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,13 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         path.mkdir(exist_ok=True)
         return path
 
+    def device(self, handle: str) -> Path:
+        """Where the driver has a block volume; one that nobody has put there is of no device that exists."""
+        path = self.volumes / handle
+        if not path.exists():
+            os.mknod(path, stat.S_IFBLK | 0o600, _NO_DEVICE)
+        return path
+
     # The protocol
 
     async def GetInfo(self, request: registration.InfoRequest, context: Context) -> registration.PluginInfo:  # noqa: N802
@@ -151,27 +163,36 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         staging = Path(request.staging_target_path)
         if not staging.is_dir():
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{staging} is not there")
-        _show(self.volume(request.volume_id), staging)
+        if _is_block(request):
+            (staging / _STAGED_DEVICE).touch()
+            _show(self.device(request.volume_id), staging / _STAGED_DEVICE)
+        else:
+            _show(self.volume(request.volume_id), staging)
         await self._end("NodeStageVolume", context)
         return wire.NodeStageVolumeResponse()
 
     async def NodeUnstageVolume(self, request: Any, context: Context) -> wire.NodeUnstageVolumeResponse:  # noqa: N802
         await self._begin("NodeUnstageVolume", request, context)
-        _hide(Path(request.staging_target_path))
+        staging = Path(request.staging_target_path)
+        _hide(staging / _STAGED_DEVICE)
+        _hide(staging)
         await self._end("NodeUnstageVolume", context)
         return wire.NodeUnstageVolumeResponse()
 
     async def NodePublishVolume(self, request: Any, context: Context) -> wire.NodePublishVolumeResponse:  # noqa: N802
         await self._begin("NodePublishVolume", request, context)
-        target = Path(request.target_path)
-        if not (target.parent / DATA).exists():
+        target, block = Path(request.target_path), _is_block(request)
+        if not (_data_of_device(target) if block else target.parent / DATA).exists():
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody has kept whose volume this is")
-        source = self.volume(request.volume_id)
-        if request.staging_target_path:
-            source = Path(request.staging_target_path)
-            if not is_mount(source):
+        source = self.device(request.volume_id) if block else self.volume(request.volume_id)
+        if RPC.STAGE_UNSTAGE_VOLUME in self.capabilities and request.staging_target_path:
+            source = Path(request.staging_target_path) / (_STAGED_DEVICE if block else "")
+            if not _is_shown(source):
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{source} is not staged")
-        target.mkdir(exist_ok=True)
+        if block:
+            target.touch()
+        else:
+            target.mkdir(exist_ok=True)
         _show(source, target)
         await self._end("NodePublishVolume", context)
         return wire.NodePublishVolumeResponse()
@@ -184,6 +205,8 @@ class SampleCsiDriver(IdentityServicer, NodeServicer, RegistrationServicer):
         _hide(target)
         if target.is_dir() and not target.is_symlink():
             target.rmdir()
+        elif target.exists():
+            target.unlink()
         await self._end("NodeUnpublishVolume", context)
         return wire.NodeUnpublishVolumeResponse()
 
@@ -220,13 +243,27 @@ async def _fail(status: int | None, method: str, context: Context) -> None:
         await context.abort(code, f"told to fail: {method}")
 
 
+def _is_block(request: Any) -> bool:
+    return bool(request.volume_capability.WhichOneof("access_type") == "block")
+
+
+def _data_of_device(target: Path) -> Path:
+    """Of one that is published at `<devices>/publish/<volume>/<pod>`."""
+    return target.parents[2] / target.parent.name / "data" / DATA
+
+
+def _is_shown(target: Path) -> bool:
+    return any(mount.point == str(target) for mount in mounted())
+
+
 def _show(source: Path, target: Path) -> None:
-    if not is_mount(target):
-        directory = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            bind(directory, target)
-        finally:
-            os.close(directory)
+    if _is_shown(target):
+        return
+    handle = os.open(source, HANDLE)
+    try:
+        bind(handle, target)
+    finally:
+        os.close(handle)
 
 
 def _hide(target: Path) -> None:

@@ -35,13 +35,18 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 @pytest.fixture
-async def joined(short: Path, cluster: Cluster) -> AsyncIterator[Joined]:
-    """Not started yet."""
+async def hollow(short: Path) -> AsyncIterator[HollowRuntime]:
     async with HollowRuntime(short / "cri.sock") as runtime:
-        rig = Joined(short, runtime.socket)
-        rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
-        yield rig
-        await rig.close()
+        yield runtime
+
+
+@pytest.fixture
+async def joined(short: Path, hollow: HollowRuntime, cluster: Cluster) -> AsyncIterator[Joined]:
+    """Not started yet."""
+    rig = Joined(short, hollow.socket)
+    rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
+    yield rig
+    await rig.close()
 
 
 @pytest.fixture

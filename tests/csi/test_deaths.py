@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from engine.csi import volume_data
-from engine.csi.mounting import Mounting
-from engine.csi.volume_data import VolumeData
+from engine.csi.file_systems import FileSystems
+from engine.csi.on_disk import Staged
 from engine.testing.csi_driver import HANGS
 from tests.csi_rig import CLAIMED, DRIVER, CsiRig
 from tests.waiting import eventually
@@ -53,21 +53,22 @@ async def test_an_agent_that_comes_back_keeps_what_pods_have(csi: CsiRig) -> Non
 
 @pytest.mark.parametrize("method", [*MAKING, *TAKING_AWAY])
 @pytest.mark.parametrize("done", [False, True], ids=["before", "behind"])
+@pytest.mark.parametrize("block", [False, True], ids=["files", "block"])
 async def test_an_agent_that_dies_in_the_middle_of_a_call_leaves_nothing(
-    csi: CsiRig, method: str, done: bool
+    csi: CsiRig, method: str, done: bool, block: bool
 ) -> None:
     """Nothing is done between the call and the end of the agent, as if it had been killed."""
     csi.known()
-    csi.claim()
+    csi.claim(volumeMode="Block" if block else "Filesystem")
     driver = await csi.driver()
     hanging = driver.half_done if done else driver.faults
     if method in TAKING_AWAY:
-        await csi.run(CLAIMED)
+        await csi.run(CLAIMED, block=block)
         hanging[method] = HANGS
         await csi.cluster.delete("p")
     else:
         hanging[method] = HANGS
-        await csi.ask(CLAIMED)
+        await csi.ask(CLAIMED, block=block)
     await eventually(lambda: len(driver.called(method)) == 1)
     await csi.joined.stop()
     hanging.clear()
@@ -89,15 +90,15 @@ async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
     await eventually(lambda: len(driver.called("NodeUnstageVolume")) == 1)
     await csi.joined.stop()
     driver.faults.clear()
-    read, failed = Mounting._all_staged, []
+    read, failed = FileSystems.all_staged, []
 
-    def fails_once(self: Mounting, driver: str | None = None) -> list[VolumeData]:
+    def fails_once(self: FileSystems, driver: str | None = None) -> list[Staged]:
         if driver is not None and not failed:
             failed.append(driver)
             raise OSError(errno.EIO, "Input/output error")
         return read(self, driver)
 
-    monkeypatch.setattr(Mounting, "_all_staged", fails_once)
+    monkeypatch.setattr(FileSystems, "all_staged", fails_once)
     await csi.joined.start()
     await eventually(csi.leaves_nothing)
     assert failed == [DRIVER]

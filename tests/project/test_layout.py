@@ -154,6 +154,7 @@ HOST_FILES = {
     "files": "replacing one file",
     "inotify": "being told of changes in directories",
     "kept": "small files of our own that outlive an agent",
+    "loop_devices": "files that are shown as devices",
     "mountinfo": "what is mounted where",
     "mounts": "mounting and unmounting",
     "notify": "the service manager",

@@ -128,13 +128,11 @@ def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -
     if required is not None and not selects(required, node.metadata.labels or {}, node.metadata.name):
         text = "no matching NodeSelectorTerms"
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
-    source = spec.local if block else spec.host_path or spec.local or spec.csi
+    source = (None if block else spec.host_path) or spec.local or spec.csi
     if source is not None:
         return BoundVolume(name, source, spec, claim)
-    why = "no volume plugin matched"
-    if spec.csi is not None:
-        why = "block volumes of storage drivers are not supported by this node"
-    raise VolumeRefused(f'{doing}.{"SetUpDevice" if block else "SetUp"} failed for volume "{name}" : {why}')
+    step = "SetUpDevice" if block else "SetUp"
+    raise VolumeRefused(f'{doing}.{step} failed for volume "{name}" : no volume plugin matched')
 
 
 def _is_for(pod: Pod, claim: PersistentVolumeClaim) -> bool:

@@ -37,13 +37,13 @@ from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.growing import Growing, Mounted
-from engine.node.volumes.refusals import SET_UP, refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
 
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
-WAIT_FOR_ATTACH: Final = "MountVolume.WaitForAttach failed"
+MAP_POD_DEVICE: Final = "MapVolume.MapPodDevice failed"
 
 T = TypeVar("T")
 
@@ -73,8 +73,8 @@ class CsiVolumes:
     async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
         """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
         wanted = _wanted(pod, volume, bound)
-        first = MOUNT_DEVICE if wanted.persistent else SET_UP
-        with refusing(wanted.name, first):
+        making, publishing = _doing(wanted)
+        with refusing(wanted.name, making):
             known = await self._known(wanted.driver)
             attached = wanted.persistent and needs_attachment(known)
             if attached:
@@ -82,15 +82,16 @@ class CsiVolumes:
             driver = await self._driver(wanted)
             able = await driver.capabilities()
         if attached:
-            with refusing(wanted.name, WAIT_FOR_ATTACH):
+            waiting = f"{'MapVolume' if wanted.block else 'MountVolume'}.WaitForAttach failed"
+            with refusing(wanted.name, waiting):
                 wanted = replace(wanted, attachment=await self._until(left, self._attached(wanted)))
         source = bound.source if bound is not None else None
         if isinstance(source, CSIPersistentVolume):
-            with refusing(wanted.name, MOUNT_DEVICE):
+            with refusing(wanted.name, making):
                 secret = source.node_stage_secret_ref if able.stages else None
                 staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))
                 await self._mounting.stage(pod.uid, staged, driver, able, attached=attached)
-        with refusing(wanted.name, SET_UP):
+        with refusing(wanted.name, publishing):
             published = await self._for_publishing(pod, volume, source, wanted, known)
             again = bool(spec_of(known).requires_republish)
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
@@ -144,7 +145,9 @@ class CsiVolumes:
             return await self._drivers.wait_for(wanted.driver)
         except Unavailable as error:
             doing = "mounter.SetUpAt failed to get CSI client"
-            if wanted.persistent:
+            if wanted.block:
+                doing = "blockMapper.SetUpDevice failed to get CSI client"
+            elif wanted.persistent:
                 doing = "attacher.MountDevice failed to create newCsiDriverClient"
             raise Unavailable(f"{SAYS}{doing}: {error.message}") from error
 
@@ -187,8 +190,9 @@ class CsiVolumes:
         wanted: CsiVolume,
         known: CSIDriver | None,
     ) -> CsiVolume:
-        """With all that the driver gets with it."""
-        check_mode(wanted.driver, known, wanted.mode)
+        """With all that the driver gets with it; tokens are for file systems only."""
+        if not wanted.block:
+            check_mode(wanted.driver, known, wanted.mode)
         reference = None
         if isinstance(source, CSIPersistentVolume):
             reference = source.node_publish_secret_ref
@@ -200,6 +204,8 @@ class CsiVolumes:
         spec = spec_of(known)
         if spec.pod_info_on_mount:
             attributes |= pod_info(pod, wanted.mode)
+        if wanted.block:
+            return replace(wanted, secrets=secrets, attributes=attributes)
         tokens = await self._tokens(pod, spec)
         if spec.service_account_token_in_secrets:
             secrets |= tokens
@@ -232,6 +238,13 @@ class CsiVolumes:
         return {TOKENS: json.dumps(said, sort_keys=True, separators=(",", ":"))} if said else {}
 
 
+def _doing(volume: CsiVolume) -> tuple[str, str]:
+    """What fails where a volume is not made ready, and where it is not published."""
+    if volume.block:
+        return SET_UP_DEVICE, MAP_POD_DEVICE
+    return MOUNT_DEVICE if volume.persistent else SET_UP, SET_UP
+
+
 def _wanted(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
     context = pod.spec.security_context
     group = context.fs_group if context is not None else None
@@ -243,6 +256,7 @@ def _wanted(pod: Pod, volume: Volume, bound: BoundVolume | None) -> CsiVolume:
             handle=source.volume_handle,
             name=bound.name,
             mode=PERSISTENT,
+            block=bound.block,
             read_only=claim is not None and claim.read_only,
             fs_type=source.fs_type,
             access_modes=bound.spec.access_modes or (),

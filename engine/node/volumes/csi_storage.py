@@ -120,7 +120,8 @@ class CsiStorage:
 
     async def withdraw(self, uid: str) -> None:
         """Takes all volumes from a pod of which nothing runs. Raises `Refused`."""
-        if self._loaded or places.pods_volumes(self._root, uid).exists():
+        of_pod = (places.pods_volumes(self._root, uid), places.pods_devices(self._root, uid))
+        if self._loaded or any(directory.exists() for directory in of_pod):
             await self._parts.volumes.withdraw(uid)
             self._parts.usages.forget(uid)
 

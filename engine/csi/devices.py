@@ -1,0 +1,122 @@
+"""Volumes of drivers that are block devices, on disk; `engine.csi.places` has their directories.
+
+The link in a pod's directory is there before the driver publishes, and until it has let go: it says that the
+pod has the volume.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from engine.api.errors import Refused
+from engine.csi import places, volume_data
+from engine.csi.driver_calls import Capabilities
+from engine.csi.on_disk import Published, Staged, clear_mount, clearing, listed, make, unmount_top
+from engine.csi.volume import CsiVolume
+from engine.csi.volume_data import VolumeData
+from engine.host.beneath import opened_parent
+from engine.host.loop_devices import detach_loop_devices
+from engine.host.trees import remove_beneath
+
+
+class Devices:
+    """`engine.csi.on_disk.OnDisk` under the node's directory `root`; `node` is its name."""
+
+    def __init__(self, root: Path, node: str) -> None:
+        self._root = root
+        self._node = node
+
+    def staged(self, name: str, data: VolumeData) -> Staged:
+        path, whose = places.staged_device(self._root, name), places.device_data(self._root, name)
+        return Staged(data.driver, data.handle, path, whose, block=True)
+
+    def of_pod(self, uid: str, name: str) -> Published:
+        target = places.published_devices(self._root, name) / uid
+        return Published(target, places.device_data(self._root, name), block=True)
+
+    def mark(self, uid: str, volume: CsiVolume, data: VolumeData) -> None:
+        published = self.of_pod(uid, volume.name)
+        make(self._root, published.data)
+        if volume_data.read(published.data) != data:
+            volume_data.keep_device(published.data, volume.name, data, self._node)
+        make(self._root, published.target.parent)
+        links = places.pods_devices(self._root, uid)
+        make(self._root, links)
+        with opened_parent(links / volume.name, self._root) as (parent, name):
+            if _led_to(parent, name) != str(published.target):
+                remove_beneath(parent, name)
+                os.symlink(published.target, name, dir_fd=parent)
+
+    def prepare(self, staged: Staged) -> None:
+        make(self._root, staged.path)
+
+    def check(self, target: Path, volume: CsiVolume, able: Capabilities) -> None:
+        """A block device, or a link to one."""
+        try:
+            is_device = stat.S_ISBLK(target.stat().st_mode)
+        except OSError as error:
+            text = f"the driver has made no block device there: {error.strerror}"
+            raise Refused(text, subject=str(target), errno=error.errno) from error
+        if not is_device:
+            raise Refused("not a block device", subject=str(target))
+
+    def published(self, uid: str) -> list[Published]:
+        return [self.of_pod(uid, link.name) for link in listed(places.pods_devices(self._root, uid))]
+
+    def all_staged(self, driver: str | None = None) -> list[Staged]:
+        names = {path.name for path in listed(places.all_devices(self._root))} - places.SHARED
+        found = ((name, volume_data.read(places.device_data(self._root, name))) for name in sorted(names))
+        return [
+            self.staged(name, data)
+            for name, data in found
+            if data is not None and driver in (None, data.driver)
+        ]
+
+    def users(self, staged: Staged) -> set[str]:
+        pods = (pod.name for pod in listed(self._root / "pods"))
+        return {uid for uid in pods if (places.pods_devices(self._root, uid) / staged.path.name).is_symlink()}
+
+    def clear_published(self, published: Published) -> None:
+        target = published.target
+        kubelets = _kubelets_directory(published.data) / target.name
+        with clearing(kubelets):
+            detach_loop_devices(kubelets)
+        for mount in (kubelets, target):
+            with clearing(mount), opened_parent(mount, self._root) as (parent, name):
+                clear_mount(parent, name)
+        link = places.pods_devices(self._root, target.name) / published.name
+        with clearing(link), opened_parent(link, self._root) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+
+    def clear_staged(self, staged: Staged) -> None:
+        """All that the driver left in its directory goes with it, as with a kubelet."""
+        path, whose = staged.path, staged.data
+        with clearing(path), opened_parent(path, self._root) as (parent, name):
+            unmount_top(parent, name)
+            remove_beneath(parent, name)
+        for directory in (places.published_devices(self._root, path.name), _kubelets_directory(whose)):
+            with clearing(directory):
+                directory.rmdir()
+        with clearing(whose), opened_parent(whose / places.DATA, self._root) as (parent, name):
+            os.unlink(name, dir_fd=parent)
+        for directory in (whose, whose.parent):
+            with clearing(directory):
+                directory.rmdir()
+
+
+def _kubelets_directory(data: Path) -> Path:
+    """Where a kubelet has a second mount of the device for each pod, and a loop device upon it."""
+    return data.parent / "dev"
+
+
+def _led_to(parent: int, name: str) -> str | None:
+    """What a link says; None for anything else."""
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL):
+            return None
+        raise
