@@ -73,34 +73,39 @@ async def plane(request: pytest.FixtureRequest, tmp_path: Path, connect: Connect
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[[Path], Awaitable[Node]]]:
-    nodes = []
+async def runtime() -> AsyncIterator[HollowRuntime]:
     with tempfile.TemporaryDirectory(prefix="ke-") as short:
-        async with HollowRuntime(Path(short) / "cri.sock") as runtime:
+        async with HollowRuntime(Path(short) / "cri.sock") as running:
+            yield running
 
-            async def started(kubeconfig: Path) -> Node:
-                config = KubeletConfiguration(
-                    cgroups_per_qos=False,
-                    enforce_node_allocatable=[],
-                    pod_logs_dir=str(tmp_path / "logs"),
-                    node_lease_duration_seconds=1,
-                    node_status_update_frequency=Duration(1),
-                    node_status_report_frequency=Duration(300),
-                )
-                node = Node(
-                    config=config,
-                    runtime_endpoint=str(runtime.socket),
-                    root=tmp_path / "root",
-                    name="n1",
-                    kubeconfig=kubeconfig,
-                )
-                nodes.append(node)
-                await node.start()
-                return node
 
-            yield started
-            for node in nodes:
-                await node.stop()
+@pytest.fixture
+async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callable[[Path], Awaitable[Node]]]:
+    nodes = []
+
+    async def started(kubeconfig: Path) -> Node:
+        config = KubeletConfiguration(
+            cgroups_per_qos=False,
+            enforce_node_allocatable=[],
+            pod_logs_dir=str(tmp_path / "logs"),
+            node_lease_duration_seconds=1,
+            node_status_update_frequency=Duration(1),
+            node_status_report_frequency=Duration(300),
+        )
+        node = Node(
+            config=config,
+            runtime_endpoint=str(runtime.socket),
+            root=tmp_path / "root",
+            name="n1",
+            kubeconfig=kubeconfig,
+        )
+        nodes.append(node)
+        await node.start()
+        return node
+
+    yield started
+    for node in nodes:
+        await node.stop()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -100,13 +99,6 @@ class Agent:
             process, self._process = self._process, None
             process.send_signal(signal.SIGKILL)
             await process.wait()
-
-
-@pytest.fixture
-async def runtime() -> AsyncIterator[HollowRuntime]:
-    with tempfile.TemporaryDirectory(prefix="ke-") as short:
-        async with HollowRuntime(Path(short) / "cri.sock") as running:
-            yield running
 
 
 @pytest.fixture
