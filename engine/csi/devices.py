@@ -14,11 +14,12 @@ from pathlib import Path
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
 from engine.csi.driver_calls import Capabilities
-from engine.csi.on_disk import Published, Staged, clear_mount, clearing, listed, make, unmount_top
+from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
 from engine.host.beneath import opened_parent
 from engine.host.loop_devices import detach_loop_devices
+from engine.host.mounts import clear_mount, unmount_top
 from engine.host.trees import remove_beneath
 
 

@@ -10,10 +10,11 @@ from typing import Final
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
 from engine.csi.driver_calls import Capabilities
-from engine.csi.on_disk import Published, Staged, clear_mount, clearing, listed, make
+from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
 from engine.host.beneath import open_beneath, opened_parent
+from engine.host.mounts import clear_mount
 from engine.host.shared_trees import share_tree
 
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK

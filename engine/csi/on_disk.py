@@ -5,7 +5,6 @@ What a driver has put into a directory is looked at beneath it and through no li
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +16,7 @@ from engine.api.errors import Refused
 from engine.csi.driver_calls import Capabilities
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.beneath import HANDLE, make_directories, mount_id, open_beneath, opened
-from engine.host.mounts import unmount
+from engine.host.beneath import make_directories, opened
 
 _DIRECTORY_MODE: Final = 0o750
 
@@ -102,36 +100,3 @@ def clearing(path: Path) -> Iterator[None]:
     except OSError as error:
         text = f"cannot be taken away: {error.strerror}"
         raise Refused(text, subject=str(path), errno=error.errno) from error
-
-
-def clear_mount(parent: int, name: str) -> None:
-    """Takes away an entry of an open directory with what is mounted on it; its driver has had its say.
-
-    Raises `OSError`: ENOTEMPTY where the driver left files.
-    """
-    unmount_top(parent, name)
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except FileNotFoundError:
-        pass
-    except NotADirectoryError:
-        os.unlink(name, dir_fd=parent)
-
-
-def unmount_top(parent: int, name: str) -> None:
-    """Takes away what is mounted on an entry of an open directory. Raises `OSError`."""
-    while True:
-        try:
-            handle = open_beneath(parent, name, HANDLE)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                return
-            raise
-        try:
-            if mount_id(handle) == mount_id(parent):
-                return
-            unmount(handle)
-        finally:
-            os.close(handle)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from engine.host.beneath import HANDLE, mount_id, open_beneath, opened, same_file
 from engine.host.mountinfo import mounts_below
 
-_MS_BIND = 0x1000
+_MS_REMOUNT, _MS_BIND = 0x20, 0x1000
+_FLAGS = {
+    "ro": 0x1,
+    "nosuid": 0x2,
+    "nodev": 0x4,
+    "noexec": 0x8,
+    "noatime": 0x400,
+    "nodiratime": 0x800,
+    "relatime": 0x200000,
+}
+"""What one mount may have and another of the same file system not (mount(2)); most are statvfs(3)'s too."""
+_ST_RELATIME = 0x1000
 _MNT_DETACH = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,6 +33,20 @@ _libc.umount2.argtypes = (ctypes.c_char_p, ctypes.c_int)
 def bind(descriptor: int, target: Path) -> None:
     """Mounts what a descriptor stands for, and nothing mounted below it, at a path. Raises `OSError`."""
     _mount(same_file(descriptor), target, "", _MS_BIND, "")
+
+
+def restrict(target: Path, options: Iterable[str]) -> None:
+    """Gives one mount such of the options as concern it alone, and leaves it those that it has. Others are
+    its file system's, and passed over. Raises `OSError`."""
+    wanted = 0
+    for option in options:
+        wanted |= _FLAGS.get(option, 0)
+    had = os.statvfs(target).f_flag
+    kept = had & sum(flag for name, flag in _FLAGS.items() if name != "relatime")
+    if had & _ST_RELATIME and not wanted & _FLAGS["noatime"]:
+        kept |= _FLAGS["relatime"]
+    if wanted & ~kept:
+        _mount("none", target, "", _MS_REMOUNT | _MS_BIND | kept | wanted, "")
 
 
 def mount_filesystem(kind: str, target: Path, options: str) -> None:
@@ -54,6 +81,39 @@ def unmount(descriptor: int) -> None:
     if _libc.umount2(os.fsencode(same_file(descriptor)), _MNT_DETACH) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), os.readlink(same_file(descriptor)))
+
+
+def clear_mount(parent: int, name: str) -> None:
+    """Takes away an entry of an open directory with what is mounted on it; a directory if it is empty.
+
+    Raises `OSError`: ENOTEMPTY where there are files in it.
+    """
+    unmount_top(parent, name)
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except NotADirectoryError:
+        os.unlink(name, dir_fd=parent)
+
+
+def unmount_top(parent: int, name: str) -> None:
+    """Takes away what is mounted on an entry of an open directory. Raises `OSError`."""
+    while True:
+        try:
+            handle = open_beneath(parent, name, HANDLE)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return
+            raise
+        try:
+            if mount_id(handle) == mount_id(parent):
+                return
+            unmount(handle)
+        finally:
+            os.close(handle)
 
 
 def unmount_below(directory: Path) -> None:

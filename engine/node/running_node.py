@@ -65,6 +65,7 @@ from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
+from engine.node.volumes.local_devices import LocalDevices
 from engine.plugins.watcher import PluginHandler, PluginWatcher
 from engine.wire import cri_v1_pb2 as cri
 
@@ -180,6 +181,7 @@ class RunningNode:
             volumes,
             self._belonging.objects,
             csi,
+            LocalDevices(setting.root),
             host_ips=lambda: addresses.ips,
             node=self.description.current,
             allocatable=gatekeeper.allocatable,
@@ -241,7 +243,7 @@ class RunningNode:
         self._pod_cidr.start()
         self._belonging.start()
         await self.managers.start_before_pods()
-        await self._csi.start()
+        await self._keeper.start()
         await self._plugins.start()
         await self.watch.start()
         await self.runtime_health.start()

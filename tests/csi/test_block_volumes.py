@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,8 @@ from engine.host.mounts import bind
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Object
 from tests.csi_rig import CLAIMED, DRIVER, CsiRig
+from tests.disks import disk
+from tests.disks import run as run_program
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -186,13 +187,8 @@ async def test_a_volume_named_as_what_all_share_is_refused(csi: CsiRig, name: st
 
 @pytest.fixture
 def loop_device(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    with disk.open("wb") as file:
-        file.truncate(1 << 20)
-    found = subprocess.run(["losetup", "-f", "--show", disk], capture_output=True, text=True, check=True)
-    device = Path(found.stdout.strip())
-    yield device
-    subprocess.run(["losetup", "-d", device], check=True)
+    with disk(tmp_path / "disk", 1 << 20) as device:
+        yield device
 
 
 async def test_what_a_kubelet_made_of_a_device_goes_too(csi: CsiRig, loop_device: Path) -> None:
@@ -208,7 +204,7 @@ async def test_what_a_kubelet_made_of_a_device_goes_too(csi: CsiRig, loop_device
     held = os.open(device(csi, pod), os.O_PATH)
     bind(held, second)
     os.close(held)
-    await asyncio.to_thread(subprocess.run, ["losetup", "-f", second], check=True)
+    await asyncio.to_thread(run_program, "losetup", "-f", str(second))
     assert loop_devices(second)
     await csi.delete()
     await eventually(csi.leaves_nothing)

@@ -31,6 +31,7 @@ from engine.node.volumes import PodVolumes, VolumeKeeper, VolumeRefused
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.local_devices import LocalDevices
 from tests.waiting import eventually
 
 NOW = 1_700_000_000.0
@@ -174,6 +175,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             volumes,
             objects,
             csi,
+            LocalDevices(tmp_path / "root"),
             host_ips=lambda: ("192.0.2.1",),
             node=Node,
             allocatable=dict,

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Container, Pod
 from engine.api.storage import LocalVolume
 from engine.cri.paths import LOCAL_VOLUME
+from engine.host.beneath import opened_parent
+from engine.host.loop_devices import detach_loop_devices
+from engine.host.mounts import clear_mount
 from engine.node.volumes.claims import claim_name, is_read_only
 from engine.node.volumes.local import check_path
 from engine.wire import cri_v1_pb2 as cri
@@ -35,6 +39,17 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
     link.unlink(missing_ok=True)
     link.symlink_to(device)
     return device
+
+
+def forget_kubelets_part(pods: Path, uid: str) -> None:
+    """Takes away what a kubelet that gave the pod its devices made beside the links: a second mount of each,
+    with a loop device that holds it open. Raises `OSError`."""
+    links = pods / uid / DIRECTORY / LOCAL_VOLUME
+    for name in os.listdir(links) if links.exists() else ():  # noqa: PTH208
+        mount = pods.parent / "plugins" / LOCAL_VOLUME / DIRECTORY / name / uid
+        detach_loop_devices(mount)
+        with suppress(FileNotFoundError), opened_parent(mount, pods.parent) as (parent, entry):
+            clear_mount(parent, entry)
 
 
 def block_devices(pod: Pod, container: Container, volumes: Mapping[str, Path]) -> Iterator[cri.Device]:

@@ -6,6 +6,7 @@ Source: kubelet v1.36 (volume manager's populator, node affinity of persistent v
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
@@ -29,12 +30,14 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume by its name, of one of three kinds; what else was said of it, and its claim."""
+    """A persistent volume by its name, of one of three kinds; what else was said of it, and its claim.
+    `directory` is what a pod gets a mount of, where the volume is local and no device."""
 
     name: str
     source: HostPathVolume | LocalVolume | CSIPersistentVolume
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
     claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
+    directory: Path | None = None
 
     @property
     def block(self) -> bool:
@@ -60,6 +63,11 @@ def is_read_only(volume: Volume) -> bool:
     if volume.csi is not None:
         return bool(volume.csi.read_only)
     return volume.persistent_volume_claim is not None and volume.persistent_volume_claim.read_only
+
+
+def mount_options(volume: Volume, bound: BoundVolume) -> list[str]:
+    """Those of a local volume for the pod."""
+    return [*(bound.spec.mount_options or ()), *(["ro"] if is_read_only(volume) else ())]
 
 
 async def bound_volume(

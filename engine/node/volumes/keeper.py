@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,12 +21,14 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
+from engine.api.storage import LocalVolume
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, is_of_driver
+from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, is_of_driver, mount_options
 from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.local_devices import LocalDevices
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
 from engine.node.volumes.refusals import VolumeRefused, refusing
 
@@ -55,6 +57,7 @@ class VolumeKeeper:
         volumes: PodVolumes,
         objects: ClusterObjects,
         csi: CsiStorage,
+        local: LocalDevices,
         *,
         host_ips: Callable[[], tuple[str, ...]],
         node: Callable[[], Node],
@@ -66,6 +69,7 @@ class VolumeKeeper:
         self._volumes = volumes
         self._objects = objects
         self._csi = csi
+        self._local = local
         self._host_ips = host_ips
         self._node = node
         self._allocatable = allocatable
@@ -74,6 +78,11 @@ class VolumeKeeper:
         self._working = tasks.passing("volumes")
         self._kept: dict[str, _Kept] = {}
         objects.on_change(self._changed)
+
+    async def start(self) -> None:
+        """What an earlier agent left for nobody goes. Raises `Refused`."""
+        await self._csi.start()
+        await self._local.sweep()
 
     def follow(self, pod: Pod) -> None:
         """The pod is worked on: what it names in the cluster is followed from now on."""
@@ -135,6 +144,7 @@ class VolumeKeeper:
         await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
         await self._csi.withdraw(uid)
         await asyncio.to_thread(remove, uid)
+        await self._local.leave(uid)
         self._kept.pop(uid, None)
 
     async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
@@ -142,7 +152,7 @@ class VolumeKeeper:
             async with kept.lock:
                 kept.stale = False
                 contents = await self._contents(kept)
-                bound = await self._bound(kept.pod)
+                bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
                 given: dict[str, Given] = {**contents, **bound}
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being taken away")
@@ -209,6 +219,17 @@ class VolumeKeeper:
                 with refusing(volume.name):
                     bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
         return bound
+
+    async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
+        """What is on local devices is mounted for the node before pods get mounts of it."""
+        found = dict(bound)
+        for volume in used_volumes(pod):
+            each = bound.get(volume.name)
+            if each is not None and isinstance(each.source, LocalVolume) and not each.block:
+                options = mount_options(volume, each)
+                directory = await self._local.set_up(pod.uid, each.name, each.source, options)
+                found[volume.name] = replace(each, directory=directory)
+        return found
 
     async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, Path]:
         """Beside each other; the first refusal is raised when all have ended."""

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import os
-import stat
+from collections.abc import Collection
 from pathlib import Path
 
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput
 from engine.api.storage import LocalVolume
 from engine.cri.paths import LOCAL_VOLUME, volume_path
-from engine.host.mounts import bind, is_mount
+from engine.host.mounts import bind, is_mount, restrict
 from engine.host.shared_trees import share_tree
 
 
 def set_up(
-    pod_directory: Path, name: str, volume: LocalVolume, group: int | None, policy: str | None
+    pod_directory: Path,
+    name: str,
+    directory: Path,
+    group: int | None,
+    policy: str | None,
+    options: Collection[str],
 ) -> Path:
     """Where the directory is mounted for the pod; it is given to `group` (fsGroup) with all that is in it,
-    but not where another pod has it, or where it is so already and the policy is OnRootMismatch.
+    but not where another pod has it, where it is so already and the policy is OnRootMismatch, or where the
+    pod may only read.
 
-    Its own path is the host's owner's, and trusted. Raises `InvalidInput`, `Refused` or `OSError`.
+    Its own path is the host's owner's, and trusted. Raises `Refused` or `OSError`.
     """
-    check_path(volume)
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
-    if is_mount(target):
-        return target
-    directory = os.open(volume.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not is_mount(target):
+        _bind(pod_directory, name, directory, None if "ro" in options else group, policy)
+    restrict(target, options)
+    return target
+
+
+def _bind(pod_directory: Path, name: str, directory: Path, group: int | None, policy: str | None) -> None:
+    target = volume_path(pod_directory, LOCAL_VOLUME, name)
+    source = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISDIR(os.fstat(directory).st_mode):
-            raise Refused("not a directory: file systems on block devices are not supported by this node")
-        if group is not None and not _is_used(pod_directory, name):
-            share_tree(directory, group, policy)
+        if group is not None and not is_used(pod_directory.parent, name):
+            share_tree(source, group, policy)
         target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         target.mkdir(mode=0o750, exist_ok=True)
-        bind(directory, target)
+        bind(source, target)
     finally:
-        os.close(directory)
-    return target
+        os.close(source)
 
 
 def check_path(volume: LocalVolume) -> None:
@@ -45,6 +53,6 @@ def check_path(volume: LocalVolume) -> None:
         raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
 
 
-def _is_used(pod_directory: Path, name: str) -> bool:
-    """Whether another pod has it now."""
-    return any(is_mount(path) for path in pod_directory.parent.glob(f"*/volumes/{LOCAL_VOLUME}/{name}"))
+def is_used(pods: Path, name: str) -> bool:
+    """Whether a pod of those below `pods` has the volume mounted now."""
+    return any(is_mount(path) for path in pods.glob(f"*/volumes/{LOCAL_VOLUME}/{name}"))

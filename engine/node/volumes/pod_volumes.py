@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.api.errors import Refused
@@ -15,7 +16,7 @@ from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
-from engine.node.volumes.claims import BoundVolume, is_of_driver
+from engine.node.volumes.claims import BoundVolume, is_of_driver, mount_options
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 
@@ -97,10 +98,14 @@ class PodVolumes:
             return block_device.set_up(directory, given.name, given.source)
         context = pod.spec.security_context
         policy = context.fs_group_change_policy if context is not None else None
-        return local.set_up(directory, given.name, given.source, group, policy)
+        assert given.directory is not None
+        options = mount_options(volume, given)
+        return local.set_up(directory, given.name, given.directory, group, policy, options)
 
     def tear_down(self, uid: str) -> None:
         """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
+        with _refused("let go of devices", self.pod_directory(uid)):
+            block_device.forget_kubelets_part(self._pods, uid)
         _remove(self.pod_directory(uid))
 
     def remove_sub_paths(self, uid: str) -> None:
@@ -119,13 +124,20 @@ class PodVolumes:
 
 def _remove(directory: Path) -> None:
     for doing, step in (("unmount", unmount_below), ("remove", remove_tree)):
-        try:
-            step(directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            path = str(error.filename or directory)
-            raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
+        with _refused(doing, directory):
+            try:
+                step(directory)
+            except FileNotFoundError:
+                return
+
+
+@contextmanager
+def _refused(doing: str, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        path = str(error.filename or directory)
+        raise Refused(f"cannot {doing}: {error.strerror}", subject=path, errno=error.errno) from error
 
 
 def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:

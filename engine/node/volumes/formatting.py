@@ -1,0 +1,107 @@
+"""File systems on block devices, by the machine's own programs: blkid, mkfs, fsck, mount.
+
+A device on which there is nothing gets a file system; one that holds something is never written over. Source:
+kubelet v1.36 (`mount-utils`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.host.child import Printed, run_child
+
+LOOK_SECONDS: Final = 60.0
+MOUNT_SECONDS: Final = 120.0
+WORK_SECONDS: Final = 3600.0
+"""Of making and of checking a file system."""
+
+DEFAULT_KIND: Final = "ext4"
+PARTITIONS: Final = "unknown data, probably partitions"
+_KIND = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,31}")
+_MOST_SAID: Final = 1 << 16
+_NOTHING_FOUND: Final = 2
+_MENDED, _NOT_MENDED = 1, 4
+_OPTIONS = {"ext3": ("-F", "-m0"), "ext4": ("-F", "-m0"), "xfs": ("-f",)}
+
+log = logging.getLogger("kubengine.volumes")
+
+
+async def format_and_mount(device: Path, target: Path, kind: str, options: Sequence[str]) -> None:
+    """Mounts a device with a file system of this kind, made where there is none. Raises `Refused`."""
+    if not _KIND.fullmatch(kind):
+        raise InvalidInput(f"{kind!r} is no kind of file system")
+    read_only = "ro" in options
+    found = await _found(device)
+    if found:
+        if not read_only:
+            await _check(device)
+    elif read_only:
+        text = f"cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
+        raise Refused(text)
+    else:
+        log.info("%s holds nothing: it gets a file system of kind %s", device, kind)
+        made = await _run([f"mkfs.{kind}", *_OPTIONS.get(kind, ()), str(device)], WORK_SECONDS)
+        if made.code:
+            raise Refused(f'format of disk "{device}" failed: type:("{kind}") output:({_words(made)})')
+    command = ["mount", "-t", kind, "-o", ",".join([*options, "defaults"]), str(device), str(target)]
+    mounted = await _run(command, MOUNT_SECONDS)
+    if mounted.code:
+        other = f" (it holds {found})" if found and found != kind else ""
+        text = f"local: failed to mount device {device} at {target} (fstype: {kind}), error"
+        raise Refused(f"{text} {_words(mounted)}{other}")
+
+
+async def _found(device: Path) -> str:
+    """The kind of what is on a device, "" for nothing; blkid says that too of one that it cannot open."""
+    try:
+        os.close(await asyncio.to_thread(os.open, device, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        text = f"failed to get disk format of disk {device}: {error.strerror}"
+        raise Refused(text, errno=error.errno) from error
+    command = ["blkid", "-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", str(device)]
+    said = await _run(command, LOOK_SECONDS)
+    if said.code == _NOTHING_FOUND:
+        return ""
+    if said.code:
+        raise Refused(f"failed to get disk format of disk {device}: {_words(said)}")
+    words = dict(line.partition("=")[::2] for line in said.out.decode(errors="replace").splitlines())
+    if words.get("PTTYPE"):
+        return PARTITIONS
+    return words.get("TYPE") or "unknown data"
+
+
+async def _check(device: Path) -> None:
+    """Mends what can be mended by itself; a machine without the program goes on without."""
+    try:
+        checked = await _run(["fsck", "-a", str(device)], WORK_SECONDS)
+    except Unavailable as error:
+        log.warning("%s is not checked: %s", device, error)
+        return
+    if checked.code == _NOT_MENDED:
+        text = f"'fsck' found errors on device {device} but could not correct them"
+        raise Refused(f"{text}: {_words(checked)}")
+    if checked.code:
+        done = "had errors which were corrected" if checked.code == _MENDED else "was not checked"
+        log.warning("%s %s: %s", device, done, _words(checked))
+
+
+async def _run(command: Sequence[str], seconds: float) -> Printed:
+    return await run_child(
+        command,
+        seconds=seconds,
+        most=_MOST_SAID,
+        subject=command[0],
+        environment={"PATH": os.environ.get("PATH") or os.defpath, "LC_ALL": "C"},
+    )
+
+
+def _words(printed: Printed) -> str:
+    said = printed.said or printed.out.decode(errors="replace")
+    return " ".join(said.split()) or f"exit status {printed.code}"

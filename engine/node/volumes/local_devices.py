@@ -1,0 +1,109 @@
+"""Local persistent volumes that are file systems on block devices: each mounted once, for all pods.
+
+Where a kubelet has it, `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>` is the mount that those of
+pods are made of. It stays as long as one of these does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+from weakref import WeakValueDictionary
+
+from engine.api.errors import Refused
+from engine.api.storage import LocalVolume
+from engine.cri.paths import pods_directory
+from engine.host.beneath import opened_parent
+from engine.host.mounts import clear_mount, is_mount
+from engine.node.volumes.local import check_path, is_used
+from engine.node.volumes.refusals import refusing
+
+INITIALIZING: Final = "MountVolume.NewMounter initialization failed"
+MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
+_MOUNTS: Final = "plugins/kubernetes.io/local-volume/mounts"
+
+log = logging.getLogger("kubengine.volumes")
+
+
+class LocalDevices:
+    """Under the node's directory `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._mounts = root / _MOUNTS
+        self._pods = pods_directory(root)
+        self._users: defaultdict[str, set[str]] = defaultdict(set)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def set_up(self, uid: str, name: str, volume: LocalVolume, options: Sequence[str]) -> Path:
+        """The directory of which the pod gets a mount: the volume's own, or where its file system is.
+
+        Raises `VolumeRefused`.
+        """
+        with refusing(name, INITIALIZING):
+            if not await asyncio.to_thread(_is_device, volume):
+                return Path(volume.path)
+        from engine.node.volumes.formatting import DEFAULT_KIND, format_and_mount
+
+        target = self._mounts / name
+        async with self._turn(name):
+            self._users[name].add(uid)
+            with refusing(name, MOUNT_DEVICE):
+                if await asyncio.to_thread(is_mount, target):
+                    return target
+                await asyncio.to_thread(target.mkdir, 0o750, parents=True, exist_ok=True)
+                try:
+                    kind = DEFAULT_KIND if volume.fs_type is None else volume.fs_type
+                    await format_and_mount(Path(volume.path), target, kind or DEFAULT_KIND, options)
+                except BaseException:
+                    self._users[name].discard(uid)
+                    await self._try_to_take_away(name)
+                    raise
+        return target
+
+    async def leave(self, uid: str) -> None:
+        """A pod has let go of volumes, or is to: what nobody has is taken away."""
+        for users in self._users.values():
+            users.discard(uid)
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """Takes away what no pod has; what cannot be taken away stays until somebody tries again."""
+        if not self._mounts.exists():
+            return
+        for name in await asyncio.to_thread(os.listdir, self._mounts):
+            async with self._turn(name):
+                if not self._users.get(name):
+                    self._users.pop(name, None)
+                    await self._try_to_take_away(name)
+
+    async def _try_to_take_away(self, name: str) -> None:
+        try:
+            await asyncio.to_thread(self._take_away, name)
+        except OSError as error:
+            log.warning("%s cannot be taken away: %s", self._mounts / name, error.strerror)
+
+    def _take_away(self, name: str) -> None:
+        """Unless a pod still has it, which an earlier agent gave it. Raises `OSError`."""
+        if is_used(self._pods, name):
+            return
+        with opened_parent(self._mounts / name, self._root) as (parent, entry):
+            clear_mount(parent, entry)
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
+
+
+def _is_device(volume: LocalVolume) -> bool:
+    """False for a directory. Raises `InvalidInput`, `Refused` or `OSError` for anything else."""
+    check_path(volume)
+    mode = Path(volume.path).stat().st_mode
+    if not stat.S_ISBLK(mode) and not stat.S_ISDIR(mode):
+        raise Refused("only directory and block device are supported")
+    return stat.S_ISBLK(mode)

@@ -1,0 +1,251 @@
+"""Local persistent volumes on block devices: as they are, and as the file systems on them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.host.loop_devices import loop_devices
+from engine.host.mountinfo import mounted, mounts_below
+from engine.host.mounts import bind, unmount_below
+from engine.runtime.hollow import HollowRuntime
+from tests.cluster_rig import Cluster, Joined, Object
+from tests.disks import disk, run
+from tests.node_rig import container
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.root
+
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+
+
+@pytest.fixture
+async def device(tmp_path: Path, joined: Joined) -> AsyncIterator[Path]:
+    """An empty disk, until the node has ended."""
+    with disk(tmp_path / "disk") as device:
+        yield device
+        await joined.close()
+        joined.node = None
+        unmount_below(tmp_path)
+
+
+def claim(cluster: Cluster, device: Path, fs_type: str | None = None, **spec: Any) -> None:
+    made = cluster.server.create(
+        CLAIMS, {"metadata": {"name": "c"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}}
+    )
+    reference = {"namespace": "default", "name": "c", "uid": made["metadata"]["uid"]}
+    local = {"path": str(device)} | ({} if fs_type is None else {"fsType": fs_type})
+    volume = {"metadata": {"name": "pv"}, "spec": {"claimRef": reference, "local": local, **spec}}
+    cluster.server.create("/api/v1/persistentvolumes", volume)
+
+
+async def ask(
+    cluster: Cluster, name: str = "p", *, read_only: bool = False, block: bool = False, **spec: Any
+) -> None:
+    volume = {"name": "v", "persistentVolumeClaim": {"claimName": "c", "readOnly": read_only}}
+    used = (
+        container(volumeDevices=[{"name": "v", "devicePath": "/v"}])
+        if block
+        else container(volumeMounts=[{"name": "v", "mountPath": "/v"}])
+    )
+    await cluster.run(name, containers=[used], volumes=[volume], **spec)
+
+
+async def start(cluster: Cluster, name: str = "p", **options: Any) -> Object:
+    await ask(cluster, name, **options)
+    return await cluster.ready(name)
+
+
+async def delete(cluster: Cluster, name: str = "p") -> None:
+    await cluster.delete(name)
+    await cluster.gone(name)
+
+
+def shown(joined: Joined, pod: Object) -> Path:
+    uid: str = pod["metadata"]["uid"]
+    return joined.root / "pods" / uid / "volumes/kubernetes.io~local-volume/pv"
+
+
+def for_all(joined: Joined) -> Path:
+    return joined.root / "plugins/kubernetes.io/local-volume/mounts/pv"
+
+
+def messages(joined: Joined, reason: str = "FailedMount") -> list[str]:
+    assert joined.node is not None
+    return [event.message for event in joined.node.recorder if event.reason == reason]
+
+
+def options(path: Path) -> frozenset[str]:
+    return next(mount.options for mount in mounted() if mount.point == str(path))
+
+
+async def test_a_device_with_nothing_on_it_gets_a_file_system_that_pods_share(
+    joined: Joined, cluster: Cluster, device: Path
+) -> None:
+    claim(cluster, device)
+    await joined.start()
+    one = await start(cluster, "one", securityContext={"fsGroup": 77})
+    (shown(joined, one) / "f").write_text("kept")
+    assert shown(joined, one).stat().st_gid == 77
+    two = await start(cluster, "two")
+    assert (shown(joined, two) / "f").read_text() == "kept"
+    assert next(mount.kind for mount in mounted() if mount.point == str(for_all(joined))) == "ext4"
+    await delete(cluster, "one")
+    assert (shown(joined, two) / "f").read_text() == "kept"
+    await delete(cluster, "two")
+    assert mounts_below(joined.root) == []
+    assert not for_all(joined).exists()
+    again = await start(cluster, "again")
+    assert (shown(joined, again) / "f").read_text() == "kept"
+
+
+async def test_a_claim_for_reading_gives_a_mount_for_reading(
+    joined: Joined, cluster: Cluster, device: Path
+) -> None:
+    await asyncio.to_thread(run, "mkfs.ext4", "-q", str(device))
+    claim(cluster, device, "ext4", mountOptions=["noatime", "nosuid"])
+    await joined.start()
+    pod = await start(cluster, read_only=True, securityContext={"fsGroup": 77})
+    assert {"ro", "noatime", "nosuid"} <= options(shown(joined, pod))
+    assert shown(joined, pod).stat().st_gid == 0
+
+
+async def test_a_directory_is_mounted_as_its_volume_says(
+    joined: Joined, cluster: Cluster, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    claim(cluster, data, mountOptions=["noexec"])
+    await joined.start()
+    pod = await start(cluster)
+    assert "noexec" in options(shown(joined, pod))
+    assert "ro" not in options(shown(joined, pod))
+    assert not for_all(joined).exists()
+
+
+async def test_a_device_with_nothing_on_it_is_not_for_reading(
+    joined: Joined, cluster: Cluster, device: Path
+) -> None:
+    claim(cluster, device)
+    await joined.start()
+    await ask(cluster, read_only=True)
+    why = f"cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
+    said = f'MountVolume.MountDevice failed for volume "pv" : {why}'
+    await eventually(lambda: messages(joined) == [said])
+    assert not for_all(joined).exists()
+
+
+@pytest.mark.parametrize("holds", ["ext4", "partitions"])
+async def test_what_is_on_a_device_is_never_written_over(
+    joined: Joined, cluster: Cluster, device: Path, holds: str
+) -> None:
+    if holds == "ext4":
+        await asyncio.to_thread(run, "mkfs.ext4", "-q", str(device))
+    else:
+        table = bytearray(512)
+        table[446:462] = bytes([0, 0, 2, 0, 0x83, 0, 2, 0, 1, 0, 0, 0, 16, 0, 0, 0])
+        table[510:] = b"\x55\xaa"
+        await asyncio.to_thread(device.write_bytes, table)
+    before = await asyncio.to_thread(run, "blkid", "-p", "-o", "export", str(device))
+    claim(cluster, device, "vfat" if holds == "ext4" else None)
+    await joined.start()
+    await ask(cluster)
+    await eventually(lambda: len(messages(joined)) == 1)
+    assert f"failed to mount device {device}" in messages(joined)[0]
+    assert await asyncio.to_thread(run, "blkid", "-p", "-o", "export", str(device)) == before
+
+
+@pytest.mark.parametrize("kind", ["../ext4", "", "-x", "a b"])
+async def test_a_kind_that_is_no_kind_starts_no_program(
+    joined: Joined, cluster: Cluster, device: Path, kind: str
+) -> None:
+    claim(cluster, device, kind)
+    await joined.start()
+    await ask(cluster)
+    if kind:
+        await eventually(lambda: len(messages(joined)) == 1)
+        assert messages(joined)[0].endswith(f"{kind!r} is no kind of file system")
+    else:
+        await cluster.ready("p")
+
+
+async def test_what_is_neither_directory_nor_device_is_refused(
+    joined: Joined, cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    claim(cluster, tmp_path / "file")
+    await joined.start()
+    await ask(cluster)
+    doing = 'MountVolume.NewMounter initialization failed for volume "pv" : '
+    said = f"{doing}only directory and block device are supported"
+    await eventually(lambda: messages(joined) == [said])
+
+
+async def test_an_agent_that_comes_back_keeps_what_pods_have_and_takes_the_rest_away(
+    joined: Joined, cluster: Cluster, device: Path
+) -> None:
+    claim(cluster, device)
+    await joined.start()
+    pod = await start(cluster)
+    (shown(joined, pod) / "f").write_text("kept")
+    left = for_all(joined).parent / "left"
+    await joined.stop()
+    left.mkdir()
+    held = os.open(for_all(joined), os.O_PATH)
+    bind(held, left)
+    os.close(held)
+    await joined.start()
+    assert not left.exists()
+    assert (shown(joined, pod) / "f").read_text() == "kept"
+    await joined.stop()
+    cluster.server.delete("/api/v1/namespaces/default/pods/p", grace=0)
+    await joined.start()
+    await eventually(lambda: mounts_below(joined.root) == [] and not for_all(joined).exists())
+
+
+@pytest.mark.parametrize(("read_only", "permissions"), [(False, "mrw"), (True, "r")])
+async def test_a_container_gets_a_device_as_it_is(
+    joined: Joined,
+    cluster: Cluster,
+    hollow: HollowRuntime,
+    device: Path,
+    read_only: bool,
+    permissions: str,
+) -> None:
+    """What a kubelet makes beside the link, a second mount and a loop device upon it, goes with it."""
+    claim(cluster, device, volumeMode="Block")
+    await joined.start()
+    pod = await start(cluster, block=True, read_only=read_only)
+    (config,) = [c.config for c in hollow.service.records.containers.values()]
+    (given,) = config.devices
+    assert (given.host_path, given.container_path, given.permissions) == (str(device), "/v", permissions)
+    uid = pod["metadata"]["uid"]
+    link = joined.root / "pods" / uid / "volumeDevices/kubernetes.io~local-volume/pv"
+    assert stat.S_ISBLK(link.stat().st_mode)
+    second = joined.root / "plugins/kubernetes.io~local-volume/volumeDevices/pv" / uid
+    second.parent.mkdir(parents=True)
+    second.touch()
+    held = os.open(device, os.O_PATH)
+    bind(held, second)
+    os.close(held)
+    await asyncio.to_thread(run, "losetup", "-f", str(second))
+    await delete(cluster)
+    assert not second.exists()
+    assert mounts_below(joined.root) == []
+    assert loop_devices(second) == []
+
+
+async def test_what_is_no_device_is_not_given_as_one(
+    joined: Joined, cluster: Cluster, tmp_path: Path
+) -> None:
+    claim(cluster, tmp_path, volumeMode="Block")
+    await joined.start()
+    await ask(cluster, block=True)
+    said = f'MapVolume.SetUpDevice failed for volume "pv" : {tmp_path}: not a block device'
+    await eventually(lambda: messages(joined, "FailedMapVolume") == [said])
