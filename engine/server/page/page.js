@@ -50,6 +50,11 @@ function bar(share, mark) {
     mark === undefined ? null : el("b", { style: { left: percent(mark) } }));
 }
 
+const beside = (row, side) => {
+  do row = row[side]; while (row && !row.hasAttribute("tabindex"));
+  return row;
+};
+
 // A table whose rows are kept by key: what is focused, opened or selected stays so when the rest changes.
 class Table {
   constructor(caption, columns) {
@@ -62,10 +67,17 @@ class Table {
   }
   // rows: [{key, cells: [text or node or {text, as}], more: text}]
   show(rows, fresh) {
-    const seen = new Set();
+    const wanted = new Set(rows.map((row) => row.key));
+    let focused = this.body.contains(document.activeElement) ? document.activeElement : null;
+    for (const [key, line] of this.lines) {
+      if (wanted.has(key)) continue;
+      if (line.row === focused) focused = beside(line.row, "nextElementSibling") || beside(line.row, "previousElementSibling");
+      line.row.remove();
+      if (line.more) line.more.remove();
+      this.lines.delete(key);
+    }
     let at = this.body.firstChild;
     for (const row of rows) {
-      seen.add(row.key);
       let line = this.lines.get(row.key);
       if (!line) {
         line = this.line(row.key);
@@ -75,16 +87,13 @@ class Table {
       this.fill(line, row);
       for (const each of [line.row, line.more]) {
         if (!each) continue;
+        // Who comes next was only passed by the one before, which is moved when its turn comes.
+        if (at && at !== each && at.nextSibling === each) at = each;
         if (each === at) at = at.nextSibling;
         else this.body.insertBefore(each, at);
       }
     }
-    for (const [key, line] of this.lines) {
-      if (seen.has(key)) continue;
-      line.row.remove();
-      if (line.more) line.more.remove();
-      this.lines.delete(key);
-    }
+    if (focused && focused !== document.activeElement) focused.focus({ preventScroll: true });
   }
   line(key) {
     const row = el("tr", { tabindex: "0" }, ...this.columns.map(([, kind]) => el("td", { class: kind || false })));
@@ -98,9 +107,7 @@ class Table {
     row.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
       const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-      if (!step) return;
-      let to = row[step];
-      while (to && !to.hasAttribute("tabindex")) to = to[step];
+      const to = step && beside(row, step);
       if (to) { event.preventDefault(); to.focus(); }
     });
     return line;
