@@ -14,6 +14,7 @@ from engine.api.errors import Refused
 from engine.runtime.shim import linux
 
 KILL_ATTEMPTS = 30
+SETTLING_SECONDS = 60.0
 
 
 class _Watched(NamedTuple):
@@ -108,8 +109,11 @@ def send_signal(pid: int, start_time: int, number: int) -> None:
 
 
 async def settled(decided: Callable[[], bool]) -> None:
-    """A process that had its go says so in a moment, one that didn't ends; waits 5 s at most."""
-    for _ in range(500):
+    """A process that had its go says so, one that didn't ends: as soon as a starved machine lets it.
+
+    Waits `SETTLING_SECONDS` at most, for one that somebody stopped.
+    """
+    for _ in range(int(SETTLING_SECONDS / 0.01)):
         if decided():
             return
         await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from engine.cluster.client import ApiError
+from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster.control_plane import Object, Plane
 from tests.cluster.scenes import NODE
@@ -45,6 +46,7 @@ async def test_the_node_is_the_kubelets(plane: Plane, tmp_path: Path, runtime: H
         async with running([*program, *options(tmp_path / name, config, plane)], tmp_path / f"{name}.log"):
             found.append(await registered(plane))
         await plane.admin.delete(NODE, {})
+        unmount_below(tmp_path / name)
     kubelets, ours = found
     assert (
         ours["status"]["nodeInfo"]
