@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE
 
 MORE_THREADS = 8
 """asyncio's pool of threads may grow during a test and stays; probe loops' own threads do not."""
 
 
-def _held() -> tuple[int, int]:
-    own = Path("/proc/self")
-    return len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))
+def _descriptors() -> dict[str, str]:
+    """Number and target of each that is open."""
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found[entry.name] = str(entry.readlink())
+    return found
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +36,21 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("containerd"):
         yield
         return
-    before = _held()
+    descriptors, threads = _descriptors(), _threads()
     yield
-    most = before[0], before[1] + MORE_THREADS
-    wait_until(lambda: all(now <= limit for now, limit in zip(_held(), most, strict=True)), 20)
+
+    def too_much() -> str:
+        now = _descriptors()
+        if len(now) > len(descriptors):
+            new = {number: target for number, target in now.items() if descriptors.get(number) != target}
+            return f"descriptors are still open: {new}"
+        if _threads() > threads + MORE_THREADS:
+            return f"threads still run: {threads} before, now {[t.name for t in threading.enumerate()]}"
+        return ""
+
+    if too_much():
+        gc.collect()
+    deadline = time.monotonic() + PATIENCE
+    while left := too_much():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.01)

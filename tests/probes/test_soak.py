@@ -34,5 +34,4 @@ def test_no_restarts(kind, containers, probes):
     assert found["restarts"] == 0, found
     assert (failure, warning, unknown, error) == (0, 0, 0, 0), found
     assert success >= containers * probes
-    assert found["descriptors"] == 0
     assert found["entries"] == 0

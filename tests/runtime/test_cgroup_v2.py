@@ -64,7 +64,7 @@ async def main():
     )
     seen["updated"] = read("cpu.weight", "cpu.max", "memory.max")
     eater = await run("eater", "sh", "-c", "x=$(dd if=/dev/zero bs=1M count=100 | tr '\\0' x); echo ${#x}")
-    for _ in range(600):
+    for _ in range(2400):
         status = (await client.container_status(eater)).status
         if status.state == cri.CONTAINER_EXITED:
             break

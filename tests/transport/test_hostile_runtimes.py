@@ -35,6 +35,7 @@ class Scripted:
         self.connections = 0
         self.windows: dict[int, int] = {}
         self.pongs: list[bytes] = []
+        self.limit_is_known = False
         self.serving: list[asyncio.Task[Any] | None] = []
 
     async def __aenter__(self) -> Scripted:
@@ -62,6 +63,8 @@ class Scripted:
                 if isinstance(event, h2.events.RequestReceived):
                     self.order.append(dict(event.headers)[b":path"].decode())
                     self.heed(self, event.stream_id, event.headers)
+                elif isinstance(event, h2.events.SettingsAcknowledged):
+                    self.limit_is_known = True
                 elif isinstance(event, h2.events.PingAckReceived):
                     self.pongs.append(event.ping_data)
                 elif isinstance(event, h2.events.WindowUpdated) and event.stream_id:
@@ -144,7 +147,7 @@ async def test_calls_beyond_the_servers_limit_wait_in_their_order(tmp_path: Path
     async with Scripted(tmp_path / "s", heed, most=1) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         first = asyncio.create_task(channel.unary("/t/0", b"", 60))
-        await eventually(lambda: bool(held))
+        await eventually(lambda: bool(held) and server.limit_is_known)
         calls = [asyncio.create_task(channel.unary(f"/t/{n}", b"", 60)) for n in range(1, 5)]
         assert await failed(channel, "/t/late", 0.05) == grpc_codes.DEADLINE_EXCEEDED
         for _ in range(5):
@@ -164,7 +167,7 @@ async def test_a_call_that_waits_for_a_lost_connection_begins_on_another(tmp_pat
     async with Scripted(tmp_path / "s", heed, most=1) as server:
         channel = Channel(str(tmp_path / "s"), limit=LIMIT)
         first = asyncio.create_task(channel.unary("/t/0", b"", 60))
-        await eventually(lambda: bool(server.order))
+        await eventually(lambda: bool(server.order) and server.limit_is_known)
         second = asyncio.create_task(channel.unary("/t/1", b"", 60))
         await asyncio.sleep(0)
         server.writer.close()
