@@ -74,5 +74,10 @@ def volume_path(pod_directory: Path, plugin: str, volume: str) -> Path:
     return pod_directory / "volumes" / plugin / volume
 
 
+def hosts_path(pod_directory: Path) -> Path:
+    """/etc/hosts of a pod's containers."""
+    return pod_directory / "etc-hosts"
+
+
 def last_words_path(pod_directory: Path, container: str, attempt: int) -> Path:
     return pod_directory / "containers" / container / str(attempt)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from engine.api.pod import Pod
+from engine.api.pod import Pod, Volume
 from engine.api.resources import EPHEMERAL_STORAGE, pod_limits
 from engine.eviction.layout import Part
 from engine.eviction.usage import PodUsage
@@ -14,6 +13,7 @@ from engine.eviction.usage import PodUsage
 EMPTY_DIR_LIMIT: Final = "emptydirfs.limit"
 POD_LIMIT: Final = "ephemeralpodfs.limit"
 CONTAINER_LIMIT: Final = "ephemeralcontainerfs.limit"
+_COUNTED: Final[tuple[Part, ...]] = ("root", "logs", "volumes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
     """
     for volume in pod.spec.volumes or ():
         limit = volume.empty_dir.size_limit if volume.empty_dir is not None else None
-        used = usage.volumes.get(volume.name)
+        used = usage.volumes.get(volume.name) or usage.in_memory.get(volume.name)
         if limit and used is not None and used.bytes > limit.value > 0:
             return LimitExceeded(
                 EMPTY_DIR_LIMIT, f'Usage of EmptyDir volume "{volume.name}" exceeds the limit "{limit}". '
@@ -48,7 +48,7 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
     if not usage.disk_known:
         return None
     total = pod_limits(pod).get(EPHEMERAL_STORAGE)
-    if total is not None and usage_of_pod(pod, usage) > total.value:
+    if total is not None and usage_of_pod(usage) > total.value:
         return LimitExceeded(
             POD_LIMIT, f"Pod ephemeral local storage usage exceeds the total limit of containers {total}. "
         )
@@ -66,10 +66,12 @@ def exceeded(pod: Pod, usage: PodUsage, *, dedicated_imagefs: bool) -> LimitExce
     return None
 
 
-def usage_of_pod(pod: Pod, usage: PodUsage) -> int:
-    """Bytes that count against the pod's limit: writable layers, logs, and emptyDirs on disk."""
-    parts: Sequence[Part] = ("root", "logs")
-    on_disk = {v.name for v in pod.spec.volumes or () if v.empty_dir is not None and v.empty_dir.medium == ""}
-    return usage.disk(parts).bytes + sum(
-        disk.bytes for name, disk in usage.volumes.items() if name in on_disk
-    )
+def usage_of_pod(usage: PodUsage) -> int:
+    """Bytes that count against the pod's limit: writable layers, logs, local ephemeral volumes, its hosts."""
+    return usage.disk(_COUNTED).bytes + usage.hosts.bytes
+
+
+def is_local_ephemeral(volume: Volume) -> bool:
+    """Whether what is in a volume counts as its pod's ephemeral storage (kubelet v1.36)."""
+    on_disk = volume.empty_dir is not None and volume.empty_dir.medium == ""
+    return on_disk or volume.config_map is not None

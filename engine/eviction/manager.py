@@ -94,7 +94,6 @@ class EvictionManager:
         images: ImageManager | None = None,
         containers: ContainerGC | None = None,
         pod_cleaned_up: Callable[[str], bool] | None = None,
-        volume_path: Callable[[Pod, str], Path] | None = None,
         root_dir: Path = Path(ROOT_DIR),
         view: NodeView | None = None,
         clock: Callable[[], float] = time.time,
@@ -122,7 +121,6 @@ class EvictionManager:
             pod_logs_dir=Path(config.pod_logs_dir),
             root_dir=root_dir,
             mount=view.mount,
-            volume_path=volume_path,
         )
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
         self._since: dict[str, float] = dict.fromkeys(CONDITIONS, clock())
@@ -309,7 +307,7 @@ class EvictionManager:
             )
             if over is not None:
                 end = PodEnd(message.REASON, over.message, HARD_GRACE_SECONDS, by_exit_codes=True)
-                used = local_storage.usage_of_pod(pod, usage[pod.uid])
+                used = local_storage.usage_of_pod(usage[pod.uid])
                 await self._evict(pod, end, {"signal": over.signal, "used": used})
                 self._evictions.inc(over.signal)
                 evicted.append(pod)

@@ -12,8 +12,16 @@ from engine.api.errors import KubengineError
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
 from engine.cri.labels import CONTAINER_NAME, POD_UID
-from engine.cri.paths import EMPTY_DIR, pod_directory, pod_log_directory, volume_path
+from engine.cri.paths import (
+    CONFIG_MAP,
+    EMPTY_DIR,
+    hosts_path,
+    pod_directory,
+    pod_log_directory,
+    volume_path,
+)
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
+from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
@@ -27,7 +35,7 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class PodMeter:
-    """`volume_path(pod, name)` is where an emptyDir lies; by default where the kubelet has it."""
+    """Of the pods below the node's directory `root_dir`."""
 
     def __init__(
         self,
@@ -37,11 +45,9 @@ class PodMeter:
         pod_logs_dir: Path,
         root_dir: Path,
         mount: Path = CGROUP_MOUNT,
-        volume_path: Callable[[Pod, str], Path] | None = None,
     ) -> None:
         self._pod_cgroup, self._runtime, self._mount = pod_cgroup, runtime, mount
         self._pod_logs_dir, self._root_dir = pod_logs_dir, root_dir
-        self._volume_path = volume_path or self._empty_dir
 
     def quick(self, pods: Sequence[Pod]) -> dict[str, PodUsage]:
         """Memory and processes; a pod without a cgroup is left out."""
@@ -71,7 +77,8 @@ class PodMeter:
             logs: dict[str, Disk] = {}
             if files:
                 measured.disk_known = stats is not None
-                logs, measured.volumes = await asyncio.to_thread(self._files, pod)
+                logs = await asyncio.to_thread(self._logs, pod)
+                await asyncio.to_thread(self._add_files, pod, measured)
             for name, stat in (stats or {}).get(pod.uid, {}).items():
                 layer = stat.writable_layer
                 measured.containers[name] = ContainerUsage(
@@ -100,21 +107,22 @@ class PodMeter:
                 of_pod[name] = stat
         return by_pod
 
-    def _files(self, pod: Pod) -> tuple[dict[str, Disk], dict[str, Disk]]:
-        """Logs by container and emptyDirs by name."""
+    def _logs(self, pod: Pod) -> dict[str, Disk]:
+        """By container."""
         directory = pod_log_directory(self._pod_logs_dir, pod)
-        logs = {
+        return {
             container.name: Disk(*disk_usage(directory / container.name)) for container in pod.every_container
         }
-        volumes = {
-            volume.name: Disk(*disk_usage(self._volume_path(pod, volume.name)))
-            for volume in pod.spec.volumes or ()
-            if volume.empty_dir is not None
-        }
-        return logs, volumes
 
-    def _empty_dir(self, pod: Pod, name: str) -> Path:
-        return volume_path(pod_directory(self._root_dir, pod.uid), EMPTY_DIR, name)
+    def _add_files(self, pod: Pod, usage: PodUsage) -> None:
+        directory = pod_directory(self._root_dir, pod.uid)
+        usage.hosts = Disk(*disk_usage(hosts_path(directory)))
+        for volume in pod.spec.volumes or ():
+            counts = is_local_ephemeral(volume)
+            if counts or volume.empty_dir is not None:
+                plugin = CONFIG_MAP if volume.config_map is not None else EMPTY_DIR
+                found = usage.volumes if counts else usage.in_memory
+                found[volume.name] = Disk(*disk_usage(volume_path(directory, plugin, volume.name)))
 
 
 def _or_none(read: Callable[[], int]) -> int | None:

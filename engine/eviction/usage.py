@@ -42,12 +42,15 @@ class ContainerUsage:
 
 @dataclass(slots=True)
 class PodUsage:
-    """One pod; None and absent entries are not known. `volumes` are its local ephemeral ones by name."""
+    """One pod; None and absent entries are not known. `volumes` are its local ephemeral ones by name,
+    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers."""
 
     memory: int | None = None
     processes: int | None = None
     containers: dict[str, ContainerUsage] = field(default_factory=dict)
     volumes: dict[str, Disk] = field(default_factory=dict)
+    in_memory: dict[str, Disk] = field(default_factory=dict)
+    hosts: Disk = NO_DISK
     disk_known: bool = False
 
     def disk(self, parts: Sequence[Part]) -> Disk:

@@ -164,10 +164,13 @@ def storage_pod(*, container_limit="", volume_limit="", medium=""):
     )
 
 
-def measured(*, rootfs=0, logs=0, volume=0):
+def measured(*, rootfs=0, logs=0, volume=0, hosts=0, medium=""):
+    volumes = {"scratch": Disk(volume)}
     return PodUsage(
         containers={"main": ContainerUsage(None, Disk(rootfs), Disk(logs))},
-        volumes={"scratch": Disk(volume)},
+        volumes={} if medium else volumes,
+        in_memory=volumes if medium else {},
+        hosts=Disk(hosts),
         disk_known=True,
     )
 
@@ -176,7 +179,9 @@ def measured(*, rootfs=0, logs=0, volume=0):
 @pytest.mark.parametrize(("used", "over"), [(101_000_000, False), (99 * MIB, False), (100 * MIB + 1, True)])
 def test_an_empty_dir_may_not_outgrow_its_limit(medium, used, over):
     found = local_storage.exceeded(
-        storage_pod(volume_limit="100Mi", medium=medium), measured(volume=used), dedicated_imagefs=False
+        storage_pod(volume_limit="100Mi", medium=medium),
+        measured(volume=used, medium=medium),
+        dedicated_imagefs=False,
     )
     assert (found is not None) is over
     if found is not None:
@@ -184,18 +189,14 @@ def test_an_empty_dir_may_not_outgrow_its_limit(medium, used, over):
         assert found.message == 'Usage of EmptyDir volume "scratch" exceeds the limit "100Mi". '
 
 
-def test_a_pods_limit_counts_layers_logs_and_volumes_on_disk():
+def test_a_pods_limit_counts_layers_logs_hosts_and_volumes_on_disk():
     pod = storage_pod(container_limit="10Mi")
-    found = local_storage.exceeded(
-        pod, measured(rootfs=4 * MIB, logs=3 * MIB, volume=4 * MIB), dedicated_imagefs=False
-    )
+    usage = measured(rootfs=4 * MIB, logs=2 * MIB, volume=4 * MIB, hosts=1)
+    found = local_storage.exceeded(pod, usage, dedicated_imagefs=False)
     assert found.signal == "ephemeralpodfs.limit"
     assert found.message == "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi. "
-    in_memory = storage_pod(container_limit="10Mi", medium="Memory")
-    assert (
-        local_storage.exceeded(in_memory, measured(rootfs=6 * MIB, volume=9 * MIB), dedicated_imagefs=False)
-        is None
-    )
+    usage = measured(rootfs=6 * MIB, volume=9 * MIB, medium="Memory")
+    assert local_storage.exceeded(pod, usage, dedicated_imagefs=False) is None
 
 
 def test_a_containers_limit():

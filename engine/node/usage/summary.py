@@ -14,15 +14,16 @@ from engine.api.errors import Refused, Unavailable
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod
 from engine.cri.client import RuntimeClient
-from engine.cri.paths import pod_log_directory
+from engine.cri.paths import hosts_path, pod_directory, pod_log_directory
 from engine.cri.records import PodRecord
+from engine.eviction.local_storage import is_local_ephemeral
 from engine.host.trees import disk_usage
 from engine.node import machine
 from engine.node.pod_stats import pod_stats
 from engine.node.summary import node_summary, pod_summary
 from engine.node.usage import shown
 from engine.node.usage.sampler import NodeUsage, UsageSampler, UsedPod
-from engine.node.usage.volumes import VolumeFigures, file_system, is_local_ephemeral
+from engine.node.usage.volumes import VolumeFigures, file_system
 from engine.wire import cri_v1_pb2 as cri
 
 FILES_SECONDS = 10.0
@@ -117,7 +118,7 @@ class Summaries:
         return kept[1]
 
     def _walk(self, pod: Pod, time: str) -> Entry:
-        """Logs by container and volumes, with the file systems that they are on."""
+        """Logs by container, volumes, with the file systems that they are on, and the pod's hosts."""
         logs_top = pod_log_directory(self._pod_logs, pod)
         logs_disk = _place(logs_top)
         logs = {
@@ -128,6 +129,7 @@ class Summaries:
             "logs": logs,
             "volumes": self._volumes.of_files(pod),
             "ephemeral": {volume.name for volume in pod.spec.volumes or () if is_local_ephemeral(volume)},
+            "hosts": disk_usage(hosts_path(pod_directory(self._root, pod.uid))),
             "disk": {"time": time, **_place(self._root)},
         }
 
@@ -163,8 +165,9 @@ def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
 
 
 def _add_files(entry: Entry, files: Mapping[str, Any], of_drivers: Sequence[Entry]) -> None:
-    """Logs of containers, volumes, and what of both and of the writable layers counts as ephemeral."""
-    used = inodes = 0
+    """Logs of containers, volumes, and what of both, of the writable layers and the pod's hosts counts as
+    ephemeral."""
+    used, inodes = files["hosts"]
     for container in entry["containers"]:
         logs = files["logs"].get(container["name"])
         rootfs = container.get("rootfs")

@@ -148,12 +148,6 @@ def _entry(pod: Pod, volume: Volume, time: float, figures: Mapping[str, int]) ->
     return entry
 
 
-def is_local_ephemeral(volume: Volume) -> bool:
-    """Whether what is in it counts as the pod's ephemeral storage."""
-    on_disk = volume.empty_dir is not None and volume.empty_dir.medium == ""
-    return on_disk or volume.config_map is not None
-
-
 def file_system(path: Path) -> dict[str, int]:
     """What there is and what is used of the file system that a path is on. Raises `OSError`."""
     disk = os.statvfs(path)

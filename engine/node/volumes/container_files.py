@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from engine.api.pod import Container, Pod
-from engine.cri.paths import last_words_path
+from engine.cri.paths import hosts_path, last_words_path
 from engine.host.files import replace_file
 from engine.node.hostname import PodHostname
 from engine.node.hosts import hosts_text
@@ -28,6 +28,6 @@ def termination_message_file(pod_directory: Path, container: Container, attempt:
 def hosts_file(pod_directory: Path, pod: Pod, ips: tuple[str, ...], hostname: PodHostname) -> Path:
     """/etc/hosts of a pod, written anew for each of its containers."""
     node_hosts = Path("/etc/hosts").read_text() if pod.spec.host_network else ""
-    path = pod_directory / "etc-hosts"
+    path = hosts_path(pod_directory)
     replace_file(path, hosts_text(pod, ips, hostname, node_hosts), mode=0o644, durable=False)
     return path
