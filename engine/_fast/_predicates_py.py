@@ -37,6 +37,46 @@ def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
     return sums
 
 
+class Ledger:
+    """What rows of `requests` (int64[R, N], not negative) ask for together, beside the most that they may.
+
+    `used` (int64[R]) grows and shrinks with the rows that are added and removed; `limits` (int64[R]) are read
+    at each question. Both and `requests` stay the caller's. Raises `IndexError` for a row that there isn't.
+    """
+
+    def __init__(self, requests: Int64s, used: Int64s, limits: Int64s) -> None:
+        if not len(requests) == len(used) == len(limits):
+            raise ValueError("requests, used and limits must have as many resources")
+        self.requests, self.used, self.limits = requests, used, limits
+
+    def fits(self, row: int) -> bool:
+        """Whether what a row asks for is left of every resource that it asks for."""
+        return all(
+            amount == 0 or amount <= limit - used
+            for amount, used, limit in zip(
+                self._row(row), self.used.tolist(), self.limits.tolist(), strict=True
+            )
+        )
+
+    def add(self, row: int) -> bool:
+        """Count a row. False, and nothing is changed, where a sum would exceed 64 bits."""
+        sums = [used + amount for used, amount in zip(self.used.tolist(), self._row(row), strict=True)]
+        if max(sums, default=0) > LARGEST:
+            return False
+        self.used[:] = sums
+        return True
+
+    def remove(self, row: int) -> None:
+        """Count a row that was added no more."""
+        self.used -= self._row(row)
+
+    def _row(self, row: int) -> list[int]:
+        if not 0 <= row < self.requests.shape[1]:
+            raise IndexError(f"row {row} of {self.requests.shape[1]}")
+        amounts: list[int] = self.requests[:, row].tolist()
+        return amounts
+
+
 def short_on_each_node(
     wanted: Int64s,
     overhead: Int64s,

@@ -363,6 +363,17 @@ cdef class Filler:
             count += 1
         return count
 
+    def clear(self, Py_ssize_t row):
+        cdef Py_ssize_t i
+        if row < 0 or row >= self.flags.shape[0]:
+            raise IndexError(f"row {row} of {self.flags.shape[0]}")
+        self.node[row] = self.qos[row] = self.flags[row] = self.priority[row] = 0
+        self.creation[row] = 0.0
+        for i in range(self.requests.shape[0]):
+            self.requests[i, row] = self.ranking[i, row] = 0
+        for i in range(self.limits.shape[0]):
+            self.limits[i, row] = 0
+
 
 def requests(pod, dict ids, list names):
     cdef PyObject *spec = kb_slot_get(pod, &spec_slot, SPEC)

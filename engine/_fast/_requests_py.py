@@ -33,6 +33,11 @@ class Filler:
         """
         return 0
 
+    def clear(self, row: int) -> None:
+        """Every column of a row becomes 0."""
+        for _, column in self.columns.arrays():
+            column[..., row] = 0
+
 
 def requests(pod: Any, ids: dict[str, int], names: list[str]) -> dict[str, int] | None:
     """The pod's scaled requests by name as admission counts them, or None to leave it to the caller: also

@@ -15,6 +15,7 @@ from engine.admission.predicates import (
     resource_failures,
     wrong_os,
 )
+from engine.admission.sums import Sums
 from engine.api.errors import Bug, InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -47,11 +48,11 @@ class AdmittedPods:
         """Raises `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
         self.node = NodeFacts.of(node)
         self.table = PodTable()
-        self.used: dict[str, int] = {}
+        self._sums = Sums(self.table, self.node)
         self._ports = UsedPorts()
         self._pods: dict[str, Pod] = {}
         self._leaving: dict[str, _Leaving] = {}
-        self._coming: dict[str, dict[str, int]] = {}
+        self._coming: set[str] = set()
         for pod in pods:
             self.add(pod)
 
@@ -66,6 +67,11 @@ class AdmittedPods:
         """By uid, in the order in which they came."""
         return self._pods
 
+    @property
+    def used(self) -> dict[str, int]:
+        """What the pods ask for together, in the table's units: cpu in milli, all else whole."""
+        return self._sums.by_name()
+
     def find(self, uid: str) -> Pod | None:
         """The pod of that uid, whether it is to stay or leaves."""
         leaving = self._leaving.get(uid)
@@ -73,7 +79,10 @@ class AdmittedPods:
 
     def set_node(self, node: Node) -> None:
         """The node's allocatable, labels or taints changed. Pods that are there stay."""
-        self.node = NodeFacts.of(node)
+        facts = NodeFacts.of(node)
+        if facts != self.node:
+            self.node = facts
+            self._sums.set_node(facts)
 
     def check(self, pod: Pod) -> list[Failure]:
         """Every failed check in the kubelet's order, none if the pod fits.
@@ -91,22 +100,16 @@ class AdmittedPods:
         failures += other_failures(pod, self.node, self._ports)
         return failures
 
-    def add(self, pod: Pod) -> dict[str, int]:
-        """Count a pod, whether it fits or not; what it asks for. Raises `InvalidInput` for a uid that is
-        there."""
-        self.table.add(pod)
-        amounts = {name: amount for name, amount in requests_of(pod, self.table.resources).items() if amount}
-        sums = {name: self.used.get(name, 0) + amount for name, amount in amounts.items()}
-        for name, total in sums.items():
-            if total > _LARGEST_SUM:
-                self.table.remove(pod.uid)
-                raise InvalidInput(
-                    f"with it the sum of {name} requests exceeds 64 bits", subject=pod.full_name
-                )
-        self.used.update(sums)
+    def add(self, pod: Pod) -> None:
+        """Count a pod, whether it fits or not. Raises `InvalidInput` for a uid that is there."""
+        row = self.table.add(pod)
+        if not self._sums.add(row):
+            used, own = self.used, self._amounts(pod.uid)
+            name = next(name for name in own if used[name] + own[name] > _LARGEST_SUM)
+            self.table.remove(pod.uid)
+            raise InvalidInput(f"with it the sum of {name} requests exceeds 64 bits", subject=pod.full_name)
         self._ports.add(pod)
         self._pods[pod.uid] = pod
-        return amounts
 
     def update(self, pod: Pod) -> None:
         """The pod's requests changed (a resize). Raises `InvalidInput` if it is not there."""
@@ -122,11 +125,34 @@ class AdmittedPods:
 
     def expect(self, pod: Pod) -> None:
         """Count a pod that has not started: until `started` it holds nothing yet. Raises as `add`."""
-        self._coming[pod.uid] = self.add(pod)
+        self.add(pod)
+        self._coming.add(pod.uid)
+
+    def expect_if_it_fits(self, pod: Pod) -> bool:
+        """`check` and `expect` in one for an ordinary pod that fits; else nothing is done, and `check` says
+        why, or that it fits after all."""
+        uid = pod.metadata.uid
+        if (
+            uid in self._leaving
+            or len(self._pods) >= self.node.pod_limit
+            or wrong_os(pod)
+            or other_failures(pod, self.node, self._ports)
+        ):
+            return False
+        row = self.table.add_ordinary(pod)
+        if row is None:
+            return False
+        if not (self._sums.fits(row) and self._sums.add(row)):
+            self.table.remove(uid)
+            return False
+        self._ports.add(pod)
+        self._pods[uid] = pod
+        self._coming.add(uid)
+        return True
 
     def started(self, uid: str) -> None:
         """An expected pod starts now."""
-        self._coming.pop(uid, None)
+        self._coming.discard(uid)
 
     def leave(self, uid: str) -> None:
         """The pod is to end: it stops to count, and holds what it has until `remove`."""
@@ -164,11 +190,10 @@ class AdmittedPods:
         """What is missing for an expected pod to start, with all that those who leave still hold."""
         wanted = self._amounts(pod.uid) if pod.uid in self._pods else {}
         held = self.used_beside(pod.uid)
-        for uid, amounts in self._coming.items():
-            if uid != pod.uid:
-                for name, amount in amounts.items():
-                    held[name] -= amount
-        there = len(self._pods) - len(self._coming.keys() | {pod.uid})
+        for uid in self._coming - {pod.uid}:
+            for name, amount in self._amounts(uid).items():
+                held[name] -= amount
+        there = len(self._pods) - len(self._coming | {pod.uid})
         pods = there + sum(leaving.holds for leaving in self._leaving.values())
         failures = resource_failures(wanted, held, pods, self.node)
         return [failure for failure in failures if isinstance(failure, InsufficientResource)]
@@ -176,12 +201,11 @@ class AdmittedPods:
     def remove(self, uid: str) -> None:
         """The pod holds nothing any more; nothing happens if it is not there."""
         self._leaving.pop(uid, None)
-        self._coming.pop(uid, None)
+        self._coming.discard(uid)
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
-        for name, amount in self._amounts(uid).items():
-            self.used[name] -= amount
+        self._sums.remove(self.table.row(uid))
         self._ports.remove(pod)
         self.table.remove(uid)
 

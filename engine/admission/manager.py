@@ -29,7 +29,7 @@ from engine.api.lifecycle import (
 )
 from engine.api.node import Node
 from engine.api.pod import Pod
-from engine.api.qos import qos_class
+from engine.api.qos import is_critical, qos_class
 from engine.api.query import expect_known
 from engine.metrics import Registry
 
@@ -177,6 +177,8 @@ class Admission:
 
         From here on its victims do not count any more, and it does.
         """
+        if self.admitted.expect_if_it_fits(pod):
+            return Verdict(pod.full_name, True, is_critical(pod))
         try:
             verdict = self.check(pod)
         except InvalidInput as error:

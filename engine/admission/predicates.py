@@ -32,7 +32,7 @@ from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS, is_extend
 OS: Final = "linux"
 OS_LABEL: Final = "kubernetes.io/os"
 
-_NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
+NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping
     of extended resources that the node does not name; overhead of those stays."""
     counted = {}
     for name, amount in requests.items():
-        if name not in _NATIVE and name not in allocatable and is_extended(name):
+        if name not in NATIVE and name not in allocatable and is_extended(name):
             overhead = (pod.spec.overhead or {}).get(name)
             if overhead is None:
                 continue
@@ -94,12 +94,12 @@ def resource_failures(
     if pods + 1 > node.pod_limit:
         failures.append(InsufficientResource(PODS, 1, pods, node.pod_limit))
     allocatable = node.allocatable
-    for name in _NATIVE:
+    for name in NATIVE:
         amount = wanted.get(name, 0)
         if amount > 0 and amount > allocatable.get(name, 0) - used.get(name, 0):
             failures.append(InsufficientResource(name, amount, used.get(name, 0), allocatable.get(name, 0)))
-    if len(wanted) > len(_NATIVE) or not wanted.keys() <= set(_NATIVE):
-        for name in sorted(wanted.keys() - _NATIVE):
+    if len(wanted) > len(NATIVE) or not wanted.keys() <= set(NATIVE):
+        for name in sorted(wanted.keys() - NATIVE):
             amount = wanted[name]
             if amount and is_counted(name) and amount > allocatable.get(name, 0) - used.get(name, 0):
                 failures.append(

@@ -68,27 +68,43 @@ class PodTable:
 
     def add(self, pod: Pod, node: int = 0) -> int:
         """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
-        if pod.uid in self._row_of:
-            raise InvalidInput(f"uid {pod.uid} is in the table already", subject=pod.full_name)
-        row, before = self._rows.next, self.columns
-        if row >= before.capacity:
-            self.columns = before.resized(grown(before.capacity, row + 1), before.resources)
+        before = self.columns
+        row = self.add_ordinary(pod, node)
+        if row is not None:
+            return row
+        try:
+            if pod.uid in self._row_of:
+                raise InvalidInput(f"uid {pod.uid} is in the table already", subject=pod.full_name)
+            entry = pod_entry(pod)
+            self._intern(entry, pod)
+        except InvalidInput:
+            self.columns = before
+            raise
+        row = self._rows.next
+        self._write(row, entry, node)
+        self._row_of[pod.uid] = row
+        self._enter(row, pod.uid)
+        return row
+
+    def add_ordinary(self, pod: Pod, node: int = 0) -> int | None:
+        """The same for a pod with nothing odd about it, whose resources are known here; None, and nothing is
+        added, for any other."""
+        row, columns = self._rows.next, self.columns
+        if row >= columns.capacity:
+            self.columns = columns.resized(grown(columns.capacity, row + 1), columns.resources)
         if not self._fill_rows([pod], 0, row, node):
-            try:
-                entry = pod_entry(pod)
-                self._intern(entry, pod)
-            except InvalidInput:
-                self.columns = before
-                raise
-            self._write(row, entry, node)
-            self._row_of[pod.uid] = row
+            return None
+        self._enter(row, pod.metadata.uid)
+        return row
+
+    def _enter(self, row: int, uid: str) -> None:
+        """The next row has been filled."""
         self._rows.take()
         if row == len(self._uids):
-            self._uids.append(pod.uid)
+            self._uids.append(uid)
         else:
-            self._uids[row] = pod.uid
+            self._uids[row] = uid
         self._live = None
-        return row
 
     def add_all(self, pods: Sequence[Pod], node: int = 0) -> None:
         """Rows for new pods, in their order if none was ever removed. Raises `InvalidInput` as `add`."""
@@ -116,12 +132,15 @@ class PodTable:
         return count
 
     def _fill_rows(self, pods: list[Pod], start: int, row: int, node: int) -> int:
-        columns = self.columns
-        if columns.resources != len(self.resources):
+        if self.columns.resources != len(self.resources):
             return 0
-        if self._filler is None or self._filler[0] is not columns:
-            self._filler = (columns, Filler(columns))
-        return self._filler[1].fill(pods, start, row, node, self.resources.ids, self._row_of)
+        return self._fill().fill(pods, start, row, node, self.resources.ids, self._row_of)
+
+    def _fill(self) -> Filler:
+        """The filler of the columns as they are."""
+        if self._filler is None or self._filler[0] is not self.columns:
+            self._filler = (self.columns, Filler(self.columns))
+        return self._filler[1]
 
     def update(self, pod: Pod) -> int:
         """Replace a pod's row in place. Raises `InvalidInput` if the uid is not there."""
@@ -136,12 +155,8 @@ class PodTable:
         row = self.row(uid)
         del self._row_of[uid]
         self._uids[row] = ""
-        columns = self.columns
-        for column in (columns.node, columns.qos, columns.flags, columns.priority, columns.creation):
-            column[row] = 0
-        for amounts in (columns.requests, columns.ranking, columns.limits):
-            amounts[:, row] = 0
-        columns.fractions.pop(row, None)
+        self._fill().clear(row)
+        self.columns.fractions.pop(row, None)
         self._rows.release(row)
         self._live = None
         return row

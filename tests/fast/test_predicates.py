@@ -47,6 +47,39 @@ def test_sums(data, resources, sizes):
     assert kernel.request_sums(requests, offsets, 2).tolist() == expected.tolist()
 
 
+@given(st.data(), st.integers(1, 4), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_a_ledger(data, resources, rows):
+    requests, limits = arrays(data.draw, (resources, rows)), arrays(data.draw, (resources,))
+    sums = [np.zeros(resources, np.int64) for _ in range(2)]
+    ledgers = [form.Ledger(requests, used, limits) for form, used in zip((kernel, twin), sums, strict=True)]
+    counted = []
+    for row in data.draw(st.lists(st.integers(0, rows - 1), max_size=8)):
+        fits, expected = [ledger.fits(row) for ledger in ledgers]
+        assert fits == expected
+        if row in counted and data.draw(st.booleans()):
+            counted.remove(row)
+            for ledger in ledgers:
+                ledger.remove(row)
+        else:
+            added, expected = [ledger.add(row) for ledger in ledgers]
+            assert added == expected
+            counted += [row] * added
+        assert sums[0].tolist() == sums[1].tolist()
+        assert sums[0].tolist() == [sum(requests[i, counted].tolist()) for i in range(resources)]
+
+
+@pytest.mark.parametrize("form", [kernel, twin], ids=["kernel", "twin"])
+@pytest.mark.parametrize("row", [-1, 2])
+def test_a_ledger_knows_its_rows(form, row):
+    ledger = form.Ledger(np.zeros((1, 2), np.int64), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    for act in (ledger.fits, ledger.add, ledger.remove):
+        with pytest.raises(IndexError, match="of 2"):
+            act(row)
+    with pytest.raises(ValueError, match="as many resources"):
+        form.Ledger(np.zeros((1, 2), np.int64), np.zeros(2, np.int64), np.zeros(1, np.int64))
+
+
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="offsets"):
         kernel.request_sums(np.zeros((1, 2), np.int64), np.array([0, 3]))

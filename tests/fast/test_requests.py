@@ -159,3 +159,14 @@ def test_the_twin_leaves_everything_to_the_caller():
     columns = PodColumns.zeros(1, 3)
     assert _requests_py.Filler(columns).fill([object()], 0, 0, 0, {}, {}) == 0
     assert _requests_py.requests(object(), {}, []) is None
+
+
+@pytest.mark.parametrize("filler", [_requests_c.Filler, _requests_py.Filler], ids=["kernel", "twin"])
+def test_a_row_that_is_cleared_is_zero_and_its_neighbours_are_not(filler):
+    columns = PodColumns.zeros(3, 4)
+    for _, column in columns.arrays():
+        column[...] = 1
+    filler(columns).clear(1)
+    for name, column in columns.arrays():
+        assert not column[..., 1].any(), name
+        assert column[..., [0, 2]].all(), name

@@ -1,0 +1,126 @@
+"""Running sums of a node's pods, and the short way in: it takes exactly whom the long way takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine._fast import _predicates_c, _predicates_py, _requests_c, _requests_py
+from engine.admission import AdmittedPods
+from engine.api.documents import convert
+from engine.api.errors import InvalidInput
+from engine.api.node import Node
+from engine.api.pod import Pod
+
+GPU, OTHER = "example.com/gpu", "example.com/other"
+
+amounts = st.dictionaries(
+    st.sampled_from(["cpu", "memory", "ephemeral-storage", GPU, OTHER, "hugepages-2Mi", "oddity"]),
+    st.sampled_from(["0", "1", "2", "3", "1500m", "4", "9223372036854775807", "99999999999999999999"]),
+    max_size=3,
+)
+specs = st.fixed_dictionaries(
+    {
+        "containers": st.lists(
+            st.builds(lambda a: {"name": "c", "resources": {"requests": a}}, amounts), max_size=2
+        )
+    },
+    optional={
+        "overhead": amounts,
+        "nodeName": st.sampled_from(["n", "elsewhere"]),
+        "os": st.sampled_from([{"name": "linux"}, {"name": "windows"}]),
+        "priority": st.sampled_from([0, 2_000_000_000]),
+    },
+)
+actions = st.sampled_from(["reserve", "reserve", "reserve", "leave", "remove", "started"])
+steps = st.lists(st.tuples(actions, st.integers(0, 4), specs), max_size=12)
+
+
+def pod(uid: str, spec: dict[str, Any]) -> Pod:
+    return convert({"metadata": {"name": uid, "uid": uid}, "spec": spec}, Pod, uid)
+
+
+def node(pods: str = "3", cpu: str = "4") -> Node:
+    allocatable = {"cpu": cpu, "memory": "4", "ephemeral-storage": "4", GPU: "2", "pods": pods}
+    return convert({"metadata": {"name": "n"}, "status": {"allocatable": allocatable}}, Node, "n")
+
+
+def state(admitted: AdmittedPods) -> dict[str, Any]:
+    admitted.validate()
+    used = {name: amount for name, amount in admitted.used.items() if amount}
+    return {"pods": list(admitted.pods), "used": used, "rows": list(admitted.table)}
+
+
+@pytest.mark.parametrize(("fits", "fills"), [(_predicates_c, _requests_c), (_predicates_py, _requests_py)])
+@given(steps)
+@settings(max_examples=60, deadline=None)
+def test_the_short_way_takes_whom_the_long_way_takes(fits, fills, taken):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("engine.admission.sums.Ledger", fits.Ledger)
+        patched.setattr("engine.tables.pods.Filler", fills.Filler)
+        short, long = AdmittedPods(node()), AdmittedPods(node())
+        for what, number, spec in taken:
+            uid = f"u{number}"
+            if what == "reserve":
+                newcomer = pod(uid, spec)
+                try:
+                    failures = long.check(newcomer)
+                except InvalidInput:
+                    failures = None
+                before = state(short)
+                if short.expect_if_it_fits(newcomer):
+                    assert failures == []
+                    long.expect(newcomer)
+                else:
+                    assert state(short) == before
+                    if failures == []:
+                        with_both = [_counted(each, newcomer) for each in (short, long)]
+                        assert with_both[0] == with_both[1]
+            else:
+                for each in (short, long):
+                    getattr(each, what)(uid)
+            assert state(short) == state(long)
+
+
+def _counted(admitted: AdmittedPods, newcomer: Pod) -> bool:
+    try:
+        admitted.expect(newcomer)
+    except InvalidInput:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"containers": []},
+        {"containers": [{"name": "c", "resources": {"requests": {"cpu": "4", "memory": "4"}}}]},
+        {"containers": [{"name": "c", "ports": [{"hostPort": 80, "containerPort": 80}]}]},
+    ],
+)
+def test_an_ordinary_pod_goes_the_short_way(spec):
+    admitted = AdmittedPods(node())
+    assert admitted.expect_if_it_fits(pod("u", spec))
+    assert not admitted.expect_if_it_fits(pod("u", spec))
+    assert list(admitted.pods) == ["u"]
+    admitted.remove("u")
+    assert admitted.expect_if_it_fits(pod("u", spec))
+
+
+def test_a_refused_pod_leaves_no_resource_names():
+    admitted = AdmittedPods(node("0"))
+    asked = {"containers": [{"name": "c", "resources": {"requests": {OTHER: "1"}}}]}
+    assert not admitted.expect_if_it_fits(pod("u", asked))
+    assert admitted.check(pod("u", asked))
+    assert OTHER not in admitted.table.resources.ids
+
+
+def test_what_a_node_has_holds_from_when_it_is_told():
+    admitted = AdmittedPods(node())
+    asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
+    assert not admitted.expect_if_it_fits(pod("u", asked))
+    admitted.set_node(node(cpu="8"))
+    assert admitted.expect_if_it_fits(pod("u", asked))
