@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -92,16 +92,33 @@ def canonical(table: pa.Table) -> pa.Table:
     return pa.table(columns, schema=table.schema) if table.num_rows else SCHEMA.empty_table()
 
 
+def no_labels(rows: NDArray[np.int64]) -> pa.Array:
+    """The names of pods where no answer has any."""
+    return pa.nulls(len(rows), pa.large_string())
+
+
+class PodRows(NamedTuple):
+    """Rows of some pods of one node: where they are in the snapshot, of each a key of its reason, an amount.
+    int64[n] each."""
+
+    pods: NDArray[np.int64]
+    reasons: NDArray[np.int64]
+    amounts: NDArray[np.int64]
+
+
 @dataclass
 class Rows:
     """Collects rows one by one, or blocks of them; `node` is a row number of the snapshot. `pod_labels` gives
-    the names of pods, of which `add_pods` knows the rows."""
+    the names of pods, and `pod_reason` the text of a reason, of which `add_pods` knows rows and keys."""
 
     node_names: Sequence[str]
-    pod_labels: Callable[[NDArray[np.int64]], pa.Array] | None = None
+    pod_labels: Callable[[NDArray[np.int64]], pa.Array] = no_labels
+    pod_reason: Callable[[int], str] = str
     notes: dict[str, int] = field(default_factory=dict)
     _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
-    _pods: list[NDArray[np.int64]] = field(default_factory=list)
+    _counts: list[int] = field(default_factory=list)
+    """How many rows each entry of the lists makes; more than one, or none, only of `_pods`."""
+    _pods: list[PodRows] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
 
     @cached_property
@@ -109,26 +126,26 @@ class Rows:
         return pa.array(self.node_names, pa.string())
 
     def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
-        for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
-            values.append(value)
+        self._add(node, decision, object, reason, amount, unit, 1)
 
-    def add_pods(
+    def add_pods(self, node: int, decision: str, pods: PodRows, unit: str) -> None:
+        """A row for each of these pods of one node."""
+        self._add(node, decision, None, None, 0, unit, len(pods.pods))
+        self._pods.append(pods)
+
+    def _add(
         self,
         node: int,
         decision: str,
-        pods: NDArray[np.int64],
-        reasons: Sequence[str],
-        amounts: Sequence[int],
+        object: str | None,
+        reason: str | None,
+        amount: int,
         unit: str,
+        count: int,
     ) -> None:
-        """A row for each of these pods of one node."""
-        count = len(pods)
-        columns: tuple[Sequence[Any], ...] = (
-            [node] * count, [decision] * count, [None] * count, reasons, amounts, [unit] * count
-        )  # fmt: skip
-        for values, more in zip(self._lists, columns, strict=True):
-            values.extend(more)
-        self._pods.append(pods)
+        for values, value in zip(self._lists, (node, decision, object, reason, amount, unit), strict=True):
+            values.append(value)
+        self._counts.append(count)
 
     def add_use(self, node: int, resource: str, before: int, after: int, unit: str) -> None:
         """How much of a resource is used on a node before and after what was decided."""
@@ -170,28 +187,53 @@ class Rows:
 
     def _flush(self) -> None:
         node, decision, object, reason, amount, unit = self._lists
-        if node:
-            self._lists = ([], [], [], [], [], [])
-            codes = pa.array(node, pa.int32())
-            objects = pa.array(object, pa.large_string())
-            if self._pods and self.pod_labels:
-                labels = self.pod_labels(np.concatenate(self._pods))
-                objects = pc.replace_with_mask(objects, objects.is_null(), labels)
-                self._pods = []
-            self._tables.append(
-                pa.table(
-                    {
-                        "scenario": _repeated("", len(node)),
-                        "node": pa.DictionaryArray.from_arrays(codes, self._names),
-                        "decision": pa.array(decision).dictionary_encode(),
-                        "object": objects,
-                        "reason": pa.array(reason).dictionary_encode(),
-                        "amount": pa.array(amount, pa.int64()),
-                        "unit": pa.array(unit).dictionary_encode(),
-                    },
-                    SCHEMA,
-                )
+        if not node:
+            return
+        self._lists = ([], [], [], [], [], [])
+        entry = np.repeat(np.arange(len(node)), self._counts)
+        amounts = np.array(amount, np.int64)[entry]
+        objects = pa.array(object, pa.large_string())
+        reasons = pa.array(reason, pa.string()).dictionary_encode()
+        if self._pods:
+            of_pods = objects.is_null().to_numpy(zero_copy_only=False)[entry]
+            pods, keys, freed = (np.concatenate(column) for column in zip(*self._pods, strict=True))
+            amounts[of_pods] = freed
+            objects = pc.replace_with_mask(
+                objects.take(pa.array(entry)), pa.array(of_pods), self.pod_labels(pods)
             )
+            reasons = self._with_pod_reasons(reasons, entry, of_pods, keys)
+        self._counts, self._pods = [], []
+        self._tables.append(
+            pa.table(
+                {
+                    "scenario": _repeated("", len(entry)),
+                    "node": pa.DictionaryArray.from_arrays(
+                        _numbers(np.array(node, np.int32)[entry], pa.int32()), self._names
+                    ),
+                    "decision": _repeated_each(decision, entry),
+                    "object": objects,
+                    "reason": reasons,
+                    "amount": _numbers(amounts, pa.int64()),
+                    "unit": _repeated_each(unit, entry),
+                },
+                SCHEMA,
+            )
+        )
+
+    def _with_pod_reasons(
+        self,
+        reasons: pa.DictionaryArray,
+        entry: NDArray[np.int64],
+        of_pods: NDArray[np.bool_],
+        keys: NDArray[np.int64],
+    ) -> pa.DictionaryArray:
+        """The reasons of the entries, and where a row is a pod's the text of its key."""
+        own = reasons.indices.fill_null(0).to_numpy()
+        found = _numbers(keys, pa.int64()).dictionary_encode()
+        codes = own[entry]
+        codes[of_pods] = found.indices.to_numpy() + len(reasons.dictionary)
+        texts = [*reasons.dictionary.to_pylist(), *map(self.pod_reason, found.dictionary.to_pylist())]
+        return pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32()), pa.array(texts, pa.string()))
 
     def answer(self, *, sort: bool = False) -> Answer:
         """All rows; with `sort` by node, keeping the order within one."""
@@ -211,6 +253,13 @@ def _numbers(values: NDArray[np.integer[Any]], kind: Any) -> pa.Array:
     dtype = np.int32 if kind == pa.int32() else np.int64
     contiguous = np.ascontiguousarray(values, dtype)
     return pa.Array.from_buffers(kind, len(contiguous), [None, pa.py_buffer(contiguous)])
+
+
+def _repeated_each(texts: Sequence[str], entry: NDArray[np.int64]) -> pa.DictionaryArray:
+    """`texts[entry]`."""
+    coded = pa.array(texts, pa.string()).dictionary_encode()
+    codes = coded.indices.to_numpy()[entry]
+    return pa.DictionaryArray.from_arrays(_numbers(codes, pa.int32()), coded.dictionary)
 
 
 @lru_cache(maxsize=4096)

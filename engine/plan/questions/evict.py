@@ -24,14 +24,14 @@ from engine.eviction.signals import IMAGEFS_AVAILABLE
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
-from engine.plan.answers.answer import Answer, Rows
+from engine.plan.answers.answer import Answer, PodRows, Rows
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.questions.eviction_course import Evictions, Store, Usage, course, nearest
 from engine.plan.questions.image_columns import image_columns, image_slice
 from engine.plan.questions.node_stores import KINDS, NodeStores, Resource
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.schema import MAX_AMOUNT
-from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC, PodColumns
+from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC
 from engine.tables.eviction import eviction_order
 
 
@@ -72,7 +72,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     condition (seconds from the beginning). `used-before` and `used-after` per memory, file system or process
     ids of a node under pressure.
     """
-    rows = Rows(snapshot.node_names, snapshot.pod_labels)
+    rows = Rows(snapshot.node_names, snapshot.pod_labels, _reason)
     kind = KINDS[parameters.resource]
     main = parameters.signal or kind.signals[0]
     if main not in kind.signals:
@@ -91,7 +91,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         rows,
     )
     images = _unused_images(snapshot, parameters, configurations, rows)
-    reasons = _Reasons(snapshot.tables.columns)
+    standing = snapshot.tables.columns.priority.astype(np.int64) << 3 | snapshot.tables.columns.qos << 1
     rules: dict[tuple[str, Layout], tuple[list[Threshold], float]] = {}
     for node in range(snapshot.node_count):
         layout = stores.layouts[node]
@@ -107,7 +107,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         elif not any(main in store.signals for store in mine):
             rows.add(node, "unknown", "", f"no reading of {main}", 0, kind.unit)
         else:
-            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters, reasons)
+            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters, standing)
     return rows.answer()
 
 
@@ -120,7 +120,7 @@ def _play(
     transition_period: float,
     layout: Layout,
     parameters: EvictParameters,
-    reasons: _Reasons,
+    standing: NDArray[np.int64],
 ) -> None:
     kind = KINDS[parameters.resource]
     columns = snapshot.tables.columns
@@ -151,7 +151,7 @@ def _play(
         if isinstance(step, Evictions):
             evicted += len(step.pods)
             pods = first + step.pods
-            rows.add_pods(node, "evict", pods, reasons.of(pods, step.known), step.freed.tolist(), kind.unit)
+            rows.add_pods(node, "evict", PodRows(pods, standing[pods] | step.known, step.freed), kind.unit)
             continue
         said = f"{step.threshold.signal} below {step.threshold.value}"
         if step.decision == "waits":
@@ -172,20 +172,11 @@ def _play(
         rows.add(node, "clears", condition, "after the transition period", seconds, "s")
 
 
-class _Reasons(dict[int, str]):
-    """What is said of an evicted pod, by its entry in `standing` and, the lowest bit, whether its use is
-    known. Made once: there are many pods and few such reasons."""
-
-    def __init__(self, columns: PodColumns) -> None:
-        self._standing = columns.priority.astype(np.int64) << 3 | columns.qos << 1
-
-    def __missing__(self, key: int) -> str:
-        unknown = "" if key & 1 else ", no statistics"
-        reason = self[key] = f"{QOS_NAMES[key >> 1 & 3]}, priority {key >> 3}{unknown}"
-        return reason
-
-    def of(self, pods: NDArray[np.int64], known: NDArray[np.uint8]) -> list[str]:
-        return [self[key] for key in (self._standing[pods] | known).tolist()]
+def _reason(standing: int) -> str:
+    """What is said of an evicted pod, by its priority, its class and, the lowest bit, whether its use is
+    known."""
+    unknown = "" if standing & 1 else ", no statistics"
+    return f"{QOS_NAMES[standing >> 1 & 3]}, priority {standing >> 3}{unknown}"
 
 
 def _unused_images(
