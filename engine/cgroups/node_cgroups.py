@@ -63,12 +63,14 @@ class NodeCgroups(ABC):
         """What the runtime is told of the pod's overhead."""
         return overhead_resources(pod, self.settings.containers)
 
-    def asked_of(self, pod: Pod) -> dict[str, str]:
-        """The annotations of a pod that count for its cgroups, by name. Raises `InvalidInput` for one that
-        makes no sense."""
+    def check_annotations(self, pod: Pod) -> None:
+        """Raises `InvalidInput` for one that counts for the pod's cgroups and makes no sense."""
         rules = self.settings.pods
         wishes(pod, rules.annotations, rules.device_number)
-        return asked(pod, rules.annotations)
+
+    def asked_of(self, pod: Pod) -> dict[str, str]:
+        """The annotations of a pod that count for its cgroups, by name, as they are written."""
+        return asked(pod, self.settings.pods.annotations)
 
     @abstractmethod
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:

@@ -85,7 +85,7 @@ class Gatekeeper:
 
     def _check_annotations(self, pod: Pod) -> None:
         try:
-            self._cgroups.asked_of(pod)
+            self._cgroups.check_annotations(pod)
         except InvalidInput as error:
             raise AdmissionRejected(INVALID_ANNOTATION, str(error)) from error
 
@@ -143,10 +143,8 @@ class Gatekeeper:
 
     def _annotations(self, pod: Pod) -> dict[str, Any]:
         """Those that count for the pod's cgroups, where there are any."""
-        with contextlib.suppress(InvalidInput):
-            counting = self._cgroups.asked_of(pod)
-            return {"cgroupAnnotations": counting} if counting else {}
-        return {}
+        counting = self._cgroups.asked_of(pod)
+        return {"cgroupAnnotations": counting} if counting else {}
 
     def resized(self, pod: Pod) -> None:
         """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""

@@ -55,3 +55,4 @@ async def test_one_that_makes_no_sense_refuses_the_pod(with_cgroups: Rig):
     assert "kubengine.dev/cpu-burst: expected 0% to 100%, got 'twice'" in status.message
     (refused,) = [d for d in node.decisions.after(0) if d.outcome == "refused"]
     assert refused.reason.startswith(INVALID_ANNOTATION)
+    assert refused.inputs["cgroupAnnotations"] == {"cpu-burst": "twice"}
