@@ -9,7 +9,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.list cimport PyList_Append
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from engine._fast import _message_fields_py
 
@@ -115,9 +115,28 @@ cdef inline bint _entry(Span entry, Span *key, Span *value) noexcept nogil:
     return True
 
 
+cdef inline uint64_t _mixed(uint64_t mixed, uint64_t word) noexcept nogil:
+    mixed = (mixed ^ word) * <uint64_t>0x9E3779B97F4A7C15
+    return mixed ^ (mixed >> 32)
+
+
+cdef inline uint64_t _mixed_text(uint64_t mixed, Span text, uint64_t *bits) noexcept nogil:
+    """`bits` gets all that are set in any word."""
+    cdef uint64_t word
+    mixed = _mixed(mixed, <uint64_t>(text.end - text.at))
+    while text.at < text.end:
+        word = 0  # of a little-endian machine
+        memcpy(&word, text.at, min(<size_t>(text.end - text.at), sizeof(word)))
+        bits[0] |= word
+        mixed = _mixed(mixed, word)
+        text.at += min(<size_t>(text.end - text.at), sizeof(word))
+    return mixed
+
+
 cdef class Picker:
     cdef object _twin
     cdef int _columns, _levels
+    cdef bint _single  # each column one text or number
     cdef uint8_t _kinds[COLUMNS]
     cdef int8_t _next[COLUMNS]  # the next column that the same map feeds
     cdef list _keys
@@ -133,11 +152,14 @@ cdef class Picker:
         cdef Action *action
         self._twin = _message_fields_py.Picker(message, columns)
         self._levels = 1
+        self._single = True
         self._keys = []
         memset(self._table, 0, sizeof(self._table))
         for kind, path, key in _message_fields_py.resolve(message, columns):
             column, level, action = self._columns, 0, NULL
             self._kinds[column] = kind
+            if kind == TEXTS or kind == WHOLE:
+                self._single = False
             self._next[column] = NONE
             self._keys.append(key)
             self._columns += 1
@@ -184,6 +206,49 @@ cdef class Picker:
             if not self._pick_item(item, picked):
                 return self._twin.pick_items(items)
         return tuple(picked)
+
+    def digest(self, bytes message not None):
+        cdef uint64_t total = 0, bits = 0
+        cdef Span rest, item
+        cdef uint32_t number = 0
+        cdef int wire = 0
+        if not self._single:
+            return self._twin.digest(message)
+        rest.at = <const uint8_t *>PyBytes_AS_STRING(message)
+        rest.end = rest.at + PyBytes_GET_SIZE(message)
+        while rest.at < rest.end:
+            if not _tag(&rest, &number, &wire):
+                return self._twin.digest(message)
+            if number != 1 or wire != DELIMITED:
+                if not _skip(&rest, wire):
+                    return self._twin.digest(message)
+            elif not _span(&rest, &item) or not self._read_item(item):
+                return self._twin.digest(message)
+            else:
+                total += self._digest_item(&bits)
+        if bits & <uint64_t>0x8080808080808080:
+            return self._twin.digest(message)  # beyond ASCII it may be no text
+        return total
+
+    cdef uint64_t _digest_item(self, uint64_t *bits) noexcept:
+        """Of the item in hand."""
+        cdef uint64_t mixed = <uint64_t>0x9E3779B97F4A7C15
+        cdef int column, kind
+        for column in range(self._columns):
+            kind = self._kinds[column]
+            if kind == TEXT or kind == ENTRY:
+                mixed = _mixed_text(mixed, self._texts[column], bits)
+            elif kind == INT32:
+                mixed = _mixed(mixed, <uint64_t><int64_t><int32_t>self._numbers[column])
+            elif kind == UINT32:
+                mixed = _mixed(mixed, <uint32_t>self._numbers[column])
+            elif kind == FLAG:
+                mixed = _mixed(mixed, self._numbers[column] != 0)
+            else:
+                mixed = _mixed(mixed, self._numbers[column])
+        mixed = (mixed ^ (mixed >> 33)) * <uint64_t>0xFF51AFD7ED558CCD
+        mixed = (mixed ^ (mixed >> 33)) * <uint64_t>0xC4CEB9FE1A85EC53
+        return mixed ^ (mixed >> 33)
 
     cdef bint _pick_item(self, Span item, list picked) except -1:
         """Append what is wanted of an item; false for what is out of the ordinary."""

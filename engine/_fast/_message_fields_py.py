@@ -8,6 +8,8 @@ and the empty name for the whole item. What is not there is empty, 0 or False, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -73,6 +75,7 @@ class Picker:
         from engine.wire import cri_v1_pb2
 
         kinds = resolve(message, columns)
+        self._single = all(column.kind not in (TEXTS, WHOLE) for column in kinds)
         self._message = message
         self._type = getattr(cri_v1_pb2, message)
         items = self._type.DESCRIPTOR.fields_by_number[1]
@@ -88,6 +91,14 @@ class Picker:
         """The same of items as the column of whole items has them."""
         return self._picked(lambda: [self._item.FromString(item) for item in items])
 
+    def digest(self, message: bytes) -> int:
+        """Two lists with the same items, as far as the columns tell them, have the same one in whatever order
+        they stand; others have the same one by a chance of one in 2**64. `ValueError` for bytes of no such
+        message, and for columns that are lists or whole items."""
+        if not self._single:
+            raise ValueError("a digest is made of columns with one text or number each")
+        return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
+
     def _picked(self, decode: Callable[[], Any]) -> tuple[list[Any], ...]:
         from google.protobuf.message import DecodeError
 
@@ -96,6 +107,31 @@ class Picker:
         except (DecodeError, RecursionError) as error:
             raise ValueError(f"not a {self._message}: {error}") from None
         return tuple([read(item) for item in items] for read in self._readers)
+
+
+_WORD: Final = 2**64 - 1
+_FIRST: Final = 0x9E3779B97F4A7C15  # an empty item counts too
+
+
+def _digest(item: tuple[str | int, ...]) -> int:
+    """Of an item's values: texts as their length and eight bytes at a time, numbers as 64 bits. Rounds of
+    multiplication, then the end that MurmurHash3 gives 64 bits, so that sums of digests tell items apart."""
+    mixed = reduce(_mixed, chain.from_iterable(map(_words, item)), _FIRST)
+    for shift, factor in ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53)):
+        mixed = (mixed ^ mixed >> shift) * factor & _WORD
+    return mixed ^ mixed >> 33
+
+
+def _words(value: str | int) -> list[int]:
+    if isinstance(value, int):
+        return [value & _WORD]
+    text = value.encode()
+    return [len(text), *(int.from_bytes(text[at : at + 8], "little") for at in range(0, len(text), 8))]
+
+
+def _mixed(mixed: int, word: int) -> int:
+    mixed = (mixed ^ word) * _FIRST & _WORD
+    return mixed ^ mixed >> 32
 
 
 def _reader(name: str, column: Column) -> Callable[[Any], Any]:

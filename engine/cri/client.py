@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
@@ -137,7 +137,7 @@ class RuntimeClient:
         """What `read` makes of the serialized ListPodSandboxResponse, all sandboxes of the runtime in it; a
         `ValueError` of its own says that it is none."""
         request = cri.ListPodSandboxRequest()
-        return self._made("ListPodSandbox", read, await self._answer(_RUNTIME, "ListPodSandbox", request))
+        return await self._call(_RUNTIME, "ListPodSandbox", request, read)
 
     async def pod_sandbox_stats(self, sandbox_id: str) -> cri.PodSandboxStats:
         request = cri.PodSandboxStatsRequest(pod_sandbox_id=sandbox_id)
@@ -184,7 +184,7 @@ class RuntimeClient:
     async def read_containers(self, read: Callable[[bytes], Read]) -> Read:
         """The same of a ListContainersResponse with every container."""
         request = cri.ListContainersRequest()
-        return self._made("ListContainers", read, await self._answer(_RUNTIME, "ListContainers", request))
+        return await self._call(_RUNTIME, "ListContainers", request, read)
 
     async def container_status(
         self, container_id: str, *, verbose: bool = False
@@ -264,7 +264,7 @@ class RuntimeClient:
         try:
             async with aclosing(self._channel.messages(method, request)) as messages:
                 async for message in messages:
-                    yield self._decoded("GetContainerEvents", message, cri.ContainerEventResponse)
+                    yield self._made("GetContainerEvents", cri.ContainerEventResponse.FromString, message)
         except CallFailed as error:
             raise self._as_ours("GetContainerEvents", error) from None
 
@@ -276,9 +276,7 @@ class RuntimeClient:
 
     async def read_images(self, read: Callable[[bytes], Read]) -> Read:
         """The same of a ListImagesResponse."""
-        return self._made(
-            "ListImages", read, await self._answer(_IMAGES, "ListImages", cri.ListImagesRequest())
-        )
+        return await self._call(_IMAGES, "ListImages", cri.ListImagesRequest(), read)
 
     async def image_status(self, image: str, handler: str = "") -> cri.Image | None:
         """None where the runtime doesn't have the image."""
@@ -311,37 +309,37 @@ class RuntimeClient:
 
     # One way to call
 
-    async def _runtime(
+    def _runtime(
         self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
-    ) -> Answer:
-        return await self._call(_RUNTIME, name, request, answer, timeout)
+    ) -> Awaitable[Answer]:
+        return self._call(_RUNTIME, name, request, answer.FromString, timeout)
 
-    async def _images(
+    def _images(
         self, name: str, request: Message, answer: type[Answer], timeout: float | None = None
-    ) -> Answer:
-        return await self._call(_IMAGES, name, request, answer, timeout)
+    ) -> Awaitable[Answer]:
+        return self._call(_IMAGES, name, request, answer.FromString, timeout)
 
     async def _call(
-        self, service: str, name: str, request: Message, answer: type[Answer], timeout: float | None
-    ) -> Answer:
-        return self._decoded(name, await self._answer(service, name, request, timeout), answer)
-
-    async def _answer(self, service: str, name: str, request: Message, timeout: float | None = None) -> bytes:
-        """The serialized answer of a call."""
+        self,
+        service: str,
+        name: str,
+        request: Message,
+        read: Callable[[bytes], Read],
+        timeout: float | None = None,
+    ) -> Read:
+        """What `read` makes of the serialized answer."""
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
         patience = self._timeout if timeout is None else timeout
         try:
-            return await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
+            data = await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
         except CallFailed as error:
             self._errors.inc(operation)
             raise self._as_ours(name, error) from None
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
-
-    def _decoded(self, name: str, data: bytes, answer: type[Answer]) -> Answer:
-        return self._made(name, answer.FromString, data)
+        return self._made(name, read, data)
 
     def _made(self, name: str, make: Callable[[bytes], Read], data: bytes) -> Read:
         try:

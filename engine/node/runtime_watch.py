@@ -2,7 +2,7 @@
 
 With a stream a relist runs every 300 s; without one, or when one has failed, every second. A relist
 compares ids and states and asks for the full status only of pods in which something differs, so a quiet
-node costs two lists.
+node costs two lists, of which nothing is decoded while they say what they said when all was as known.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class RuntimeWatch:
             lambda: [((), self.last_contact())],
         )
         self._touched: dict[str, float] = {}
+        self._agreed: tuple[int, int] | None = None
+        """What the lists said when they said what is known, while nothing of that has changed."""
         self.pods: dict[str, PodRecord] = {}
         self.last_relist = 0.0
         self.last_error = ""
@@ -173,13 +175,22 @@ class RuntimeWatch:
         if self.last_relist:
             self._interval.observe(began - self.last_relist)
         listed_at = time.monotonic()
-        sandboxes, states = await self._runtime.read_pod_sandboxes(_with_sandbox_states)
-        containers, of_containers = await self._runtime.read_containers(_with_container_states)
-        changed = self._changed(states | of_containers)
-        found = _listed(sandboxes, containers, changed) if changed else {}
+        sandboxes, digest = await self._runtime.read_pod_sandboxes(_with_sandbox_digest)
+        containers, of_containers = await self._runtime.read_containers(_with_container_digest)
+        if (digest, of_containers) != self._agreed:
+            changed = self._changed(_sandbox_states(sandboxes) | _container_states(containers))
+            if changed:
+                await self._reread_changed(_listed(sandboxes, containers, changed), listed_at)
+            else:
+                self._agreed = digest, of_containers
+        self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
+        self.last_relist = self._clock()
+        self.last_error = ""
+        self._seconds.observe(self.last_relist - began)
+
+    async def _reread_changed(self, found: dict[str, _Listed], listed_at: float) -> None:
         failure: Exception | None = None
-        for uid in found:
-            listed = found[uid]
+        for uid, listed in found.items():
             newer = self._touched.get(uid, 0.0) >= listed_at
             if not newer and listed.states() != _states(self.pod(uid)):
                 try:
@@ -188,10 +199,6 @@ class RuntimeWatch:
                     failure = failure or error
         if failure is not None:
             raise failure
-        self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
-        self.last_relist = self._clock()
-        self.last_error = ""
-        self._seconds.observe(self.last_relist - began)
 
     def _changed(self, listed: _States) -> set[str]:
         """The uids of the pods of which a list says something else than is known."""
@@ -205,6 +212,7 @@ class RuntimeWatch:
     async def _reread(self, uid: str, listed: _Listed) -> None:
         """Brings one pod's record in line with the lists just read."""
         identity = listed.identity()
+        self._agreed = None
         if identity is None:
             record = self.pods.pop(uid, None)
             if record is not None:
@@ -270,6 +278,7 @@ class RuntimeWatch:
             self._forget(uid, removed)
 
     def _forget(self, uid: str, removed: str) -> None:
+        self._agreed = None
         record = self.pods.get(uid)
         if record is not None and record.drop({removed}):
             if record.empty:
@@ -277,6 +286,8 @@ class RuntimeWatch:
             self._on_change(uid)
 
     def _record(self, labels: Mapping[str, str]) -> PodRecord | None:
+        """The record of the pod with these labels, about to be changed."""
+        self._agreed = None
         identity = pod_of(labels)
         return self.pods.setdefault(identity[0], PodRecord(*identity)) if identity is not None else None
 
@@ -337,15 +348,16 @@ class RuntimeWatch:
             self._on_change(record.uid)
 
     async def _keep_relisting(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             trusted = self._streaming and not self.last_error
             period = RELIST_WITH_EVENTS_SECONDS if trusted else self._relist_seconds
+            timer = loop.call_later(period, self._wake.set)
             try:
-                async with asyncio.timeout(period):
-                    await self._wake.wait()
-                self._wake.clear()
-            except TimeoutError:
-                pass
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
             try:
                 with self._relisting.step(STEP_SECONDS):
                     await self.relist()
@@ -358,15 +370,23 @@ class RuntimeWatch:
                 self._on_trouble()
 
 
-def _with_sandbox_states(message: bytes) -> tuple[bytes, _States]:
+def _with_sandbox_digest(message: bytes) -> tuple[bytes, int]:
+    return message, _SANDBOX_STATES.digest(message)
+
+
+def _with_container_digest(message: bytes) -> tuple[bytes, int]:
+    return message, _CONTAINER_STATES.digest(message)
+
+
+def _sandbox_states(message: bytes) -> _States:
     uids, ids, states = _SANDBOX_STATES.pick(message)
     ready = [int(state == cri.SANDBOX_READY) for state in states]
-    return message, dict(zip(ids, zip(uids, ready, strict=True), strict=True))
+    return dict(zip(ids, zip(uids, ready, strict=True), strict=True))
 
 
-def _with_container_states(message: bytes) -> tuple[bytes, _States]:
+def _container_states(message: bytes) -> _States:
     uids, ids, states = _CONTAINER_STATES.pick(message)
-    return message, dict(zip(ids, zip(uids, states, strict=True), strict=True))
+    return dict(zip(ids, zip(uids, states, strict=True), strict=True))
 
 
 def _listed(sandboxes: bytes, containers: bytes, uids: set[str]) -> dict[str, _Listed]:

@@ -44,7 +44,7 @@ Fields = list[tuple[bytes, bytes]]
 FIRST_BACK_OFF, LAST_BACK_OFF = 0.1, 3.0
 MOST_WAITING = 10_000
 MOST_UNSENT = 64 * 1024 * 1024
-ANSWER_WITHIN = 1.0
+ANSWER_WITHIN = 4.0
 """Seconds that what a server asks beside its answer to a call may wait for the next call to go with it."""
 _CANCEL, _REFUSED_STREAM = 8, 7
 _PREFIX = 5
@@ -83,6 +83,7 @@ class Channel:
         self._retry_at = 0.0
         self._why = ""
         self._closed = False
+        self._deadlines = _Deadlines()
 
     async def connected(self) -> None:
         """Returns once the server has greeted, tried until it does. Raises CallFailed where it is closed."""
@@ -98,12 +99,12 @@ class Channel:
         """The answer to one message. Raises CallFailed; cancelled, it takes the call back from the server."""
         loop = asyncio.get_running_loop()
         call = _Call(self.limit, loop.create_future())
-        timer = loop.call_later(timeout, call.fail, CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        self._deadlines.put(call, loop, timeout)
         try:
             self._begin(call, _head(method, timeout), message)
             return await call.done
         finally:
-            timer.cancel()
+            self._deadlines.drop(call)
             call.let_go()
             call.seen()
 
@@ -120,6 +121,7 @@ class Channel:
     def close(self) -> None:
         """Calls that are under way fail."""
         self._closed = True
+        self._deadlines.stop()
         for connection in [self._connection, *self._retiring]:
             if connection is not None:
                 connection.lose("the channel was closed")
@@ -169,6 +171,40 @@ class Channel:
             self._open().begin(call)
         except CallFailed as error:
             call.fail(error)
+
+
+class _Deadlines:
+    """Fails calls that are not answered in time, with one timer for all: most are answered long before."""
+
+    def __init__(self) -> None:
+        self._due: dict[_Call, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        """Not later than the first call is due."""
+
+    def put(self, call: _Call, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        due = self._due[call] = loop.time() + timeout
+        if self._timer is None or due < self._timer.when():
+            self._look_at(due, loop)
+
+    def drop(self, call: _Call) -> None:
+        self._due.pop(call, None)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look_at(self, when: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop()
+        self._timer = loop.call_at(when, self._look, when, loop)
+
+    def _look(self, now: float, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        for call in [call for call, due in self._due.items() if due <= now]:
+            del self._due[call]
+            call.fail(CallFailed(DEADLINE_EXCEEDED, "Deadline Exceeded"))
+        if self._due:
+            self._look_at(min(self._due.values()), loop)
 
 
 class _Connection:
@@ -375,6 +411,20 @@ class _Connection:
 class _Call:
     """One call with one answer, which `done` gets."""
 
+    __slots__ = (
+        "_answer",
+        "_details",
+        "_http_status",
+        "_limit",
+        "_status",
+        "again",
+        "body",
+        "connection",
+        "done",
+        "head",
+        "stream",
+    )
+
     def __init__(self, limit: int, done: asyncio.Future[bytes]) -> None:
         self.head = self.body = b""
         self.stream = 0
@@ -460,6 +510,8 @@ class _Call:
 
 class _Streaming(_Call):
     """One call with many answers. While any of them wait to be read, the server's window stays as it is."""
+
+    __slots__ = ("_ended", "_error", "_held", "_loop", "_messages", "_news")
 
     def __init__(self, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit, loop.create_future())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,59 @@ def test_damaged_bytes(message, data):
             at = data.draw(st.integers(0, len(encoded) - 1))
             encoded[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=3))
     assert_agreed(type(message).__name__, bytes(encoded))
+
+
+SINGLE = ["id", "state", "metadata.attempt", "created_at", "labels[uid]"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(containers, max_size=4), st.randoms())
+def test_a_digest_is_of_the_items_in_whatever_order(items, random):
+    data = cri.ListContainersResponse(containers=items).SerializeToString()
+    random.shuffle(items)
+    shuffled = cri.ListContainersResponse(containers=items).SerializeToString()
+    forms = [
+        form.Picker("ListContainersResponse", SINGLE) for form in (_message_fields_c, _message_fields_py)
+    ]
+    assert len({form.digest(some) for form in forms for some in (data, shuffled)}) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(containers, max_size=4), st.lists(containers, max_size=4))
+def test_lists_that_differ_in_a_column_have_other_digests(one, other):
+    picker = _message_fields_c.Picker("ListContainersResponse", SINGLE)
+    lists = [cri.ListContainersResponse(containers=items).SerializeToString() for items in (one, other)]
+    rows = [sorted(zip(*picker.pick(data), strict=True)) for data in lists]
+    assert (picker.digest(lists[0]) == picker.digest(lists[1])) == (rows[0] == rows[1])
+
+
+@FORMS
+def test_states_that_change_places_change_the_digest(form):
+    picker = form.Picker("ListContainersResponse", ["id", "state"])
+    digests = {
+        picker.digest(
+            cri.ListContainersResponse(
+                containers=[
+                    cri.Container(id=id, state=state) for id, state in zip("abc", states, strict=True)
+                ]
+            ).SerializeToString()
+        )
+        for states in itertools.product(range(4), repeat=3)
+    }
+    empty = picker.digest(b"\x0a\x00")  # an item with nothing in it
+    assert len(digests | {empty, picker.digest(b"")}) == 4**3 + 2
+
+
+@FORMS
+def test_a_digest_of_what_is_no_list(form):
+    data = cri.ListImagesResponse(images=[cri.Image(id="sha256:1", size=5)]).SerializeToString()
+    with pytest.raises(ValueError, match="not a ListImagesResponse"):
+        form.Picker("ListImagesResponse", ["id"]).digest(data[:-1])
+    with pytest.raises(ValueError, match="not a ListImagesResponse"):
+        form.Picker("ListImagesResponse", ["id"]).digest(data.replace(b"sha", b"sh\xff"))
+    for lists in ("repo_tags", ""):
+        with pytest.raises(ValueError, match="one text or number"):
+            form.Picker("ListImagesResponse", [lists]).digest(data)
 
 
 @FORMS

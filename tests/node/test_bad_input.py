@@ -11,7 +11,6 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.cri.client import RuntimeClient, Undecodable
 from engine.runtime.hollow import HollowRuntime
-from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
@@ -72,13 +71,13 @@ async def test_events_that_are_none_are_counted_and_pods_are_right_all_the_same(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     garbled = True
-    real = RuntimeClient._decoded
+    real = RuntimeClient._made
 
-    def decoded(client: RuntimeClient, name: str, data: bytes, kind: Any) -> Any:
-        spoilt = garbled and kind is cri.ContainerEventResponse
-        return real(client, name, NOT_A_MESSAGE if spoilt else data, kind)
+    def made(client: RuntimeClient, name: str, make: Any, data: bytes) -> Any:
+        spoilt = garbled and name == "GetContainerEvents"
+        return real(client, name, make, NOT_A_MESSAGE if spoilt else data)
 
-    monkeypatch.setattr(RuntimeClient, "_decoded", decoded)
+    monkeypatch.setattr(RuntimeClient, "_made", made)
     node = await rig.start()
     rig.write("a", {"containers": [container()]})
 
@@ -110,13 +109,12 @@ async def test_lists_that_are_none_leave_no_pod_behind(
     rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     garbled = False
-    real = RuntimeClient._answer
+    real = RuntimeClient._made
 
-    async def answered(client: RuntimeClient, service: str, name: str, *rest: Any) -> bytes:
-        data = await real(client, service, name, *rest)
-        return NOT_A_MESSAGE if garbled and name == call else data
+    def made(client: RuntimeClient, name: str, make: Any, data: bytes) -> Any:
+        return real(client, name, make, NOT_A_MESSAGE if garbled and name == call else data)
 
-    monkeypatch.setattr(RuntimeClient, "_answer", answered)
+    monkeypatch.setattr(RuntimeClient, "_made", made)
     node = await rig.start()
     garbled = True
     node.running.watch._wake.set()
@@ -138,9 +136,9 @@ async def test_lists_that_are_none_leave_no_pod_behind(
 async def test_an_answer_that_is_none_names_the_call(
     tmp_path: Path, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = RuntimeClient._decoded
+    real = RuntimeClient._made
     monkeypatch.setattr(
-        RuntimeClient, "_decoded", lambda client, name, _, kind: real(client, name, NOT_A_MESSAGE, kind)
+        RuntimeClient, "_made", lambda client, name, make, _: real(client, name, make, NOT_A_MESSAGE)
     )
     runtime = RuntimeClient(str(hollow.socket))
     try:

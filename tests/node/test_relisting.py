@@ -1,0 +1,123 @@
+"""A relist sees whatever has changed, in the runtime or in what is known of it, though quiet ones decode
+nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.cri import labels
+from engine.cri.client import RuntimeClient
+from engine.cri.records import EXITED, RUNNING
+from engine.metrics import Registry
+from engine.node import runtime_watch
+from engine.node.runtime_watch import RuntimeWatch
+from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
+
+UIDS = ["uid-a", "uid-b", "uid-c"]
+
+
+class Relisted:
+    """Three pods of one running container each, and a watch that has no stream."""
+
+    def __init__(self, client: RuntimeClient) -> None:
+        self.client = client
+        self.changed: list[str] = []
+        self.watch = RuntimeWatch(client, on_change=self.changed.append, clock=time.time, registry=Registry())
+        self.containers: dict[str, str] = {}
+        self.sandboxes: dict[str, str] = {}
+
+    async def add(self, uid: str) -> None:
+        of_pod = {labels.POD_UID: uid, labels.POD_NAME: uid, labels.POD_NAMESPACE: "default"}
+        metadata = cri.PodSandboxMetadata(name=uid, uid=uid, namespace="default")
+        sandbox = cri.PodSandboxConfig(metadata=metadata, labels=of_pod)
+        self.sandboxes[uid] = await self.client.run_pod_sandbox(sandbox)
+        config = cri.ContainerConfig(
+            metadata=cri.ContainerMetadata(name="c"),
+            image=cri.ImageSpec(image=await self.client.pull_image("busybox:1")),
+            labels={**of_pod, labels.CONTAINER_NAME: "c"},
+        )
+        self.containers[uid] = await self.client.create_container(self.sandboxes[uid], config, sandbox)
+        await self.client.start_container(self.containers[uid])
+
+    async def quiet(self) -> None:
+        """Until relists have nothing to say."""
+        await self.watch.relist()
+        await self.watch.relist()
+        self.changed.clear()
+        await self.watch.relist()
+        assert not self.changed
+
+
+@pytest.fixture
+async def relisted(hollow: HollowRuntime) -> AsyncIterator[Relisted]:
+    client = RuntimeClient(str(hollow.socket))
+    relisted = Relisted(client)
+    for uid in UIDS:
+        await relisted.add(uid)
+    await relisted.quiet()
+    yield relisted
+    await client.close()
+
+
+async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted):
+    watch, client = relisted.watch, relisted.client
+    await client.stop_container(relisted.containers["uid-b"], 0)
+    await watch.relist()
+    assert relisted.changed == ["uid-b"]
+    assert [watch.pod(uid).containers[0].state for uid in UIDS] == [RUNNING, EXITED, RUNNING]
+    await relisted.quiet()
+    await client.stop_pod_sandbox(relisted.sandboxes["uid-a"])
+    await watch.relist()
+    assert relisted.changed == ["uid-a"]
+    await relisted.quiet()
+    await client.remove_pod_sandbox(relisted.sandboxes["uid-a"])
+    await watch.relist()
+    assert relisted.changed == ["uid-a"]
+    assert set(watch.pods) == {"uid-b", "uid-c"}
+    await relisted.quiet()
+    await relisted.add("uid-d")
+    await watch.relist()
+    assert relisted.changed == ["uid-d"]
+    assert watch.pod("uid-d").containers[0].state == RUNNING
+
+
+async def test_what_is_known_is_brought_in_line_again(relisted: Relisted):
+    """The lists are as before, but what was known is not."""
+    watch = relisted.watch
+    watch.forget("uid-c", [relisted.containers["uid-c"]])
+    relisted.changed.clear()
+    await watch.relist()
+    assert relisted.changed == ["uid-c"]
+    assert watch.pod("uid-c").containers[0].state == RUNNING
+
+
+async def test_a_refresh_that_comes_before_the_relist_keeps_its_news(relisted: Relisted):
+    watch, container = relisted.watch, relisted.containers["uid-a"]
+    await relisted.client.stop_container(container, 0)
+    await watch.refresh_container("uid-a", container, relisted.sandboxes["uid-a"])
+    assert relisted.changed == ["uid-a"]
+    await watch.relist()
+    assert relisted.changed == ["uid-a"]
+    assert watch.pod("uid-a").containers[0].state == EXITED
+
+
+async def test_quiet_lists_are_not_decoded(relisted: Relisted, monkeypatch: pytest.MonkeyPatch):
+    decoded: list[bytes] = []
+    states = runtime_watch._container_states
+
+    def counted(message: bytes) -> dict[str, tuple[str, int]]:
+        decoded.append(message)
+        return states(message)
+
+    monkeypatch.setattr(runtime_watch, "_container_states", counted)
+    for _ in range(3):
+        await relisted.watch.relist()
+    assert not decoded
+    await relisted.client.stop_container(relisted.containers["uid-a"], 0)
+    await relisted.watch.relist()
+    assert len(decoded) == 1
+    assert relisted.changed == ["uid-a"]
