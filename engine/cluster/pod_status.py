@@ -70,7 +70,7 @@ def _disrupted(
 
 def status_patch(server: PodStatus, told: PodStatus) -> dict[str, Any]:
     """The strategic merge patch of the status; empty where the server knows it all."""
-    return strategic_patch(to_builtins(server), to_builtins(told))
+    return strategic_patch(to_builtins(server), to_builtins(told)) if server != told else {}
 
 
 def is_ready(status: PodStatus) -> bool:

@@ -63,7 +63,7 @@ async def relisted(hollow: HollowRuntime) -> AsyncIterator[Relisted]:
     await client.close()
 
 
-async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted):
+async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted) -> None:
     watch, client = relisted.watch, relisted.client
     await client.stop_container(relisted.containers["uid-b"], 0)
     await watch.relist()
@@ -85,7 +85,7 @@ async def test_what_changes_in_the_runtime_is_seen(relisted: Relisted):
     assert watch.pod("uid-d").containers[0].state == RUNNING
 
 
-async def test_what_is_known_is_brought_in_line_again(relisted: Relisted):
+async def test_what_is_known_is_brought_in_line_again(relisted: Relisted) -> None:
     """The lists are as before, but what was known is not."""
     watch = relisted.watch
     watch.forget("uid-c", [relisted.containers["uid-c"]])
@@ -95,7 +95,7 @@ async def test_what_is_known_is_brought_in_line_again(relisted: Relisted):
     assert watch.pod("uid-c").containers[0].state == RUNNING
 
 
-async def test_a_refresh_that_comes_before_the_relist_keeps_its_news(relisted: Relisted):
+async def test_a_refresh_that_comes_before_the_relist_keeps_its_news(relisted: Relisted) -> None:
     watch, container = relisted.watch, relisted.containers["uid-a"]
     await relisted.client.stop_container(container, 0)
     await watch.refresh_container("uid-a", container, relisted.sandboxes["uid-a"])
@@ -105,7 +105,7 @@ async def test_a_refresh_that_comes_before_the_relist_keeps_its_news(relisted: R
     assert watch.pod("uid-a").containers[0].state == EXITED
 
 
-async def test_quiet_lists_are_not_decoded(relisted: Relisted, monkeypatch: pytest.MonkeyPatch):
+async def test_quiet_lists_are_not_decoded(relisted: Relisted, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     states = runtime_watch._container_states
 

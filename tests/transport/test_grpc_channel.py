@@ -128,6 +128,25 @@ async def test_a_call_that_is_given_up_is_taken_back_from_the_server(tmp_path: P
         assert await channel.unary("/t/Echo", b"well", 30) == b"well"
 
 
+async def test_each_call_has_its_own_deadline(tmp_path: Path) -> None:
+    async with served(tmp_path) as (_, channel):
+        ended: list[float] = []
+
+        async def wait(seconds: float) -> None:
+            with pytest.raises(CallFailed) as failure:
+                await channel.unary("/t/Wait", b"", seconds)
+            assert failure.value.status == grpc_codes.DEADLINE_EXCEEDED
+            ended.append(seconds)
+
+        patient = asyncio.create_task(channel.unary("/t/Wait", b"", 600))
+        await asyncio.gather(*(wait(seconds) for seconds in (0.4, 0.6, 0.05, 0.2)))
+        assert sorted(ended) == [0.05, 0.2, 0.4, 0.6]
+        await wait(0.1)
+        assert not patient.done()
+        patient.cancel()
+        assert await channel.unary("/t/Echo", b"well", 30) == b"well"
+
+
 async def test_messages_over_the_limit_are_refused_both_ways(tmp_path: Path) -> None:
     async with served(tmp_path) as (service, _):
         small = Channel(str(service.path), limit=1000)
