@@ -37,7 +37,7 @@ from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
-from engine.node.usage.sampler import NodeUsage
+from engine.node.usage.used import NodeUsage
 from engine.wire import cri_v1_pb2 as cri
 
 log = logging.getLogger("kubengine.node")

@@ -58,8 +58,9 @@ from engine.node.services import NodeFacts, Services
 from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
-from engine.node.usage.sampler import NodeUsage, UsageSampler
+from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary import FILES_SECONDS, Summaries
+from engine.node.usage.used import NodeUsage
 from engine.node.usage.volumes import VolumeFigures
 from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper

@@ -1,41 +1,31 @@
 """`/metrics/cadvisor`: cAdvisor's names and labels, as the stock rules and dashboards of Kubernetes use them.
 
 Each group has one set of labels, made once; a series is a name and a column of the table of groups.
+The text is written while it is sent, as it is far larger than what it is made of.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.exposition import ABSENT, Series, exposition
+from engine._fast.reading.groups import IO_COLUMNS
+from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
 from engine.node.machine import device_name, memory_total, swap
 from engine.node.usage.group import GroupTable
-from engine.node.usage.network import Interface
-from engine.node.usage.sampler import NodeUsage, UsedGroup
+from engine.node.usage.used import NodeUsage
+from engine.server.group_labels import Places, Shown
 from engine.server.metrics_text import head, labelled
 
 NANO = 9
 MICRO = 6
-MOST_LABELS = 1 << 15
 
 Numbers = NDArray[np.int64]
 Column = Callable[[GroupTable], tuple[Numbers, int]]
 """Values and how many of their digits are behind the point."""
-
-
-@dataclass(slots=True)
-class _Shown:
-    """Groups that have a place on the page: rows of the table, the text of their labels, their starts."""
-
-    rows: list[int]
-    labels: list[bytes]
-    started: list[int]
 
 
 def _column(name: str, point: int = 0) -> Column:
@@ -52,12 +42,6 @@ def _limit(name: str) -> Column:
     return read
 
 
-def _working_set(table: GroupTable) -> tuple[Numbers, int]:
-    memory, idle = table.column("memory"), table.column("inactive_file")
-    left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
-    return np.where(memory == ABSENT, ABSENT, left), 0
-
-
 def _stalled(resource: str, kind: str) -> Column:
     return lambda table: (table.stalled(resource, kind), MICRO)
 
@@ -69,7 +53,13 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
     ("cpu_cfs_periods_total", "counter", "Periods of the CPU limit", "", _column("periods")),
     ("cpu_cfs_throttled_periods_total", "counter", "Periods cut short", "", _column("throttled_periods")),
     ("cpu_cfs_throttled_seconds_total", "counter", "Time held back", "", _column("throttled", NANO)),
-    ("memory_working_set_bytes", "gauge", "Memory in use less idle cache", "", _working_set),
+    (
+        "memory_working_set_bytes",
+        "gauge",
+        "Memory in use less idle cache",
+        "",
+        lambda table: (table.working_set, 0),
+    ),
     ("memory_usage_bytes", "gauge", "Memory in use", "", _column("memory")),
     ("memory_max_usage_bytes", "gauge", "Most memory ever in use", "", _column("memory_peak")),
     ("memory_rss", "gauge", "Anonymous memory", "", _column("rss")),
@@ -90,7 +80,7 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
         "gauge",
         "Soft limit, never set",
         "",
-        lambda table: (np.zeros(len(table.cgroups), np.int64), 0),
+        lambda table: (np.zeros(len(table.numbers), np.int64), 0),
     ),
     ("pressure_cpu_waiting_seconds_total", "counter", "Some waited for CPU", "", _stalled("cpu", "some")),
     ("pressure_cpu_stalled_seconds_total", "counter", "All waited for CPU", "", _stalled("cpu", "full")),
@@ -111,16 +101,17 @@ _SERIES: tuple[tuple[str, str, str, str, Column], ...] = (
     ("pressure_io_waiting_seconds_total", "counter", "Some waited for disks", "", _stalled("io", "some")),
     ("pressure_io_stalled_seconds_total", "counter", "All waited for disks", "", _stalled("io", "full")),
 )
-_NETWORK: tuple[tuple[str, str, str], ...] = (
-    ("receive_bytes_total", "Bytes received", "rx_bytes"),
-    ("receive_packets_total", "Packets received", "rx_packets"),
-    ("receive_errors_total", "Errors when receiving", "rx_errors"),
-    ("receive_packets_dropped_total", "Packets dropped when receiving", "rx_dropped"),
-    ("transmit_bytes_total", "Bytes sent", "tx_bytes"),
-    ("transmit_packets_total", "Packets sent", "tx_packets"),
-    ("transmit_errors_total", "Errors when sending", "tx_errors"),
-    ("transmit_packets_dropped_total", "Packets dropped when sending", "tx_dropped"),
+_NETWORK: tuple[tuple[str, str], ...] = (
+    ("receive_bytes_total", "Bytes received"),
+    ("receive_packets_total", "Packets received"),
+    ("receive_errors_total", "Errors when receiving"),
+    ("receive_packets_dropped_total", "Packets dropped when receiving"),
+    ("transmit_bytes_total", "Bytes sent"),
+    ("transmit_packets_total", "Packets sent"),
+    ("transmit_errors_total", "Errors when sending"),
+    ("transmit_packets_dropped_total", "Packets dropped when sending"),
 )
+"""In the order of an interface's counters."""
 _IO = (
     ("fs_reads_bytes_total", "Bytes read", "read_bytes"),
     ("fs_writes_bytes_total", "Bytes written", "written_bytes"),
@@ -129,50 +120,33 @@ _IO = (
 )
 
 
-def cadvisor_metrics(usage: NodeUsage) -> bytes:
-    """The whole page, in Prometheus' text format."""
-    return exposition(list(_page(usage)))
+def cadvisor_metrics(usage: NodeUsage) -> Iterator[bytes]:
+    """The page in pieces, in Prometheus' text format."""
+    return exposition(list(_page(usage, _places.of(usage))))
 
 
-def _page(usage: NodeUsage) -> Iterator[Series]:
-    table = usage.table
-    shown, networks = _shown(usage)
-    rows = np.array(shown.rows, np.intp)
+def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
+    table, rows, labels = usage.table, shown.rows, shown.labels
     for name, kind, help, extra, read in _SERIES:
         values, point = read(table)
         opening = f"container_{name}{{{extra + ',' if extra else ''}"
-        yield _series(f"container_{name}", help, kind, opening, shown.labels, values[rows], point)
+        yield _series(f"container_{name}", help, kind, opening, labels, values[rows], point)
     quota = table.column("quota")[rows]
     yield _family(
         "container_spec_cpu_quota",
         "CPU limit in each period, in microseconds; only of groups with one",
         "gauge",
-        shown.labels,
+        labels,
         np.where(quota > 0, quota, ABSENT),
     )
-    yield from _failures(table, rows, shown.labels)
+    yield from _failures(table, shown)
     yield from _devices(table, shown)
-    for name, help, field in _NETWORK:
-        yield _family(
-            f"container_network_{name}",
-            help,
-            "counter",
-            [_interface(one) + labels for labels, interfaces in networks for one in interfaces],
-            [getattr(one, field) for _, interfaces in networks for one in interfaces],
-        )
-    started = np.array(shown.started, np.int64)
+    yield from _networks(usage, shown)
     yield _family(
-        "container_start_time_seconds",
-        "Start in Unix seconds",
-        "gauge",
-        shown.labels,
-        np.where(started > 0, started, ABSENT),
-        MICRO,
+        "container_start_time_seconds", "Start in Unix seconds", "gauge", labels, shown.started, MICRO
     )
     seen = np.full(len(rows), int(usage.time), np.int64)
-    yield _family(
-        "container_last_seen", "When it was last there, in Unix seconds", "gauge", shown.labels, seen
-    )
+    yield _family("container_last_seen", "When it was last there, in Unix seconds", "gauge", labels, seen)
     yield _plain("container_scrape_error", "1 if something could not be read", 0)
     yield _plain("machine_cpu_cores", "CPUs", os.cpu_count() or 1)
     yield _plain("machine_memory_bytes", "Memory", memory_total())
@@ -180,99 +154,83 @@ def _page(usage: NodeUsage) -> Iterator[Series]:
 
 
 def _series(
-    name: str, help: str, kind: str, opening: str, labels: list[bytes], values: Numbers, point: int = 0
+    name: str, help: str, kind: str, opening: str, labels: Texts, values: Numbers, point: int = 0
 ) -> Series:
     return Series(head(name, help, kind).encode(), opening.encode(), labels, values, point)
 
 
-def _family(
-    name: str, help: str, kind: str, labels: list[bytes], values: Sequence[int] | Numbers, point: int = 0
-) -> Series:
-    return _series(name, help, kind, f"{name}{{", labels, np.asarray(values, np.int64), point)
+def _family(name: str, help: str, kind: str, labels: Texts, values: Numbers, point: int = 0) -> Series:
+    return _series(name, help, kind, f"{name}{{", labels, values, point)
 
 
 def _plain(name: str, help: str, value: int) -> Series:
     """One number of the whole machine."""
-    return _family(name, help, "gauge", [b""], [value])
+    return _family(name, help, "gauge", joined([b""]), np.array([value], np.int64))
 
 
-def _failures(table: GroupTable, rows: NDArray[np.intp], labels: list[bytes]) -> Iterator[Series]:
-    name = "container_memory_failures_total"
-    heading = head(name, "Page faults", "counter").encode()
-    for kind, column in (("pgfault", "faults"), ("pgmajfault", "major_faults")):
-        opening = f'{name}{{failure_type="{kind}",scope="hierarchy",'.encode()
-        yield Series(heading, opening, labels, table.column(column)[rows])
+def _parts(
+    name: str, help: str, labels: Texts, parts: Iterable[tuple[str, Numbers, Numbers | None]]
+) -> Iterator[Series]:
+    """A counter by further labels: each part has the text of these, values and the groups that have them."""
+    heading = head(name, help, "counter").encode()
+    for further, values, picked in parts:
+        yield Series(heading, f"{name}{{{further},".encode(), labels, values, picked=picked)
         heading = b""
 
 
-def _devices(table: GroupTable, shown: _Shown) -> Iterator[Series]:
+def _failures(table: GroupTable, shown: Shown) -> Iterator[Series]:
+    kinds = (("pgfault", "faults"), ("pgmajfault", "major_faults"))
+    values = {kind: table.column(column)[shown.rows] for kind, column in kinds}
+    parts = [
+        (f'failure_type="{kind}",scope="hierarchy"', amounts, None)
+        for kind, amounts in values.items()
+        if (amounts != ABSENT).any()
+    ]
+    yield from _parts("container_memory_failures_total", "Page faults", shown.labels, parts)
+
+
+def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
     """What went to and from block devices, by number and by name."""
-    place = dict(zip(shown.rows, shown.labels, strict=True))
-    moved = [row for row in table.io if row.row in place]
-    names = {(row.major, row.minor): "" for row in moved}
-    names = {device: labelled(("device",), (device_name(*device),)) for device in names}
-    by_operation: list[bytes] = []
-    bytes_moved: list[int] = []
-    for row in moved:
-        for operation, count in (("Read", row.read_bytes), ("Write", row.written_bytes)):
-            name = names[row.major, row.minor]
-            numbers = f'{name},major="{row.major}",minor="{row.minor}",operation="{operation}",'
-            by_operation.append(numbers.encode() + place[row.row])
-            bytes_moved.append(count)
-    yield _family(
-        "container_blkio_device_usage_total",
-        "Bytes that went to and from a block device",
-        "counter",
-        by_operation,
-        bytes_moved,
-    )
-    labels = [f"{names[row.major, row.minor]},".encode() + place[row.row] for row in moved]
-    for name, help, field in _IO:
-        counts = [getattr(row, field) for row in moved]
-        yield _family(f"container_{name}", help, "counter", labels, counts)
+    place = np.full(len(table.numbers), -1, np.int64)
+    place[shown.rows] = np.arange(len(shown.rows))
+    io = table.io[place[table.io[:, 0]] >= 0]
+    numbers, of = np.unique(io[:, 1:3], axis=0, return_inverse=True)
+    moved = [
+        (device_name(major, minor), major, minor, io[of.ravel() == at])
+        for at, (major, minor) in enumerate(numbers.tolist())
+    ]
+    by_operation = [
+        (
+            labelled(("device", "major", "minor", "operation"), (name, str(major), str(minor), operation)),
+            rows[:, IO_COLUMNS.index(column)],
+            place[rows[:, 0]],
+        )
+        for name, major, minor, rows in moved
+        for operation, column in (("Read", "read_bytes"), ("Write", "written_bytes"))
+    ]
+    name = "container_blkio_device_usage_total"
+    yield from _parts(name, "Bytes that went to and from a block device", shown.labels, by_operation)
+    for name, help, column in _IO:
+        parts = [
+            (labelled(("device",), (device,)), rows[:, IO_COLUMNS.index(column)], place[rows[:, 0]])
+            for device, _, _, rows in moved
+        ]
+        yield from _parts(f"container_{name}", help, shown.labels, parts)
 
 
-def _interface(one: Interface) -> bytes:
-    return labelled(("interface",), (one.name,)).encode() + b","
+def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
+    """By interface; the host's are those of the root."""
+    found: dict[str, list[tuple[int, ...]]] = {}
+    for place, interfaces in [(0, usage.network), *shown.networks_of(usage)]:
+        for one in interfaces:
+            found.setdefault(one.name, []).append((place, *one.counters))
+    by_name = {name: np.array(rows, np.int64) for name, rows in found.items()}
+    for at, (name, help) in enumerate(_NETWORK, start=1):
+        parts = [
+            (labelled(("interface",), (interface,)), rows[:, at], rows[:, 0])
+            for interface, rows in by_name.items()
+        ]
+        yield from _parts(f"container_network_{name}", help, shown.labels, parts)
 
 
-def _shown(usage: NodeUsage) -> tuple[_Shown, list[tuple[bytes, list[Interface]]]]:
-    """Each group with its labels, and each network namespace with those of the sandbox that owns it."""
-    shown = _Shown([], [], [])
-
-    def put(group: UsedGroup, started: float, *rest: str) -> bytes:
-        labels = _labels(group.cgroup, *rest)
-        shown.rows.append(group.sample.row)
-        shown.labels.append(labels)
-        shown.started.append(int(started * 10**MICRO))
-        return labels
-
-    networks = [(put(usage.root, 0.0), usage.network)]
-    for group in usage.system.values():
-        if group.cgroup.strip("/"):
-            put(group, 0.0)
-    for pod in usage.pods:
-        record = pod.record
-        sandbox = record.sandbox
-        started = sandbox.created_at if sandbox is not None else 0.0
-        owner = put(pod.group, started, record.namespace, record.name)
-        if pod.sandbox is not None and sandbox is not None:
-            owner = put(pod.sandbox, started, record.namespace, record.name, sandbox.id)
-        for group in pod.containers:
-            of = group.container
-            if of is not None:
-                put(group, of.started_at, record.namespace, record.name, of.id, of.name, of.image)
-        if pod.network:
-            networks.append((owner, pod.network))
-    return shown, networks
-
-
-@lru_cache(MOST_LABELS)
-def _labels(
-    cgroup: str, namespace: str = "", pod: str = "", name: str = "", container: str = "", image: str = ""
-) -> bytes:
-    """Kept from one scrape to the next: most groups are the same, and the text takes longest."""
-    return labelled(
-        ("container", "id", "image", "name", "namespace", "pod"),
-        (container, cgroup, image, name, namespace, pod),
-    ).encode()
+_places = Places()

@@ -11,7 +11,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
 from engine.node.container_access import ContainerAccess
-from engine.node.usage.sampler import NodeUsage
+from engine.node.usage.used import NodeUsage
 
 T = TypeVar("T")
 

@@ -124,7 +124,8 @@ def test_series_are_found_in_queries() -> None:
 
 async def known_series(node: Node, tree: Path) -> set[str]:
     """What a node shows, by the names that its pages announce, and those of a busy one's cgroups."""
-    text = "".join(volume_metrics([CLAIM])) + cadvisor_metrics(await BusyView(tree=tree).usage()).decode()
+    usage = await BusyView(tree=tree).usage()
+    text = "".join(volume_metrics([CLAIM])) + b"".join(cadvisor_metrics(usage)).decode()
     for page in PAGES:
         response = await answer(node, Request("GET", page))
         assert isinstance(response, Response)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine._fast.reading.groups import COLUMNS
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage import shown
-from engine.node.usage.group import WHOLE_SECONDS, GroupSample, GroupTable
-from engine.node.usage.network import interfaces_of, read_devices
-from engine.node.usage.sampler import UsageSampler, UsedGroup
+from engine.node.usage import shown, system
+from engine.node.usage.group import WHOLE_SECONDS, Groups, GroupSample
+from engine.node.usage.network import Interface, interfaces_of, read_devices
+from engine.node.usage.sampler import UsageSampler
+from engine.node.usage.system import SystemGroups, read_places
+from engine.node.usage.used import NodeUsage
 
 V1 = {
     "cpuacct/g/cpuacct.usage": "2500000000\n",
@@ -64,10 +69,9 @@ def tree(top: Path, files: dict[str, str]) -> Path:
 
 
 def read(cgroup: str, mount: Path) -> GroupSample:
-    table = GroupTable()
-    sample = table.add(cgroup)
-    table.read(mount)
-    return sample
+    groups = Groups()
+    row = groups.add([cgroup])
+    return groups.read(mount, 100.9).sample(row)
 
 
 @pytest.mark.parametrize("files", [V1, V2], ids=["v1", "v2"])
@@ -81,7 +85,7 @@ def test_a_group_is_read_the_same_from_both_versions(tmp_path: Path, files: dict
     assert (found.faults, found.major_faults, found.memory_failures, found.oom_kills) == (9, 2, 4, 1)
     assert (found.threads, found.threads_limit, found.processes) == (5, None, 2)
     assert found.first_process == 1
-    assert found.table.io == [(0, 8, 0, 10, 20, 1, 2)]
+    assert found.table.io.tolist() == [[0, 8, 0, 10, 20, 1, 2]]
 
 
 def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
@@ -96,22 +100,19 @@ def test_pressure_is_shown_where_the_kernel_has_it(tmp_path: Path) -> None:
 
 def test_a_group_in_the_shape_of_the_summary(tmp_path: Path) -> None:
     files = {**V2, "g/memory.max": "4000000\n"}
-    used = UsedGroup("/g", read("/g", tree(tmp_path, files)))
-    used.sample.table.rates = [250]
+    found = read("/g", tree(tmp_path, files))
+    found.table.rates[found.row] = 250
     time = "1970-01-01T00:01:40Z"
     psi = {"full": {"total": 5, "avg10": 0, "avg60": 0, "avg300": 0},
            "some": {"total": 77, "avg10": 1.5, "avg60": 0.2, "avg300": 0}}  # fmt: skip
     memory = {"availableBytes": 3_000_300, "usageBytes": 1_000_000, "workingSetBytes": 999_700,
               "rssBytes": 600, "pageFaults": 9, "majorPageFaults": 2}  # fmt: skip
-    assert shown.group(used, 100.9) == {
+    assert shown.group(found) == {
         "cpu": {"time": time, "usageNanoCores": 250, "usageCoreNanoSeconds": 2_500_000_000, "psi": psi},
         "memory": {"time": time, **memory},
         "swap": {"time": time, "swapUsageBytes": 5, "swapAvailableBytes": 1_999_995},
     }
-    table = GroupTable()
-    gone = UsedGroup("/none", table.add("/none"))
-    table.read(tmp_path)
-    assert shown.group(gone, 100.9) == {}
+    assert shown.group(read("/none", tmp_path)) == {}
 
 
 def test_a_group_that_is_gone_has_no_numbers(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_group_that_is_gone_has_no_numbers(tmp_path: Path) -> None:
         found = read("/none", mount)
         assert {getattr(found, name) for name in (*COLUMNS, "working_set")} == {None}
         assert found.pressure("cpu", "some") is None
-        assert found.table.io == []
+        assert found.table.io.tolist() == []
 
 
 def test_devices_but_for_the_loopback() -> None:
@@ -156,12 +157,12 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
     assert all(each is many[0] for each in many)
     assert readings == [100.0]
     (pod,) = many[0].pods
-    assert pod.group.sample.rate is None
+    assert many[0].sample(pod.group).rate is None
     assert [group.cgroup for group in pod.containers] == ["/g/cri-id.scope"]
     (tmp_path / "cpuacct/g/cpuacct.usage").write_text("3500000000\n")
     now[0] = 102.0
     later = await sampler.sample()
-    assert later.pods[0].group.sample.rate == 500_000_000
+    assert later.sample(later.pods[0].group).rate == 500_000_000
     assert readings == [100.0, 102.0]
     assert "runtime" not in later.system
 
@@ -169,14 +170,13 @@ async def test_one_reading_serves_all_who_ask(tmp_path: Path) -> None:
 def test_what_is_set_from_outside_is_looked_at_now_and_then(tmp_path: Path) -> None:
     """Where nothing runs nothing else changes; io and other numbers stay as they were."""
     calm = {name: text for name, text in V2.items() if not name.endswith("pressure")}
-    mount, table, limits = tree(tmp_path, calm), None, []
+    mount, groups, limits = tree(tmp_path, calm), Groups(), []
+    row = groups.add(["/g"])
     for time in (0.0, 30.0, WHOLE_SECONDS - 1, WHOLE_SECONDS + 31, WHOLE_SECONDS + 61):
-        table = GroupTable(table, time)
-        sample = table.add("/g")
-        table.read(mount)
+        sample = groups.read(mount, time).sample(row)
         limits.append(sample.memory_limit)
         (mount / "g/memory.max").write_text(f"{int(time) + 1000}\n")
-        assert (sample.rss, table.io) == (600, [(0, 8, 0, 10, 20, 1, 2)])
+        assert (sample.rss, sample.table.io.tolist()) == (600, [[0, 8, 0, 10, 20, 1, 2]])
         assert sample.rate == (None if time == 0 else 0)
     assert limits == [None, None, None, 1299, 1299]
 
@@ -202,11 +202,163 @@ async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> 
             for controller in ("cpuacct", "cpu", "memory", "pids", "blkio"):
                 (tmp_path / controller / "g/cri-id.scope").rename(tmp_path / controller / "g" / move)
         now[0] += 10
-        (pod,) = (await sampler.sample()).pods
-        found.append([(group.cgroup, group.sample.memory) for group in pod.containers])
+        usage = await sampler.sample()
+        (pod,) = usage.pods
+        found.append([(group.cgroup, usage.sample(group).memory) for group in pod.containers])
     first, gone, later = (
         [("/g/cri-id.scope", 1_000_000)],
         [("/g/cri-id.scope", None)],
         [("/g/id-again", 1_000_000)],
     )
     assert found == [first, first, gone, later, later]
+
+
+PLACES = """12:pids:/all
+7:cpu,cpuacct:/cpu/agent
+4:memory:/agent
+1:name=systemd:/agent
+0::/other
+"""
+
+
+def test_processes_may_be_in_another_group_of_each_hierarchy() -> None:
+    assert read_places(PLACES, v1=True) == {
+        "memory": "/agent",
+        "cpuacct": "/cpu/agent",
+        "cpu": "/cpu/agent",
+        "pids": "/all",
+    }
+    assert read_places(PLACES, v1=False) == {"memory": "/other"}
+    assert read_places("12:pids:/all\n", v1=True) == {}
+
+
+def test_a_system_group_has_what_each_hierarchy_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU is found where the CPU hierarchy has the process, though memory's path is unknown there."""
+    monkeypatch.setattr(system, "own_places", lambda pid: read_places(PLACES, v1=True))
+    files = {name.replace("/g/", "/agent/"): text for name, text in V1.items() if name.startswith("memory")}
+    files |= {name.replace("/g/", "/cpu/agent/"): text for name, text in V1.items() if name.startswith("cpu")}
+    mount, groups = tree(tmp_path, {**files, "pids/all/pids.current": "9\n"}), Groups()
+    looked = SystemGroups(groups)
+    seen = []
+    for time in (100.0, 102.0, 104.0):
+        looked.look(tmp_path / "none.sock", "/none")
+        (tmp_path / "cpuacct/cpu/agent/cpuacct.usage").write_text(f"{int(time)}000000000\n")
+        sample = groups.read(mount, time).sample(looked.groups["kubelet"].row)
+        seen.append((sample.cpu, sample.cpu_user, sample.shares, sample.memory, sample.threads, sample.rate))
+    known = (1_000_000_000, 512, 1_000_000, 9)
+    assert seen == [(100 * 10**9, *known, None), (102 * 10**9, *known, 10**9), (104 * 10**9, *known, 10**9)]
+    assert set(looked.groups) == {"kubelet", "pods"}
+    monkeypatch.setattr(system, "own_places", lambda pid: {"memory": "/agent"})
+    looked.look(tmp_path / "none.sock", None)
+    sample = groups.read(mount, 106.0).sample(looked.groups["kubelet"].row)
+    assert (sample.cpu, sample.memory, set(looked.groups)) == (None, 1_000_000, {"kubelet"})
+
+
+async def test_pods_that_come_change_and_go_leave_others_what_they_had(tmp_path: Path) -> None:
+    """Against a sampler that sees each moment for the first time; rates go on."""
+    chance, now = random.Random(5), [1000.0]
+    records: dict[str, PodRecord] = {}
+
+    def at(top: Path) -> UsageSampler:
+        return UsageSampler(
+            pods=lambda: list(records.values()),
+            pod_cgroup=lambda uid: f"/p/{uid}",
+            pods_root=lambda: "/p",
+            runtime=tmp_path / "none.sock",
+            clock=lambda: now[0],
+            mount=top,
+        )
+
+    def container(uid: str, number: int) -> ContainerRecord:
+        return ContainerRecord(f"{uid}-c{number}", "c", "s", RUNNING, number, 1.0)
+
+    def work(cgroup: str) -> None:
+        used = chance.randrange(10**9)
+        tree(
+            tmp_path / cgroup,
+            {
+                "cpu.stat": f"usage_usec {int(now[0]) * 10**9 + used}\n",
+                "memory.current": f"{used}\n",
+                "io.stat": f"8:0 rbytes={used} wbytes=2 rios=3 wios=4\n",
+            },
+        )
+
+    def move() -> None:
+        now[0] += 10
+        for uid in [f"u{chance.randrange(9)}" for _ in range(3)]:
+            record = records.get(uid)
+            if record is None:
+                sandbox = SandboxRecord(f"{uid}-s", True, 0, 1.0, host_network=True)
+                records[uid] = PodRecord(uid, uid, "n", [sandbox], [container(uid, 0)])
+                for name in (uid, f"{uid}/{uid}-s", f"{uid}/{uid}-c0"):
+                    work(f"p/{name}")
+            elif chance.random() < 0.4:
+                del records[uid]
+                shutil.rmtree(tmp_path / "p" / uid)
+            elif chance.random() < 0.6:
+                added = container(uid, len(record.containers))
+                record.containers.append(added)
+                work(f"p/{uid}/{added.id}")
+            else:
+                for directory in (tmp_path / "p" / uid).iterdir():
+                    if directory.is_dir():
+                        work(f"p/{uid}/{directory.name}")
+                work(f"p/{uid}")
+
+    def whole(usage: NodeUsage) -> dict[str, Any]:
+        io = usage.table.io.tolist()
+        return {
+            group.cgroup: (
+                group.owner,
+                usage.sample(group).numbers,
+                [row[1:] for row in io if row[0] == group.row],
+            )
+            for pod in usage.pods
+            for group in pod.groups
+        }
+
+    kept, before = at(tmp_path), dict[str, Any]()
+    for _ in range(60):
+        move()
+        usage = await kept.sample()
+        shown = whole(usage)
+        assert shown == whole(await at(tmp_path).sample())
+        rates = {group.cgroup: usage.sample(group).rate for pod in usage.pods for group in pod.groups}
+        known = {cgroup for cgroup in shown if cgroup in before}
+        assert {cgroup for cgroup, rate in rates.items() if rate is not None} <= known
+        assert all(rates[cgroup] is not None for cgroup in known if shown[cgroup][1] == before[cgroup][1])
+        before = shown
+    assert len(usage.table.numbers) < 150
+
+
+async def test_devices_of_a_pod_are_asked_where_something_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def devices(pid: int | str) -> list[Interface]:
+        asked.append(pid)
+        return [Interface("eth0", *[len(asked)] * 8)]
+
+    monkeypatch.setattr("engine.node.usage.sampler.interfaces_of", devices)
+    now = [100.0]
+    record = PodRecord("u", "p", "n", [SandboxRecord("s", True, 0, 1.0)], [])
+    record.containers.append(ContainerRecord("id", "c", "s", RUNNING, 0, 1.0))
+    files = {"g/cpu.stat": "usage_usec 7\n", "g/memory.current": "7\n", "g/cgroup.procs": "1\n"}
+    for inner in ("g/s/", "g/id/"):
+        files |= {name.replace("g/", inner): text for name, text in files.items() if name.count("/") == 1}
+    sampler = UsageSampler(
+        pods=lambda: [record],
+        pod_cgroup=lambda uid: "/g",
+        pods_root=lambda: None,
+        runtime=tmp_path / "none.sock",
+        clock=lambda: now[0],
+        mount=tree(tmp_path, files),
+    )
+    shown = []
+    for used in (7, 7, 8, 8):
+        (tmp_path / "g/cpu.stat").write_text(f"usage_usec {used}\n")
+        now[0] += 10
+        shown.append((await sampler.sample()).networks["u"][0].rx_bytes)
+    assert asked.count(1) == 2
+    assert shown[0] == shown[1] < shown[2] == shown[3]

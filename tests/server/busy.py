@@ -15,7 +15,8 @@ from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecor
 from engine.node.node_metrics import count_node
 from engine.node.usage import shown
 from engine.node.usage.network import Interface
-from engine.node.usage.sampler import NodeUsage, UsageSampler
+from engine.node.usage.sampler import UsageSampler
+from engine.node.usage.used import NodeUsage
 from tests.server.secured import SecuredView
 
 
@@ -69,11 +70,11 @@ class BusyView(SecuredView):
         usage = await self.usage()
         (pod,) = usage.pods
         reference = {"name": "p", "namespace": "default", "uid": "u"}
-        group = shown.group(pod.containers[0], usage.time)
+        group = shown.group(usage.sample(pod.containers[0]))
         containers = [{"name": "c", "startTime": rfc3339(2.0), **group}]
         return {
-            "node": shown.group(usage.root, usage.time),
-            "pods": [{"podRef": reference, "containers": containers, **shown.group(pod.group, usage.time)}],
+            "node": shown.group(usage.sample(usage.root)),
+            "pods": [{"podRef": reference, "containers": containers, **shown.group(usage.sample(pod.group))}],
         }
 
 

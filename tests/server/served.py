@@ -13,8 +13,8 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
-from engine.node.usage.group import GroupTable
-from engine.node.usage.sampler import NodeUsage, UsedGroup
+from engine.node.usage.group import Groups
+from engine.node.usage.used import NodeUsage, UsedGroup
 from engine.server import Server
 from tests.ports import free_port
 
@@ -51,10 +51,9 @@ class View:
         return self.claims
 
     async def usage(self) -> NodeUsage:
-        table = GroupTable()
-        root = UsedGroup("/", table.add("/"))
-        table.read()
-        return NodeUsage(self.read_at, table, root, {}, [], [])
+        groups = Groups()
+        root = UsedGroup("/", groups.add(["/"]))
+        return NodeUsage(self.read_at, groups.read(time=self.read_at), root, {}, [], [])
 
 
 @dataclass

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage.group import GroupTable
+from engine.node.usage.group import Groups
 from engine.node.usage.network import Interface
-from engine.node.usage.sampler import NodeUsage, UsedGroup, UsedPod
+from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 from engine.server import cadvisor_metrics as cadvisor_metrics_module
 from engine.server.cadvisor_metrics import cadvisor_metrics
 
@@ -30,30 +30,32 @@ LIMITED = {
 
 def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cadvisor_metrics_module, "device_name", lambda major, minor: f"/dev/sd{major}{minor}")
-    table = GroupTable()
+    groups = Groups()
 
-    def used(cgroup: str, container: ContainerRecord | None = None) -> UsedGroup:
-        directory = tmp_path / cgroup.strip("/")
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in (EVERYWHERE | (LIMITED if container else {})).items():
-            (directory / name).write_text(text)
-        return UsedGroup(cgroup, table.add(cgroup), container=container)
+    def used(*cgroups: str, container: ContainerRecord | None = None) -> list[UsedGroup]:
+        for cgroup in cgroups:
+            directory = tmp_path / cgroup.strip("/")
+            directory.mkdir(parents=True, exist_ok=True)
+            own = container is not None and cgroup.endswith(container.id)
+            for name, text in (EVERYWHERE | (LIMITED if own else {})).items():
+                (directory / name).write_text(text)
+        first = groups.add(cgroups)
+        return [UsedGroup(cgroup, row) for row, cgroup in enumerate(cgroups, first)]
 
     container = ContainerRecord("id", "c", "s", RUNNING, 0, 1.0, started_at=7.5, image='i"mage')
     record = PodRecord("u", "p", "n", [SandboxRecord("s", True, 0, 5.0)], [container])
-    pod = UsedPod(
-        record,
-        used("/kubepods/podu"),
-        [used("/kubepods/podu/id", container)],
-        used("/kubepods/podu/s"),
-        [Interface("eth0", 1, 2, 3, 4, 5, 6, 7, 8)],
+    whole, inner, sandbox = used(
+        "/kubepods/podu", "/kubepods/podu/id", "/kubepods/podu/s", container=container
     )
-    root, pods = used("/"), used("/kubepods")
-    gone = UsedGroup("/gone", table.add("/gone"))
-    table.read(tmp_path)
-    usage = NodeUsage(1000.9, table, root, {"pods": pods, "runtime": gone}, [pod], [])
+    inner = UsedGroup(inner.cgroup, inner.row, "id", container)
+    pod = UsedPod(record, whole, [inner], UsedGroup(sandbox.cgroup, sandbox.row, "s"))
+    (root,), (pods,) = used("/"), used("/kubepods")
+    gone = UsedGroup("/gone", groups.add(["/gone"]))
+    network = {"u": [Interface("eth0", 1, 2, 3, 4, 5, 6, 7, 8)]}
+    table = groups.read(tmp_path)
+    usage = NodeUsage(1000.9, table, root, {"pods": pods, "runtime": gone}, [pod], [], network)
     found: dict[tuple[str, str, str], float] = {}
-    for family in text_string_to_metric_families(cadvisor_metrics(usage).decode()):
+    for family in text_string_to_metric_families(b"".join(cadvisor_metrics(usage)).decode()):
         for sample in family.samples:
             found[sample.name, sample.labels.get("id", ""), sample.labels.get("interface", "")] = sample.value
             if sample.labels.get("id") == "/kubepods/podu/id":

@@ -6,6 +6,10 @@ import numpy as np
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+cdef enum:
+    IO_WIDTH = 7
 
 cdef extern from "groups.h" nogil:
     enum:
@@ -27,6 +31,9 @@ cdef extern from "groups.h" nogil:
     int g_group(const int *, const char *, int, int64_t, int, int, char *, int64_t, int64_t *, g_ios *)
 
 
+assert sizeof(g_io) == IO_WIDTH * sizeof(int64_t)
+
+
 def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_t[::1] due,
                    int64_t[:, ::1] numbers, bint v1):
     """Read as the twin does, without the interpreter's lock."""
@@ -41,6 +48,7 @@ def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_
             raise ValueError(f"group {row} comes before its parent")
     seen = np.ones(n, np.uint8)
     cdef uint8_t[::1] moved = seen
+    cdef int64_t[:, ::1] rows
     cdef g_ios ios = g_ios(NULL, 0, 0, 0)
     cdef int tops[G_CONTROLLERS]
     cdef const char *mount_path = top
@@ -51,9 +59,12 @@ def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_
         if buffer == NULL or paths == NULL:
             raise MemoryError
         for row in range(n):
-            if not isinstance(cgroups[row], bytes):
+            if cgroups[row] is None:
+                paths[row] = NULL
+            elif isinstance(cgroups[row], bytes):
+                paths[row] = <bytes>cgroups[row]
+            else:
                 raise TypeError(f"{cgroups[row]!r} is no path in bytes")
-            paths[row] = <bytes>cgroups[row]
         with nogil:
             g_open(mount_path, v1, tops)
             for row in range(n):
@@ -63,10 +74,11 @@ def refresh_groups(mount, list cgroups, const int64_t[::1] parents, const uint8_
             g_close(tops)
         if ios.failed:
             raise MemoryError
-        return seen, [
-            (io.row, io.major, io.minor, io.moved[0], io.moved[1], io.moved[2], io.moved[3])
-            for io in ios.rows[:ios.used]
-        ]
+        io = np.empty((ios.used, IO_WIDTH), np.int64)
+        if ios.used:
+            rows = io
+            memcpy(&rows[0, 0], ios.rows, ios.used * sizeof(g_io))
+        return seen, io
     finally:
         free(buffer)
         free(paths)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,42 +64,39 @@ _DIGITS: Final = 19
 Row = dict[str, int | None]
 
 
-class IoRow(NamedTuple):
-    """What one group moved to and from one block device; `row` is the group's."""
-
-    row: int
-    major: int
-    minor: int
-    read_bytes: int
-    written_bytes: int
-    reads: int
-    writes: int
+IO_COLUMNS: Final = ("row", "major", "minor", "read_bytes", "written_bytes", "reads", "writes")
+"""What one group moved to and from one block device; `row` is the group's."""
 
 
 def refresh_groups(
     mount: str,
-    cgroups: list[bytes],
+    cgroups: list[bytes | None],
     parents: NDArray[np.int64],
     due: NDArray[np.uint8],
     numbers: NDArray[np.int64],
     v1: bool,
-) -> tuple[NDArray[np.uint8], list[tuple[int, ...]]]:
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Brings `numbers` up to date: a row for each of `cgroups`, `ABSENT` where it was never read. They are
-    paths below `mount`, or below each controller's directory of it, without a slash at either end. A group
-    that is gone has a row of `ABSENT`. `parents` has the row of the group that one is in, -1 for none; it
-    comes first.
+    paths below `mount`, or below each controller's directory of it, without a slash at either end; None for a
+    row that nobody has. A group that is gone has a row of `ABSENT`, as nobody's has. `parents` has the row of
+    the group that one is in, -1 for none; it comes first.
 
-    Returns 1 for each group that was read, 0 for one that rests, and an `IoRow` for each device of those that
-    were read. Raises ValueError where columns differ in length or a group comes before its parent.
+    Returns 1 for each group that was read, 0 for one that rests, and for each device of those that were read
+    a row of `IO_COLUMNS`.
+
+    Raises ValueError where columns differ in length or a group comes before its parent.
     """
     if not len(parents) == len(due) == len(cgroups) or numbers.shape != (len(cgroups), _WIDTH):
         raise ValueError(f"{len(cgroups)} groups, but other columns")
     if (parents >= np.arange(len(cgroups))).any():
         raise ValueError("a group comes before its parent")
     moved = np.ones(len(cgroups), np.uint8)
-    io: list[tuple[int, ...]] = []
+    io: list[list[int]] = []
     form = _V1 if v1 else _V2
     for row, cgroup in enumerate(cgroups):
+        if cgroup is None:
+            numbers[row] = ABSENT
+            continue
         known = dict(zip(_ALL, numbers[row].tolist(), strict=True))
         whole = bool(due[row]) or ABSENT in (known["cpu"], known["memory"])
         if not whole and parents[row] >= 0 and not moved[parents[row]]:
@@ -123,8 +120,8 @@ def refresh_groups(
             if value is not None:
                 numbers[row, column] = _held(value)
         if moved[row]:
-            io += [(row, *device, *counts) for device, counts in group.io().items()]
-    return moved, io
+            io += [[row, *device, *counts] for device, counts in group.io().items()]
+    return moved, np.array(io, np.int64).reshape(-1, len(IO_COLUMNS))
 
 
 def _settled(known: Mapping[str, int]) -> bool:

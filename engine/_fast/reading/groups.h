@@ -399,12 +399,16 @@ static int g_settled(const int64_t *row) {
     return row[DIRTY] <= 0 && row[WRITEBACK] <= 0;
 }
 
-/* One group into its row, which has what was read before; 0 if it rests and nothing more of it was read.
+/* One group (NULL for nobody's row) into its row, which has what was read before; 0 if it rests and nothing more of it was read.
    `buffer` has G_MOST bytes. */
 static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, int whole, int within_rest,
                    char *buffer, int64_t at, int64_t *row, g_ios *ios) {
     char path[G_PATH];
     const int64_t cpu = row[CPU], memory = row[MEMORY], threads = row[THREADS];
+    if (!cgroup) {
+        g_clear(row);
+        return 1;
+    }
     const size_t first = ios->used, length = strlen(cgroup);
     int moved = 0;
     whole |= cpu == G_ABSENT || memory == G_ABSENT;

@@ -6,7 +6,7 @@ Times are nanoseconds, amounts bytes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, IoRow, refresh_groups
+from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, refresh_groups
 
 MOUNT: Final = Path("/sys/fs/cgroup")
 WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
@@ -24,6 +24,12 @@ SPREAD: Final = 10
 """Groups that were met at the same time are not all due again at the same time."""
 SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
 _COLUMN: Final = {name: at for at, name in enumerate(COLUMNS)}
+_OF_CONTROLLER: Final = {
+    "cpuacct": slice(_COLUMN["cpu"], _COLUMN["periods"]),
+    "cpu": slice(_COLUMN["periods"], _COLUMN["memory"]),
+    "pids": slice(_COLUMN["threads"], _COLUMN["processes"]),
+}
+"""What a hierarchy of v1 says that need not have a process in the same place as memory's."""
 _STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSURE)}
 
 
@@ -38,92 +44,144 @@ class Pressure:
 
 
 class GroupTable:
-    """Groups by row: add all, then read them at once. Before that there is nothing in them.
+    """One reading. `numbers` has a row for each group, `io` rows of `IO_COLUMNS`, `moved` 1 for each group in
+    which something ran since the reading before; `rates` are nanoseconds of CPU per second, `ABSENT` where
+    there is nothing to compare with. `time` is Unix seconds."""
 
-    What is known of them from the table of the reading before is looked at again only where something ran, or
-    every `WHOLE_SECONDS`; `time` is Unix seconds.
-    """
-
-    def __init__(self, before: GroupTable | None = None, time: float = 0.0) -> None:
-        self.cgroups: list[str] = []
-        self.io: list[IoRow] = []
-        self.rates: list[int | None] = []
-        self._time = time
-        self._before = before
-        self._parents: list[int] = []
-        self._row: dict[str, int] = {}
-        self._numbers: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
-        self._read_whole: NDArray[np.float64] = np.empty(0, np.float64)
-
-    def add(self, cgroup: str, within: GroupSample | None = None) -> GroupSample:
-        """`within`: the group that it is in, if that is here too."""
-        row = len(self.cgroups)
-        self.cgroups.append(cgroup)
-        self._parents.append(-1 if within is None else within.row)
-        self._row[cgroup] = row
-        return GroupSample(self, row)
-
-    def read(self, mount: Path = MOUNT) -> None:
-        """All that can be read; a group that is gone has nothing."""
-        count = len(self.cgroups)
-        self._numbers = np.full((count, WIDTH), ABSENT, np.int64)
-        self._read_whole = np.full(count, -np.inf)
-        before, self._before = self._before, None
-        came_from = np.full(count, -1, np.intp)
-        if before is not None:
-            came_from[:] = [before._row.get(cgroup, -1) for cgroup in self.cgroups]
-            known = came_from >= 0
-            self._numbers[known] = before._numbers[came_from[known]]
-            self._read_whole[known] = before._read_whole[came_from[known]]
-        due = ~(np.abs(self._time - self._read_whole) < WHOLE_SECONDS)
-        used = self._numbers[:, _COLUMN["cpu"]].copy()
-        names = [cgroup.strip("/").encode() for cgroup in self.cgroups]
-        parents = np.array(self._parents, np.int64)
-        moved, io = refresh_groups(
-            str(mount), names, parents, due.astype(np.uint8), self._numbers, is_v1(mount)
-        )
-        spread = (np.arange(count) % SPREAD) * (WHOLE_SECONDS / SPREAD)
-        self._read_whole[due] = self._time - np.where(np.isfinite(self._read_whole[due]), 0.0, spread[due])
-        self.io = self._merged(before, came_from, moved, [IoRow(*row) for row in io])
-        self.rates = self._rates(before, used)
-
-    def _merged(
+    def __init__(
         self,
-        before: GroupTable | None,
-        came_from: NDArray[np.intp],
+        time: float,
+        numbers: NDArray[np.int64],
         moved: NDArray[np.uint8],
-        io: list[IoRow],
-    ) -> list[IoRow]:
-        """What was read now, and of groups that rest what was read before."""
-        if before is None:
-            return io
-        now_at = {int(came_from[row]): int(row) for row in np.flatnonzero(moved == 0)}
-        kept = [row._replace(row=now_at[row.row]) for row in before.io if row.row in now_at]
-        return sorted([*io, *kept])
-
-    def _rates(self, before: GroupTable | None, used: NDArray[np.int64]) -> list[int | None]:
-        """Nanoseconds of CPU per second since the reading before."""
-        seconds = self._time - before._time if before is not None else 0.0
-        if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
-            return [None] * len(self.cgroups)
-        now = self.column("cpu")
-        known = (used != ABSENT) & (now != ABSENT) & (now >= used)
-        rates = ((now - used) / seconds).astype(np.int64).tolist()
-        return [rate if there else None for rate, there in zip(rates, known.tolist(), strict=True)]
+        io: NDArray[np.int64],
+        rates: NDArray[np.int64],
+    ) -> None:
+        self.time, self.numbers, self.moved, self.io, self.rates = time, numbers, moved, io, rates
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A number of each group, `ABSENT` where it has none."""
-        return self._numbers[:, _COLUMN[name]]
+        return self.numbers[:, _COLUMN[name]]
 
     def stalled(self, resource: str, kind: str) -> NDArray[np.int64]:
         """PSI's microseconds of each group."""
-        return self._numbers[:, _STALLED[resource, kind]]
+        return self.numbers[:, _STALLED[resource, kind]]
 
     @cached_property
-    def rows(self) -> list[list[int]]:
-        """The same numbers, for who looks at one group after another."""
-        rows: list[list[int]] = self._numbers.tolist()
-        return rows
+    def working_set(self) -> NDArray[np.int64]:
+        """Bytes in use less the page cache that nobody touched lately."""
+        memory, idle = self.column("memory"), self.column("inactive_file")
+        left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
+        return np.where(memory == ABSENT, ABSENT, left)
+
+    def sample(self, row: int) -> GroupSample:
+        return GroupSample(self, row)
+
+
+class Groups:
+    """Groups that are read again and again. Each has a row as long as it is here.
+
+    What is known of a group is looked at again only where something ran, or every `WHOLE_SECONDS`.
+    `borrowed`: what a controller of v1 says of a group is in another row, as (row, other, controller).
+    """
+
+    def __init__(self) -> None:
+        self._names: list[bytes | None] = []
+        self._parents: list[int] = []
+        self._read_whole: NDArray[np.float64] = np.empty(0)
+        self._free: dict[int, list[int]] = {}
+        self._new: dict[int, int] = {}
+        self.borrowed: list[tuple[int, int, str]] = []
+        self._last: GroupTable | None = None
+        self._read: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
+
+    def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
+        """Rows one after another, the first of which is returned. The others are groups within the first's,
+        or, if not `within`, anywhere.
+
+        `known` are rows that groups had until now: what was read there goes on here.
+        """
+        count = len(cgroups)
+        free = self._free.get(count)
+        first = free.pop() if free else len(self._names)
+        if first == len(self._names):
+            self._names += [None] * count
+            self._parents += [-1] * count
+        self._parents[first + 1 : first + count] = [first if within else -1] * (count - 1)
+        for row, cgroup in enumerate(cgroups, first):
+            self._names[row] = cgroup.strip("/").encode()
+            self._new[row] = (known or {}).get(cgroup, -1)
+        return first
+
+    def drop(self, first: int, count: int) -> None:
+        """Nobody asks for these rows any more, that were added together."""
+        self._names[first : first + count] = [None] * count
+        self._new |= dict.fromkeys(range(first, first + count), -1)
+        self._free.setdefault(count, []).append(first)
+
+    def read(self, mount: Path = MOUNT, time: float = 0.0) -> GroupTable:
+        """All that can be read now; a group that is gone has nothing."""
+        last, count = self._last, len(self._names)
+        now_at = self._take_in(count)
+        numbers = self._read
+        used = numbers[:, _COLUMN["cpu"]].copy()
+        due = ~(np.abs(time - self._read_whole) < WHOLE_SECONDS)
+        parents = np.array(self._parents, np.int64)
+        moved, io = refresh_groups(
+            str(mount), self._names, parents, due.astype(np.uint8), numbers, is_v1(mount)
+        )
+        spread = (np.arange(count) % SPREAD) * (WHOLE_SECONDS / SPREAD)
+        self._read_whole[due] = time - np.where(np.isfinite(self._read_whole[due]), 0.0, spread[due])
+        if last is not None:
+            io = _merged(last.io, now_at, moved, io)
+        rates = _rates(used, numbers[:, _COLUMN["cpu"]], time - last.time if last is not None else 0.0)
+        shown = numbers.copy()
+        for row, other, controller in self.borrowed:
+            columns = _OF_CONTROLLER[controller]
+            shown[row, columns] = numbers[other, columns]
+            if controller == "cpuacct":
+                rates[row] = rates[other]
+        self._last = GroupTable(time, shown, moved, io, rates)
+        return self._last
+
+    def _take_in(self, count: int) -> NDArray[np.intp]:
+        """Makes the rows of new groups; where each row of the reading before is now, -1 for nowhere."""
+        before, whole = self._read, self._read_whole
+        self._read = np.full((count, WIDTH), ABSENT, np.int64)
+        self._read[: len(before)] = before
+        self._read_whole = np.full(count, -np.inf)
+        self._read_whole[: len(whole)] = whole
+        now_at = np.arange(len(before))
+        if self._new:
+            rows, known = np.array(list(self._new.items()), np.intp).T
+            carried = known >= 0
+            now_at[rows[rows < len(before)]] = -1
+            now_at[known[carried]] = rows[carried]
+            self._read[rows] = ABSENT
+            self._read_whole[rows] = -np.inf
+            self._read[rows[carried]] = before[known[carried]]
+            self._read_whole[rows[carried]] = whole[known[carried]]
+            self._new.clear()
+        return now_at
+
+
+def _merged(
+    before: NDArray[np.int64], now_at: NDArray[np.intp], moved: NDArray[np.uint8], io: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """What was read now, and of groups that rest what was read before."""
+    rows = now_at[before[:, 0]]
+    resting = (rows >= 0) & (moved[rows] == 0)
+    kept = before[resting]
+    kept[:, 0] = rows[resting]
+    whole = np.concatenate((kept, io))
+    return whole[np.lexsort((whole[:, 2], whole[:, 1], whole[:, 0]))]
+
+
+def _rates(used: NDArray[np.int64], now: NDArray[np.int64], seconds: float) -> NDArray[np.int64]:
+    """Nanoseconds of CPU per second since the reading before."""
+    if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
+        return np.full(len(now), ABSENT, np.int64)
+    known = (used != ABSENT) & (now != ABSENT) & (now >= used)
+    return np.where(known, ((now - np.where(known, used, 0)) / seconds).astype(np.int64), ABSENT)
 
 
 class _Column:
@@ -136,12 +194,13 @@ class _Column:
 
 
 class GroupSample:
-    """One group's numbers."""
+    """One group's numbers: `numbers` by `COLUMNS`, `ABSENT` where there is none; pressure follows."""
 
-    __slots__ = ("row", "table")
+    __slots__ = ("numbers", "row", "table")
 
     def __init__(self, table: GroupTable, row: int) -> None:
         self.table, self.row = table, row
+        self.numbers: list[int] = table.numbers[row].tolist()
 
     cpu = _Column("cpu")
     cpu_user = _Column("cpu_user")
@@ -175,18 +234,12 @@ class GroupSample:
     @property
     def rate(self) -> int | None:
         """Nanoseconds of CPU per second since it was read before."""
-        return self.table.rates[self.row]
-
-    @property
-    def numbers(self) -> list[int]:
-        """By `COLUMNS`, `ABSENT` where there is none; pressure follows."""
-        return self.table.rows[self.row]
+        return _known(self.table.rates[self.row])
 
     @property
     def working_set(self) -> int | None:
         """Bytes in use less the page cache that nobody touched lately."""
-        memory = self.memory
-        return None if memory is None else max(memory - (self.inactive_file or 0), 0)
+        return _known(self.table.working_set[self.row])
 
     @property
     def has_pressure(self) -> bool:
@@ -199,6 +252,10 @@ class GroupSample:
         if row[begin] == ABSENT:
             return None
         return Pressure(row[begin], *(average / 100 for average in row[begin + 1 : begin + 4]))
+
+
+def _known(value: np.int64) -> int | None:
+    return None if value == ABSENT else int(value)
 
 
 def is_v1(mount: Path = MOUNT) -> bool:

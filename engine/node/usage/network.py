@@ -22,6 +22,14 @@ class Interface:
     tx_errors: int
     tx_dropped: int
 
+    @property
+    def counters(self) -> tuple[int, ...]:
+        """In their order."""
+        return (
+            *(self.rx_bytes, self.rx_packets, self.rx_errors, self.rx_dropped),
+            *(self.tx_bytes, self.tx_packets, self.tx_errors, self.tx_dropped),
+        )
+
 
 def interfaces_of(pid: int | str) -> list[Interface]:
     """The devices that a process sees but for the loopback; none where it is gone."""

@@ -3,52 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from engine._fast.reading.groups import ABSENT
-from engine.cri.records import ContainerRecord, PodRecord
-from engine.node.usage.group import MOUNT, GroupSample, GroupTable, children, is_v1
+from engine.cri.records import PodRecord
+from engine.node.usage.group import MOUNT, Groups, GroupTable, children
 from engine.node.usage.network import Interface, interfaces_of
+from engine.node.usage.system import SystemGroups
+from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 
 SHARED_SECONDS = 1.0
-
-
-@dataclass(slots=True)
-class UsedGroup:
-    """A group and whose it is: `owner` is the id of a container or sandbox, "" for others."""
-
-    cgroup: str
-    sample: GroupSample
-    owner: str = ""
-    container: ContainerRecord | None = None
-
-
-@dataclass(slots=True)
-class UsedPod:
-    """`sandbox` is the id of the pod's sandbox, `network` empty for a pod of the host's network."""
-
-    record: PodRecord
-    group: UsedGroup
-    containers: list[UsedGroup] = field(default_factory=list)
-    sandbox: UsedGroup | None = None
-    network: list[Interface] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class NodeUsage:
-    """`time` is Unix seconds; `table` has all groups; `system` are the groups of the agent (`kubelet`), the
-    runtime and all pods."""
-
-    time: float
-    table: GroupTable
-    root: UsedGroup
-    system: dict[str, UsedGroup]
-    pods: list[UsedPod]
-    network: list[Interface]
 
 
 class UsageSampler:
@@ -69,7 +36,12 @@ class UsageSampler:
         self._runtime = runtime
         self._clock = clock
         self._mount = mount
-        self._where: dict[str, str] = {}
+        self._groups = Groups()
+        self._root = UsedGroup("/", self._groups.add(["/"]))
+        self._system = SystemGroups(self._groups)
+        self._known: dict[str, UsedPod] = {}
+        self._gone: set[str] = set()
+        self._shown: tuple[UsedPod, ...] = ()
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
 
@@ -92,83 +64,81 @@ class UsageSampler:
 
     def _read_all(self, places: Sequence[tuple[PodRecord, str]], pods_root: str | None) -> NodeUsage:
         now = self._clock()
-        table = GroupTable(self._last.table if self._last is not None else None, now)
-        system = {
-            "kubelet": own_cgroup("self"),
-            "runtime": _cgroup_of_server(self._runtime),
-            "pods": pods_root,
-        }
-        root = UsedGroup("/", table.add("/"))
-        system_groups = {
-            name: UsedGroup(cgroup, table.add(cgroup)) for name, cgroup in system.items() if cgroup
-        }
-        pods = [self._pod(record, cgroup, table) for record, cgroup in places]
-        table.read(self._mount)
-        there = (table.column("memory") != ABSENT).tolist()
-        self._where = {
-            group.owner: group.cgroup for group in _groups_of(pods) if group.owner and there[group.sample.row]
-        }
-        first_process = table.column("first_process").tolist()
-        for pod in pods:
-            if pod.record.sandbox is not None and not pod.record.sandbox.host_network:
-                inside = [*filter(None, [pod.sandbox]), *pod.containers]
-                pids = (first_process[group.sample.row] for group in inside)
-                pod.network = next((interfaces_of(pid) for pid in pids if pid != ABSENT), [])
-        return NodeUsage(now, table, root, system_groups, pods, interfaces_of("self"))
+        self._system.look(self._runtime, pods_root)
+        pods = self._place(places)
+        table = self._groups.read(self._mount, now)
+        absent = set(np.flatnonzero(table.column("memory") == ABSENT).tolist())
+        self._gone = {pod.record.uid for pod in pods if not absent.isdisjoint(pod.inner_rows)}
+        return NodeUsage(
+            now, table, self._root, self._system.groups, pods, interfaces_of("self"), self._networks(table)
+        )
 
-    def _pod(self, record: PodRecord, cgroup: str, table: GroupTable) -> UsedPod:
-        """Its groups, of which those are looked for that nobody has seen before."""
-        whole = table.add(cgroup)
-        pod = UsedPod(record, UsedGroup(cgroup, whole))
+    def _place(self, places: Sequence[tuple[PodRecord, str]]) -> tuple[UsedPod, ...]:
+        """Each pod with rows for its groups: those that it had, if the runtime says the same of it."""
+        pods = tuple(self._pod(record, cgroup) for record, cgroup in places)
+        if len(pods) != len(self._known):
+            here = {record.uid for record, _ in places}
+            for uid in [uid for uid in self._known if uid not in here]:
+                gone = self._known.pop(uid)
+                self._groups.drop(gone.group.row, len(gone.groups))
+        if pods != self._shown:
+            self._shown = pods
+        return self._shown
+
+    def _pod(self, record: PodRecord, cgroup: str) -> UsedPod:
+        """Its groups, of which those are looked for that nobody has seen before, or that are gone."""
+        told = (cgroup, *record.containers, *record.sandboxes)
+        before = self._known.get(record.uid)
+        lost = record.uid in self._gone
+        if before is not None and not lost and before.record is record and before.told == told:
+            return before
+        where = {} if before is None or lost else {group.owner: group.cgroup for group in before.groups}
         names: list[str] | None = None
 
-        def used(owner: str, container: ContainerRecord | None = None) -> UsedGroup | None:
+        def place(owner: str) -> str | None:
             nonlocal names
-            place = self._where.get(owner)
-            if place is None:
-                if names is None:
-                    names = list(children(cgroup, self._mount))
+            if owner not in where:
+                names = list(children(cgroup, self._mount)) if names is None else names
                 name = next((name for name in names if owner in name), None)
                 if name is None:
                     return None
-                place = f"{cgroup}/{name}"
-            return UsedGroup(place, table.add(place, whole), owner=owner, container=container)
+                where[owner] = f"{cgroup}/{name}"
+            return where[owner]
 
-        pod.containers = [group for each in record.may_run if (group := used(each.id, each)) is not None]
-        if record.sandbox is not None:
-            pod.sandbox = used(record.sandbox.id)
+        inside = [(each.id, each, at) for each in record.may_run if (at := place(each.id)) is not None]
+        sandbox_at = place(record.sandbox.id) if record.sandbox is not None else None
+        cgroups = [cgroup, *(at for _, _, at in inside), *filter(None, [sandbox_at])]
+        rows: dict[str, int] = {}
+        if before is not None:
+            rows = {group.cgroup: group.row for group in before.groups}
+            self._groups.drop(before.group.row, len(before.groups))
+        first = self._groups.add(cgroups, rows)
+        complete = len(inside) == len(record.may_run) and (record.sandbox is None or sandbox_at is not None)
+        pod = self._known[record.uid] = UsedPod(
+            record,
+            UsedGroup(cgroup, first),
+            [UsedGroup(at, first + 1 + row, owner, each) for row, (owner, each, at) in enumerate(inside)],
+            None
+            if sandbox_at is None or record.sandbox is None
+            else UsedGroup(sandbox_at, first + 1 + len(inside), record.sandbox.id),
+            told if complete else (),
+        )
         return pod
 
-
-def _groups_of(pods: Iterable[UsedPod]) -> Iterator[UsedGroup]:
-    for pod in pods:
-        yield pod.group
-        yield from pod.containers
-        if pod.sandbox is not None:
-            yield pod.sandbox
-
-
-def own_cgroup(pid: int | str) -> str | None:
-    """The group of a process, where its memory is accounted."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    wanted = "memory" if is_v1() else ""
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if wanted in controllers.split(","):
-            return path
-    return None
-
-
-def _cgroup_of_server(path: Path) -> str | None:
-    """The group of the process that listens on a unix socket."""
-    with socket.socket(socket.AF_UNIX) as asked:
-        asked.settimeout(1.0)
-        try:
-            asked.connect(str(path))
-            credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        except OSError:
-            return None
-    return own_cgroup(struct.unpack("3i", credentials)[0])
+    def _networks(self, table: GroupTable) -> dict[str, Sequence[Interface]]:
+        """Of pods in which nothing ran what was read before: they have sent nothing."""
+        before = self._last.networks if self._last is not None else {}
+        first_process = table.column("first_process").tolist()
+        moved = table.moved.tolist()
+        found: dict[str, Sequence[Interface]] = {}
+        for pod in self._shown:
+            uid, sandbox = pod.record.uid, pod.record.sandbox
+            if sandbox is None or sandbox.host_network:
+                continue
+            if not moved[pod.group.row] and uid in before:
+                found[uid] = before[uid]
+                continue
+            inside = [*filter(None, [pod.sandbox]), *pod.containers]
+            pids = (first_process[group.row] for group in inside)
+            found[uid] = next((interfaces_of(pid) for pid in pids if pid != ABSENT), [])
+        return found

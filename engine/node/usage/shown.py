@@ -10,7 +10,6 @@ from engine._fast.reading.groups import ABSENT, COLUMNS
 from engine.api.moments import rfc3339
 from engine.node.usage.group import GroupSample, Pressure
 from engine.node.usage.network import Interface
-from engine.node.usage.sampler import UsedGroup
 
 ETH0 = "eth0"
 _CPU = (("usageCoreNanoSeconds", COLUMNS.index("cpu")),)
@@ -25,9 +24,9 @@ _SWAP_NAMES = (("swapUsageBytes", _SWAP),)
 _NO_PRESSURE = Pressure(0, 0.0, 0.0, 0.0)
 
 
-def group(used: UsedGroup, now: float) -> dict[str, Any]:
+def group(sample: GroupSample) -> dict[str, Any]:
     """cpu, memory, io (where the kernel has PSI) and swap of a group."""
-    sample, time = used.sample, _second(int(now))
+    time = _second(int(sample.table.time))
     numbers = sample.numbers
     rate = sample.rate
     cpu: dict[str, Any] = {"time": time} if rate is None else {"time": time, "usageNanoCores": rate}

@@ -22,7 +22,8 @@ from engine.node import machine
 from engine.node.pod_stats import pod_stats
 from engine.node.summary import node_summary, pod_summary
 from engine.node.usage import shown
-from engine.node.usage.sampler import NodeUsage, UsageSampler, UsedPod
+from engine.node.usage.sampler import UsageSampler
+from engine.node.usage.used import NodeUsage, UsedPod
 from engine.node.usage.volumes import VolumeFigures, file_system
 from engine.wire import cri_v1_pb2 as cri
 
@@ -65,7 +66,7 @@ class Summaries:
         for used in usage.pods:
             record = used.record
             reference = {"name": record.name, "namespace": record.namespace, "uid": record.uid}
-            _lay_over(pods.setdefault(record.uid, {"podRef": reference, "containers": []}), used, usage.time)
+            _lay_over(pods.setdefault(record.uid, {"podRef": reference, "containers": []}), used, usage)
         self._files = {uid: files for uid, files in self._files.items() if uid in pods}
         known = [pod for pod in map(self._known, pods) if pod is not None]
         told = await self._volumes.of_drivers(known)
@@ -76,7 +77,7 @@ class Summaries:
     async def _node(self, usage: NodeUsage) -> Entry:
         now, time = usage.time, rfc3339(usage.time)
         node = node_summary(self._name, self._root, self._began, now)
-        whole = shown.group(usage.root, now)
+        whole = shown.group(usage.sample(usage.root))
         node["cpu"] = whole.get("cpu", {"time": time})
         rss_and_faults = {
             name: value
@@ -89,7 +90,7 @@ class Summaries:
         node["network"] = shown.network(usage.network, now)
         node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
         node["systemContainers"] = [
-            {"name": name, "startTime": rfc3339(self._began), **shown.group(group, now)}
+            {"name": name, "startTime": rfc3339(self._began), **shown.group(usage.sample(group))}
             for name, group in usage.system.items()
         ]
         node["runtime"] = await self._runtime_fs(time)
@@ -143,23 +144,24 @@ async def _filesystem(listed: Sequence[cri.FilesystemUsage], time: str) -> Entry
     return {"time": time, **place, **used}
 
 
-def _lay_over(entry: Entry, used: UsedPod, now: float) -> None:
+def _lay_over(entry: Entry, used: UsedPod, usage: NodeUsage) -> None:
     """What cgroups and devices say is truer than what the runtime says of them."""
-    record = used.record
-    entry |= shown.group(used.group, now)
+    record, sample = used.record, usage.sample(used.group)
+    entry |= shown.group(sample)
     if record.sandbox is not None:
         entry["startTime"] = rfc3339(record.sandbox.created_at)
-    if used.network:
-        entry["network"] = shown.network(used.network, now)
-    if used.group.sample.threads is not None:
-        entry["process_stats"] = {"process_count": used.group.sample.threads}
+    network = usage.networks.get(record.uid)
+    if network:
+        entry["network"] = shown.network(network, usage.time)
+    if sample.threads is not None:
+        entry["process_stats"] = {"process_count": sample.threads}
     by_name = {container["name"]: container for container in entry["containers"]}
     for group in used.containers:
         if group.container is None:
             continue
         name = group.container.name
         container = by_name.setdefault(name, {"name": name})
-        container |= shown.group(group, now)
+        container |= shown.group(usage.sample(group))
         container["startTime"] = rfc3339(group.container.started_at)
     entry["containers"] = list(by_name.values())
 

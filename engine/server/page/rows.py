@@ -13,7 +13,7 @@ from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.status import ContainerStatus
 from engine.api.struct import to_json
-from engine.node.usage.sampler import NodeUsage
+from engine.node.usage.used import NodeUsage
 
 Rows = dict[str, Any]
 
@@ -88,9 +88,9 @@ def _container(status: ContainerStatus) -> dict[str, Any]:
 def use_rows(usage: NodeUsage) -> Rows:
     """`[milli-CPU, MiB]` by pod uid, and of the whole node under "node"; None for what is not known yet."""
     groups = {"node": usage.root, **{pod.record.uid: pod.group for pod in usage.pods}}
+    samples = {key: usage.sample(group) for key, group in groups.items()}
     return {
-        key: [_per(group.sample.rate, 1e6, 0), _per(group.sample.working_set, _MIB, 1)]
-        for key, group in groups.items()
+        key: [_per(sample.rate, 1e6, 0), _per(sample.working_set, _MIB, 1)] for key, sample in samples.items()
     }
 
 

@@ -1,3 +1,0 @@
-from engine._fast._exposition_py import exposition
-
-__all__ = ["exposition"]

@@ -1,0 +1,3 @@
+from engine._fast.writing._exposition_py import exposition
+
+__all__ = ["exposition"]

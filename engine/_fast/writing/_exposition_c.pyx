@@ -1,0 +1,110 @@
+"""The compiled text of many series; `_exposition_py` states its rules."""
+
+import numpy as np
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, PyObject
+from libc.stdint cimport int64_t
+
+from engine._fast.writing._exposition_py import PIECE
+
+cdef extern from "Python.h":
+    PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t) except NULL
+    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
+    char *raw_bytes "PyBytes_AS_STRING"(PyObject *)
+
+cdef extern from "exposition.h" nogil:
+    ctypedef struct e_text:
+        const char *at
+        size_t length
+    ctypedef struct e_series:
+        e_text heading
+        e_text opening
+        e_text ending
+        const char *labels
+        const int64_t *ends
+        const int64_t *values
+        const int64_t *picked
+        int64_t count
+        int64_t next
+        int point
+    int64_t e_longest(const int64_t *, int64_t, int64_t)
+    int e_all_below(const int64_t *, int64_t, int64_t)
+    size_t e_most(const e_series *, int64_t)
+    char *e_lines(e_series *, char *, const char *)
+
+
+cdef e_text _text(bytes text):
+    return e_text(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
+
+
+cdef class _Run:
+    """One series, and what keeps its memory alive."""
+
+    cdef tuple kept
+    cdef const int64_t[::1] ends
+    cdef const int64_t[::1] values
+    cdef const int64_t[::1] picked
+    cdef e_series series
+    cdef size_t most
+
+    def __init__(self, bytes heading, bytes opening, labels, values, int point, bytes ending, picked):
+        cdef bytes text = labels[0]
+        cdef int64_t longest
+        self.kept = (heading, opening, text, ending)
+        self.ends, self.values = labels[1], np.ascontiguousarray(values)
+        self.picked = labels[1] if picked is None else picked
+        if self.picked.shape[0] != self.values.shape[0] or not 0 <= point <= 18:
+            raise ValueError(
+                f"{opening!r}: {self.picked.shape[0]} labels, {self.values.shape[0]} values, point {point}"
+            )
+        self.series.heading, self.series.opening = _text(heading), _text(opening)
+        self.series.ending, self.series.labels = _text(ending), PyBytes_AS_STRING(text)
+        self.series.count, self.series.next, self.series.point = self.values.shape[0], 0, point
+        self.series.ends = self.series.picked = NULL
+        if self.ends.shape[0]:
+            self.series.ends = &self.ends[0]
+        if self.values.shape[0]:
+            self.series.values = &self.values[0]
+        if picked is not None and self.picked.shape[0]:
+            self.series.picked = &self.picked[0]
+            if not e_all_below(self.series.picked, self.picked.shape[0], self.ends.shape[0]):
+                raise ValueError(f"{opening!r}: a label is picked that is not there")
+        longest = e_longest(self.series.ends, self.ends.shape[0], PyBytes_GET_SIZE(text))
+        if longest < 0:
+            raise ValueError(f"{opening!r}: labels don't end one after another")
+        self.most = e_most(&self.series, longest)
+
+
+def exposition(series, Py_ssize_t piece=PIECE):
+    """Write as the twin does."""
+    return _pieces([_Run(*one) for one in series], piece)
+
+
+def _pieces(list runs, Py_ssize_t piece):
+    cdef _Run run
+    cdef size_t most = 0
+    cdef Py_ssize_t at = 0
+    for run in runs:
+        most = max(most, run.most)
+    while at < len(runs):
+        whole, at = _piece(runs, at, piece, piece + most)
+        if whole:
+            yield whole
+
+
+cdef tuple _piece(list runs, Py_ssize_t at, Py_ssize_t piece, size_t room):
+    cdef _Run run
+    cdef PyObject *text = PyBytes_FromStringAndSize(NULL, room)
+    cdef char *start = raw_bytes(text)
+    cdef char *out = start
+    while at < len(runs) and out - start < piece:
+        run = runs[at]
+        with nogil:
+            out = e_lines(&run.series, out, start + piece)
+        if run.series.next == run.series.count:
+            at += 1
+    _PyBytes_Resize(&text, out - start)
+    result = <object>text
+    Py_DECREF(result)
+    return result, at

@@ -1,0 +1,82 @@
+"""Many series in Prometheus' text format 0.0.4, exact to the last digit: values are integers with a point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ABSENT: Final = -(1 << 63)
+PIECE: Final = 1 << 17
+
+
+class Texts(NamedTuple):
+    """Many short texts as one: each ends at its place in `ends`, where the next begins."""
+
+    text: bytes
+    ends: NDArray[np.int64]
+
+
+class Series(NamedTuple):
+    """`values[i] / 10**point` with the i-th of `labels`, or, where they are `picked`, the one of that place.
+
+    `opening` is a name, `{` and what labels all have; `heading` comes before the first line. An `ABSENT`
+    value has no line, and without any line there is no heading. `point` is 0 to 18; `ending` comes after the
+    value: a blank and a time, or nothing."""
+
+    heading: bytes
+    opening: bytes
+    labels: Texts
+    values: NDArray[np.int64]
+    point: int = 0
+    ending: bytes = b""
+    picked: NDArray[np.int64] | None = None
+
+
+def joined(pieces: Sequence[bytes]) -> Texts:
+    """The texts of a list, in its order."""
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    return Texts(b"".join(pieces), np.cumsum(lengths))
+
+
+def exposition(series: Sequence[Series], piece: int = PIECE) -> Iterator[bytes]:
+    """The text in pieces of whole lines, each of `piece` bytes or a little more; the last may be shorter.
+
+    Raises `ValueError` where labels and values differ in number, labels don't end one after another, one is
+    picked that is not there, or the point is out of range.
+    """
+    for one in series:
+        text, ends = one.labels
+        count = len(ends if one.picked is None else one.picked)
+        if count != len(one.values) or not 0 <= one.point <= 18:
+            raise ValueError(f"{one.opening!r}: {count} labels, {len(one.values)} values, point {one.point}")
+        if one.picked is not None and ((one.picked < 0) | (one.picked >= len(ends))).any():
+            raise ValueError(f"{one.opening!r}: a label is picked that is not there")
+        if (np.diff(ends, prepend=0, append=len(text)) < 0).any():
+            raise ValueError(f"{one.opening!r}: labels don't end one after another")
+    return _pieces(series, piece)
+
+
+def _pieces(series: Sequence[Series], piece: int) -> Iterator[bytes]:
+    pending = bytearray()
+    for heading, opening, (text, ends), values, point, ending, picked in series:
+        begins = [0, *ends.tolist()]
+        labels = range(len(ends)) if picked is None else picked.tolist()
+        for at, value in zip(labels, values.tolist(), strict=True):
+            if value != ABSENT:
+                label = text[begins[at] : begins[at + 1]]
+                pending += b"%b%b%b} %b%b\n" % (heading, opening, label, _number(value, point), ending)
+                heading = b""
+                if len(pending) >= piece:
+                    yield bytes(pending)
+                    pending.clear()
+    if pending:
+        yield bytes(pending)
+
+
+def _number(value: int, point: int) -> bytes:
+    digits = str(abs(value)).zfill(point + 1)
+    whole, part = digits[: len(digits) - point], digits[len(digits) - point :].rstrip("0")
+    return f"{'-' if value < 0 else ''}{whole}{'.' if part else ''}{part}".encode()

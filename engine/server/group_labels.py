@@ -1,0 +1,119 @@
+"""Groups that have a place on a page of metrics, with the text of their labels.
+
+It is made once for each pod and kept while the pod stays the same: most do, and the text takes longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.writing.exposition import ABSENT, Texts, joined
+from engine.node.usage.network import Interface
+from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
+from engine.server.metrics_text import labelled
+
+_NAMES = ("container", "id", "image", "name", "namespace", "pod")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shown:
+    """In the order of the page, the root first: rows in a reading, labels, starts in microseconds of Unix
+    time (`ABSENT` where there is none). `pods` has where each pod's groups begin, `owners` which of them has
+    the pod's network."""
+
+    system: tuple[UsedGroup, ...]
+    of: Sequence[UsedPod]
+    rows: NDArray[np.intp]
+    labels: Texts
+    started: NDArray[np.int64]
+    pods: dict[UsedPod, int]
+    owners: list[int]
+
+    def networks_of(self, usage: NodeUsage) -> Iterator[tuple[int, Sequence[Interface]]]:
+        for pod, owner in zip(self.of, self.owners, strict=True):
+            yield owner, usage.networks.get(pod.record.uid, ())
+
+    def kept(self, pod: UsedPod) -> Texts | None:
+        """Its labels, if it is here."""
+        first = self.pods.get(pod)
+        if first is None:
+            return None
+        text, ends = self.labels
+        begin, last = int(ends[first - 1]), first + len(pod.groups)
+        return Texts(text[begin : int(ends[last - 1])], ends[first:last] - begin)
+
+
+class Places:
+    """Makes `Shown`, from the one before."""
+
+    def __init__(self) -> None:
+        self._last: Shown | None = None
+
+    def of(self, usage: NodeUsage) -> Shown:
+        last = self._last
+        system = (usage.root, *(each for each in usage.system.values() if each.cgroup.strip("/")))
+        if last is None or last.of is not usage.pods or last.system != system:
+            self._last = last = _shown(system, usage.pods, last)
+        return last
+
+
+def _shown(system: tuple[UsedGroup, ...], pods: Sequence[UsedPod], before: Shown | None) -> Shown:
+    rows = [group.row for group in system]
+    texts = [joined([_labels(group.cgroup) for group in system])]
+    started = [0.0] * len(system)
+    places: dict[UsedPod, int] = {}
+    owners: list[int] = []
+    for pod in pods:
+        first = places[pod] = len(rows)
+        inner = len(pod.containers)
+        owners.append(first + 1 + inner if pod.sandbox is not None else first)
+        rows += (pod.group.row, *pod.inner_rows)
+        began = pod.record.sandbox.created_at if pod.record.sandbox is not None else 0.0
+        started.append(began)
+        started += [
+            each.container.started_at if each.container is not None else 0.0 for each in pod.containers
+        ]
+        if pod.sandbox is not None:
+            started.append(began)
+        kept = before.kept(pod) if before is not None else None
+        texts.append(joined(list(_labels_of(pod))) if kept is None else kept)
+    times = (np.array(started) * 10**6).astype(np.int64)
+    return Shown(
+        system,
+        pods,
+        np.array(rows, np.intp),
+        _chained(texts),
+        np.where(times > 0, times, ABSENT),
+        places,
+        owners,
+    )
+
+
+def _chained(texts: Sequence[Texts]) -> Texts:
+    lengths = np.array([len(each.text) for each in texts])
+    begins = np.repeat(np.cumsum(lengths) - lengths, [len(each.ends) for each in texts])
+    return Texts(
+        b"".join(each.text for each in texts), np.concatenate([each.ends for each in texts]) + begins
+    )
+
+
+def _labels_of(pod: UsedPod) -> Iterable[bytes]:
+    record = pod.record
+    whose = (record.namespace, record.name)
+    yield _labels(pod.group.cgroup, *whose)
+    for group in pod.containers:
+        of = group.container
+        assert of is not None
+        yield _labels(group.cgroup, *whose, of.id, of.name, of.image)
+    if pod.sandbox is not None:
+        yield _labels(pod.sandbox.cgroup, *whose, pod.sandbox.owner)
+
+
+def _labels(
+    cgroup: str, namespace: str = "", pod: str = "", name: str = "", container: str = "", image: str = ""
+) -> bytes:
+    return labelled(_NAMES, (container, cgroup, image, name, namespace, pod)).encode()
