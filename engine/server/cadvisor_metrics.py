@@ -194,11 +194,12 @@ def _devices(table: GroupTable, shown: Shown) -> Iterator[Series]:
     place = np.full(len(table.numbers), -1, np.int64)
     place[shown.rows] = np.arange(len(shown.rows))
     io = table.io[place[table.io[:, 0]] >= 0]
-    numbers, of = np.unique(io[:, 1:3], axis=0, return_inverse=True)
-    moved = [
-        (device_name(major, minor), major, minor, io[of.ravel() == at])
-        for at, (major, minor) in enumerate(numbers.tolist())
-    ]
+    moved = []
+    while len(io):
+        major, minor = io[0, 1:3].tolist()
+        own = (io[:, 1] == major) & (io[:, 2] == minor)
+        moved.append((device_name(major, minor), major, minor, io[own]))
+        io = io[~own]
     by_operation = [
         (
             labelled(("device", "major", "minor", "operation"), (name, str(major), str(minor), operation)),

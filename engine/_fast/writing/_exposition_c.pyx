@@ -52,8 +52,8 @@ cdef class _Run:
         cdef bytes text = labels[0]
         cdef int64_t longest
         self.kept = (heading, opening, text, ending)
-        self.ends, self.values = labels[1], np.ascontiguousarray(values)
-        self.picked = labels[1] if picked is None else picked
+        self.ends, self.values = np.ascontiguousarray(labels[1]), np.ascontiguousarray(values)
+        self.picked = self.ends if picked is None else np.ascontiguousarray(picked)
         if self.picked.shape[0] != self.values.shape[0] or not 0 <= point <= 18:
             raise ValueError(
                 f"{opening!r}: {self.picked.shape[0]} labels, {self.values.shape[0]} values, point {point}"

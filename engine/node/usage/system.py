@@ -10,7 +10,7 @@ from typing import Final
 from engine.node.usage.group import Groups, is_v1
 from engine.node.usage.used import UsedGroup
 
-_ELSEWHERE: Final = ("cpuacct", "cpu", "pids")
+_ELSEWHERE: Final[tuple[str, ...]] = ("cpuacct", "cpu", "pids")
 """Hierarchies of v1 in which a process need not be in the group where its memory is accounted."""
 
 Places = dict[str, str]
