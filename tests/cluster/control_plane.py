@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,6 +154,21 @@ class ControlPlane:
             if event["user"].get("username") == user and event["stage"] == "ResponseComplete"
         ]
 
+    def watched_by(self, user: str) -> set[tuple[str, str]]:
+        """Collection and field selector of each watch of a user that is under way."""
+        under_way: dict[str, tuple[str, str]] = {}
+        for line in (self._directory / "audit.log").read_text().splitlines():
+            event = json.loads(line)
+            if event["verb"] != "watch" or event["user"].get("username") != user:
+                continue
+            if event["stage"] == "ResponseStarted":
+                uri = urllib.parse.urlsplit(event["requestURI"])
+                (selector,) = urllib.parse.parse_qs(uri.query).get("fieldSelector", [""])
+                under_way[event["auditID"]] = uri.path, selector
+            elif event["stage"] == "ResponseComplete":
+                under_way.pop(event["auditID"], None)
+        return set(under_way.values())
+
     def stop_apiserver(self) -> None:
         self._end("kube-apiserver")
 
@@ -244,6 +260,12 @@ class Plane:
         if isinstance(self.server, ApiServer):
             return [seen.path for seen in self.server.requests if seen.status != 0]
         return self.server.heard_of("system:node:n1")
+
+    def watched_by_node(self) -> set[tuple[str, str]]:
+        """Collection and field selector of each watch of the node that is under way."""
+        if isinstance(self.server, ApiServer):
+            return set(self.server.open_watches)
+        return self.server.watched_by("system:node:n1")
 
     async def go(self) -> None:
         """The server breaks off."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.client import ApiError
+from engine.cluster.client import ApiClient, ApiError
+from engine.testing.apiserver import ApiServer
 from tests.cluster.control_plane import ControlPlane, Object, Plane, shown
 from tests.waiting import PATIENCE, eventually
 
@@ -159,4 +160,61 @@ async def test_what_is_missing_is_waited_for_unless_it_may_be_missing(
     await make(plane, "secrets", "later", data={"k": encoded("1")})
     await shown(plane.admin, f"{NAMESPACE}/pods/no-secret", is_ready)
     for name in ("no-secret", "no-key", "no-map", "optional"):
+        await gone(plane, name)
+
+
+async def test_an_object_that_can_change_no_more_is_watched_no_more(
+    plane: Plane, start: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    await start(plane.node)
+    await shown(plane.admin, "/api/v1/nodes/n1", is_ready)
+    await make(plane, "serviceaccounts", "default")
+    await make(plane, "secrets", "fixed", data={"s": encoded("1")}, immutable=True)
+    await make(plane, "configmaps", "fixed", data={"m": "1"}, immutable=True)
+    await make(plane, "secrets", "to-be-fixed", data={"t": encoded("1")})
+    sources = [
+        {"secret": {"name": "fixed"}},
+        {"configMap": {"name": "fixed"}},
+        {"secret": {"name": "to-be-fixed"}},
+    ]
+    without = {"automountServiceAccountToken": False}
+    await run(plane, "p", mounting({"projected": {"sources": sources}}, **without))
+    pod = await shown(plane.admin, f"{NAMESPACE}/pods/p", is_ready)
+    path = tmp_path / "root/pods" / pod["metadata"]["uid"] / "volumes/kubernetes.io~projected/v"
+
+    def watched() -> set[str]:
+        watches = plane.watched_by_node()
+        return {selector for path, selector in watches if path.endswith(("/secrets", "/configmaps"))}
+
+    await eventually(lambda: watched() == {"metadata.name=to-be-fixed"})
+    last = {"data": {"t": encoded("2")}, "immutable": True}
+    await plane.admin.patch(f"{NAMESPACE}/secrets/to-be-fixed", last, Object)
+    await eventually(lambda: (path / "t").read_text() == "2")
+    await eventually(lambda: watched() == set())
+    assert [(path / name).read_text() for name in ("s", "m")] == ["1", "1"]
+    await gone(plane, "p")
+
+
+async def test_what_a_node_may_not_read_holds_the_pod_up_until_it_may(
+    server: ApiServer, connect: Callable[[Path], ApiClient], start: Callable[[Path], Any]
+) -> None:
+    """A server's authorizer may learn of a pod later than its node does."""
+    plane = Plane(server.kubeconfig("system:node:n1"), connect(server.kubeconfig("admin")), server)
+    await start(plane.node)
+    await shown(plane.admin, "/api/v1/nodes/n1", is_ready)
+    await make(plane, "secrets", "s", data={"k": encoded("1")})
+    await make(plane, "configmaps", "m", data={"k": "1"})
+    server.fail(403, path="/(secrets|configmaps)", user="system:node:n1", times=None)
+    without = {"automountServiceAccountToken": False}
+    await run(plane, "secret", mounting({"secret": {"secretName": "s"}}, **without))
+    variable = {"name": "A", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
+    main = {"name": "c", "image": "busybox:1", "env": [variable]}
+    await run(plane, "variable", {"containers": [main], **without})
+    late = "cache: timed out waiting for the condition"
+    await said(plane, "secret", f'MountVolume.SetUp failed for volume "v" : failed to sync secret {late}')
+    wanted = {"reason": "CreateContainerConfigError", "message": f"failed to sync configmap {late}"}
+    await shown(plane.admin, f"{NAMESPACE}/pods/variable", lambda pod: waiting(pod) == wanted)
+    server.heal()
+    for name in ("secret", "variable"):
+        await shown(plane.admin, f"{NAMESPACE}/pods/{name}", is_ready)
         await gone(plane, name)
