@@ -10,6 +10,7 @@
 | restart | restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
+| best-effort-cpu | squeezed, released |
 """
 
 from __future__ import annotations
@@ -26,7 +27,15 @@ from engine.api.pod import Pod
 CAPACITY = 1000
 
 Kind = Literal[
-    "admission", "preemption", "eviction", "image-gc", "container-gc", "restart", "resize", "devices"
+    "admission",
+    "preemption",
+    "eviction",
+    "image-gc",
+    "container-gc",
+    "restart",
+    "resize",
+    "devices",
+    "best-effort-cpu",
 ]
 
 

@@ -135,7 +135,11 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones.
     `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable.
     `pod_annotations`: which annotations of pods count for their cgroups, of those that
-    `engine.cgroups.pod_wishes` lists, by their names without `kubengine.dev/`."""
+    `engine.cgroups.pod_wishes` lists, by their names without `kubengine.dev/`.
+
+    `best_effort_idle`: BestEffort pods run while nobody else wants the CPU. `best_effort_ceiling`: the
+    percentage of the machine's CPU that may be in use altogether with them; what others use comes off their
+    ceiling, down to `best_effort_floor` percent. 0: no ceiling."""
 
     cpu_weight: Literal["auto", "linear", "logarithmic"] = "auto"
     oci_runtime: str = ""
@@ -143,6 +147,9 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     tiered_memory_protection: bool = False
     cpu_ceiling: bool = False
     pod_annotations: list[str] = msgspec.field(default_factory=list)
+    best_effort_idle: bool = False
+    best_effort_ceiling: int = 0
+    best_effort_floor: int = 5
 
 
 class ServerSection(Struct, forbid_unknown_fields=True):

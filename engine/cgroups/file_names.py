@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 CPU_BURST: Final = {1: "cpu.cfs_burst_us", 2: "cpu.max.burst"}
-"""By cgroup version. Those below are of version 2."""
+CPU_USAGE: Final = {1: "cpuacct.usage", 2: "cpu.stat"}
+"""By cgroup version."""
+CPU_IDLE: Final = "cpu.idle"
+"""Of both versions. Those below are of version 2."""
 MEMORY_MIN: Final = "memory.min"
 MEMORY_LOW: Final = "memory.low"
 MEMORY_HIGH: Final = "memory.high"

@@ -15,6 +15,7 @@ from engine.api.cpu_weight import WeightFormula
 from engine.cgroups.conversion import huge_page_name, shares_to_weight
 from engine.cgroups.file_names import (
     CPU_BURST,
+    CPU_IDLE,
     IO_MAX,
     MEMORY_HIGH,
     MEMORY_LOW,
@@ -93,6 +94,8 @@ class FileRules:
         wanted = self._v1(values) if self.version == 1 else self._v2(values)
         if values.cpu_burst is not None:
             wanted[CPU_BURST[self.version]] = str(values.cpu_burst)
+        if values.cpu_idle:
+            wanted[CPU_IDLE] = "1"
         for size in self.huge_page_sizes:
             limit = values.huge_pages.get(size, 0)
             text = UNLIMITED[self.version] if unbounded_huge_pages else str(limit)

@@ -9,7 +9,9 @@ from dataclasses import replace
 import msgspec
 
 from engine.api.errors import Refused
-from engine.api.qos import GUARANTEED
+from engine.api.qos import BEST_EFFORT, GUARANTEED
+from engine.cgroups.conversion import DEFAULT_PERIOD_US
+from engine.cgroups.file_names import CPU_IDLE
 from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
 from engine.cgroups.levels import LEVELS, LevelSums, raised_to_usage
 from engine.cgroups.names import CgroupName, level_name, to_path
@@ -20,7 +22,8 @@ from engine.cgroups.values import GroupValues
 
 class LevelKeeper:
     """The three level groups. `sums` are of the pods that count now; `write` makes the kernel's files
-    follow them, touching only the levels that changed."""
+    follow them, touching only the levels that changed. `best_effort_quota` is what BestEffort pods may use
+    together, in microseconds of each default period; None: no ceiling."""
 
     def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
         self.sums = LevelSums()
@@ -31,6 +34,7 @@ class LevelKeeper:
         self._root_values = settings.root_values()
         self._written: dict[str, GroupValues] = {}
         self._raised: set[str] = set()
+        self.best_effort_quota: int | None = None
 
     def make(self) -> None:
         """Make the three groups, or adopt them; all CPUs of the groups' parent are theirs."""
@@ -40,6 +44,7 @@ class LevelKeeper:
         for name in self.names.values():
             self._tree.group(name).delegates = True
             self._tree.make(name)
+        self._end_idling()
 
     def verify(self) -> int:
         """Read every file again; how many were changed behind our back."""
@@ -51,6 +56,10 @@ class LevelKeeper:
         protection = levels[GUARANTEED].unified
         root = self._root_values
         levels[GUARANTEED] = msgspec.structs.replace(root, unified=protection) if protection else root
+        if self.best_effort_quota is not None:
+            levels[BEST_EFFORT] = msgspec.structs.replace(
+                levels[BEST_EFFORT], cpu_quota=self.best_effort_quota, cpu_period=DEFAULT_PERIOD_US
+            )
         return levels
 
     def files(self, level: str, values: GroupValues) -> dict[str, str]:
@@ -84,6 +93,12 @@ class LevelKeeper:
             self._put(raised_to_usage(levels, self._usage(LEVELS)))
         self._written = levels
         return self._tree.writes - before
+
+    def _end_idling(self) -> None:
+        """A group that idles takes no shares: one that did under another configuration ends that first."""
+        best_effort = self.names[BEST_EFFORT]
+        if not self._rules.best_effort_idle and self._tree.read(best_effort, CPU_IDLE) == "1":
+            self._tree.write(best_effort, {CPU_IDLE: "0"})
 
     def _inherited_cpuset(self) -> str | None:
         """v1 wants the CPUs named, under v2 an empty text means all of them."""

@@ -39,13 +39,15 @@ class Contribution:
 @dataclass(frozen=True, slots=True)
 class LevelRules:
     """`reserved_percent` is `qosReserved.memory` (None: no reservation); memory in bytes, None where
-    the node doesn't report it; `cpuset` is passed through."""
+    the node doesn't report it; `cpuset` is passed through. With `best_effort_idle` that level has no share
+    of the CPU but what nobody else wants."""
 
     allocatable_memory: int | None = None
     reserved_percent: int | None = None
     memory_qos: bool = False
     tiered_memory: bool = False
     cpuset: str | None = None
+    best_effort_idle: bool = False
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class LevelSums:
     burstable_milli: int = 0
     burstable_memory: int = 0
     guaranteed_memory: int = 0
+    best_effort: int = 0
+    """How many pods have this class."""
 
     def put(self, uid: str, contribution: Contribution) -> None:
         """Add a pod, or replace what it added before."""
@@ -74,6 +78,8 @@ class LevelSums:
             self.burstable_memory += sign * pod.memory
         elif pod.qos_class == GUARANTEED:
             self.guaranteed_memory += sign * pod.memory
+        else:
+            self.best_effort += sign
 
     def values(self, rules: LevelRules) -> dict[str, GroupValues]:
         """Each level's values; Guaranteed stands for the root of all pods.
@@ -98,7 +104,12 @@ class LevelSums:
                 cpuset=rules.cpuset,
                 unified=burstable_files,
             ),
-            BEST_EFFORT: GroupValues(cpu_shares=MIN_SHARES, memory=best_effort_limit, cpuset=rules.cpuset),
+            BEST_EFFORT: GroupValues(
+                cpu_shares=None if rules.best_effort_idle else MIN_SHARES,
+                cpu_idle=rules.best_effort_idle,
+                memory=best_effort_limit,
+                cpuset=rules.cpuset,
+            ),
         }
 
     def _protection(self, tiered: bool) -> tuple[dict[str, str], dict[str, str]]:

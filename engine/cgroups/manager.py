@@ -23,13 +23,14 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
 from engine.cgroups.checks import Finding
-from engine.cgroups.file_names import CPU_BURST
+from engine.cgroups.conversion import milli_cpu_to_quota
+from engine.cgroups.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
 from engine.cgroups.files import FileRules
 from engine.cgroups.level_keeper import LevelKeeper
 from engine.cgroups.levels import Contribution
 from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.mounts import Mounts, find_mounts
-from engine.cgroups.names import to_path
+from engine.cgroups.names import CgroupName, to_path
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
 from engine.cgroups.pod_keeper import PodGroup, PodKeeper
 from engine.cgroups.pod_wishes import FILES, asked, wishes
@@ -126,6 +127,8 @@ class CgroupManager(NodeCgroups):
         with self._timed("create"):
             self.levels.make()
         self._check_annotations()
+        if self.settings.levels.best_effort_idle:
+            self._check_file(CPU_IDLE, "cgroups.bestEffortIdle cannot be on")
         self._write_levels()
         for reserved in self.settings.reserved_groups:
             self._enforce(reserved)
@@ -180,6 +183,20 @@ class CgroupManager(NodeCgroups):
             self._write_levels()
         if self.has_pod(new.uid):
             self.pods.note(new)
+
+    def cpu_seconds(self, name: CgroupName) -> float:
+        """What a group and all below it have used since it was made. Raises `Refused`."""
+        path = to_path(name, self.settings.driver)
+        file = CPU_USAGE[self.mounts.version]
+        text = self.tree.read_path(path, file)
+        if text is None:
+            raise Refused("there is no such file", subject=f"{path}/{file}")
+        return int(text) / 1e9 if self.mounts.version == 1 else int(text.split(maxsplit=2)[1]) / 1e6
+
+    def limit_best_effort(self, milli: int | None) -> None:
+        """Let BestEffort pods use so much CPU together, None: any. Raises `Refused`."""
+        self.levels.best_effort_quota = None if milli is None else milli_cpu_to_quota(milli)
+        self._write_levels()
 
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:
         rules = self.settings.pods
@@ -255,12 +272,12 @@ class CgroupManager(NodeCgroups):
     def _check_annotations(self) -> None:
         """Raises `Refused` where the kernel has no file for an annotation that is to count."""
         for name in sorted(self.settings.pods.annotations):
-            file = FILES[self.mounts.version][name]
-            if self.tree.read(self.settings.root, file) is None:
-                path = f"{self.root_path()}/{file}"
-                raise Refused(
-                    f"this kernel has no such file: {name} cannot be in cgroups.podAnnotations", subject=path
-                )
+            self._check_file(FILES[self.mounts.version][name], f"{name} cannot be in cgroups.podAnnotations")
+
+    def _check_file(self, file: str, consequence: str) -> None:
+        if self.tree.read(self.settings.root, file) is None:
+            path = f"{self.root_path()}/{file}"
+            raise Refused(f"this kernel has no such file: {consequence}", subject=path)
 
     def _annotated(self) -> list[tuple[tuple[str, ...], float]]:
         counts = Counter(

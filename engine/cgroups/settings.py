@@ -21,6 +21,7 @@ from engine.cgroups.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.levels import LevelRules
 from engine.cgroups.names import CgroupName, Driver, node_allocatable_root, parse_path
 from engine.cgroups.pod_wishes import DeviceNumber, as_written, check_allowed
+from engine.cgroups.squeeze import SqueezeRules
 from engine.cgroups.values import GroupValues, PodRules
 
 PODS = "pods"
@@ -58,6 +59,7 @@ class CgroupSettings:
     containers: ContainerRules
     levels: LevelRules
     cpu_ceiling: bool = False
+    squeeze: SqueezeRules | None = None
 
     def root_values(self) -> GroupValues:
         """What all pods together get; with `cpu_ceiling` also a CPU quota of what is allocatable."""
@@ -153,8 +155,10 @@ class CgroupSettings:
                 reserved_percent=_reserved_percent(config),
                 memory_qos=reserves,
                 tiered_memory=reserves,
+                best_effort_idle=section.best_effort_idle,
             ),
             cpu_ceiling=section.cpu_ceiling,
+            squeeze=_squeeze(section, node),
         )
 
 
@@ -165,6 +169,25 @@ def hard_thresholds(config: KubeletConfiguration) -> tuple[HardThreshold, ...]:
         for signal, text in hard_statements(config).items()
         if text not in OFF
     )
+
+
+def _squeeze(section: CgroupsSection, node: NodeAllocatable) -> SqueezeRules | None:
+    """None where BestEffort pods have no ceiling."""
+    if section.best_effort_ceiling == 0:
+        return None
+    if not 1 <= section.best_effort_ceiling <= 100:
+        raise InvalidInput(
+            f"expected 1 to 100, or 0 for off; got {section.best_effort_ceiling}",
+            subject="cgroups.bestEffortCeiling",
+        )
+    if not 1 <= section.best_effort_floor <= section.best_effort_ceiling:
+        raise InvalidInput(
+            f"expected 1 to cgroups.bestEffortCeiling, got {section.best_effort_floor}",
+            subject="cgroups.bestEffortFloor",
+        )
+    capacity = node.capacity.get(CPU, ZERO).milli
+    reserved = capacity - node.absolute().get(CPU, ZERO).milli
+    return SqueezeRules(capacity, reserved, section.best_effort_ceiling, section.best_effort_floor)
 
 
 def _quantity(name: str, amount: Quantity | int) -> Quantity:

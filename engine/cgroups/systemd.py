@@ -22,12 +22,14 @@ from jeepney import (  # type: ignore[import-untyped]
 from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection  # type: ignore[import-untyped]
 
 from engine.api.errors import Refused, Unavailable
+from engine.cgroups.file_names import CPU_IDLE
 from engine.cgroups.names import CgroupName, systemd_unit
 
 RUNNING = "/run/systemd/system"
 SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 TIMEOUT = 10.0
 INFINITY = 2**64 - 1
+IDLE_WEIGHT = 0
 MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", "org.freedesktop.systemd1", "org.freedesktop.systemd1.Manager"
 )
@@ -54,6 +56,8 @@ def unit_properties(files: Mapping[str, str]) -> list[Property]:
         if file in _NUMBERS:
             number = int(text) if text.isdigit() else INFINITY
             properties.append((_NUMBERS[file], ("t", number)))
+    if files.get(CPU_IDLE) == "1":
+        properties.append(("CPUWeight", ("t", IDLE_WEIGHT)))
     quota, period = files.get("cpu.cfs_quota_us"), files.get("cpu.cfs_period_us", "100000")
     if "cpu.max" in files:
         quota, _, period = files["cpu.max"].partition(" ")

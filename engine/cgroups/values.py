@@ -32,7 +32,8 @@ class GroupValues(msgspec.Struct, frozen=True):
     """The values of one cgroup. None means "leave as the kernel made it".
 
     Shares, quota, period and burst in kernel units (microseconds), memory in bytes, huge pages as page size
-    → limit in bytes, `unified` as cgroup v2 file → text.
+    → limit in bytes, `unified` as cgroup v2 file → text. What is `cpu_idle` has no shares: it runs while
+    nobody else wants to.
     """
 
     cpu_shares: int | None = None
@@ -44,6 +45,7 @@ class GroupValues(msgspec.Struct, frozen=True):
     huge_pages: Mapping[int, int] = {}
     unified: Mapping[str, str] = {}
     cpu_burst: int | None = None
+    cpu_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

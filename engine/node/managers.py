@@ -13,7 +13,9 @@ from typing import Protocol
 from engine.admission.manager import Admission
 from engine.api.errors import Refused
 from engine.api.node import Node
+from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
+from engine.cgroups.squeezer import BestEffortSqueeze
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.devices.manager import DeviceManager
@@ -155,7 +157,19 @@ class Managers:
             self.containers,
             self.eviction,
             self._logs,
+            *self._squeeze(setting, cgroups),
         )
+
+    @staticmethod
+    def _squeeze(setting: Setting, cgroups: NodeCgroups) -> list[Managed]:
+        rules = cgroups.settings.squeeze
+        if rules is None or not isinstance(cgroups, CgroupManager):
+            return []
+        return [
+            BestEffortSqueeze(
+                cgroups, rules, decisions=setting.decisions, registry=setting.registry, tasks=setting.tasks
+            )
+        ]
 
     def by_room(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""

@@ -1,0 +1,129 @@
+"""BestEffort pods beside others on a real kernel. Each scene takes a private cgroup root, and returns what it
+saw in plain data."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cgroup_scenes import best_effort, end, guaranteed, make_container, spawn, spin
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.kubengine_config import CgroupsSection
+from engine.api.qos import BEST_EFFORT
+from engine.cgroups.file_names import CPU_IDLE
+from engine.cgroups.files import CPU_SHARE
+from engine.cgroups.manager import CgroupManager
+from engine.cgroups.squeezer import BestEffortSqueeze
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+
+QUOTA = {1: "cpu.cfs_quota_us", 2: "cpu.max"}
+WORKED = 0.05
+"""CPU seconds between two looks."""
+LOOKS = 100
+
+
+def new_manager(root: str, **section: Any) -> CgroupManager:
+    return CgroupManager(
+        config=KubeletConfiguration(cgroup_root=root, eviction_hard={}),
+        section=CgroupsSection(cpu_weight="linear", **section),
+        capacity={"cpu": 2000, "memory": 1 << 30, "pid": 1000},
+    )
+
+
+@contextmanager
+def running(manager: CgroupManager) -> Iterator[CgroupManager]:
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.remove_all(kill=True, wait=5.0)
+        manager.stop()
+
+
+def quota(manager: CgroupManager) -> str:
+    text = manager.tree.read(manager.levels.names[BEST_EFFORT], QUOTA[manager.mounts.version]) or ""
+    return text.split()[0]
+
+
+async def squeezed(root: str) -> dict[str, Any]:
+    """A BestEffort pod works as much as it can and another to its limit; then the other ends, then the first.
+    Time is what both of them worked, so that it goes on as fast as the machine lets them."""
+    decisions, registry = Decisions(time.time), Registry()
+    with running(new_manager(root, best_effort_ceiling=80)) as manager:
+        name = manager.settings.root
+        rules = manager.settings.squeeze
+        assert rules is not None
+        squeeze = BestEffortSqueeze(
+            manager,
+            rules,
+            decisions=decisions,
+            registry=registry,
+            tasks=Tasks(),
+            busy=lambda: manager.cpu_seconds(name),
+            monotonic=lambda: manager.cpu_seconds(name) / 2,
+        )
+
+        def outcomes() -> list[str]:
+            return [one.outcome for one in decisions.after(0)]
+
+        def look_until(outcome: str) -> list[int | None]:
+            ceilings = []
+            for _ in range(LOOKS):
+                before = manager.cpu_seconds(name)
+                while manager.cpu_seconds(name) - before < WORKED:
+                    time.sleep(0.01)
+                squeeze.look()
+                ceilings.append(squeeze.ceiling)
+                if outcomes()[-1:] == [outcome]:
+                    break
+            return ceilings
+
+        squeeze.look()
+        seen: dict[str, Any] = {"nobody here": (squeeze.ceiling, quota(manager))}
+        pids = {}
+        for cpu, pod in enumerate([guaranteed("works", "300m"), best_effort("fills")]):
+            manager.create_pod(pod)
+            pids[pod.uid] = spawn(manager, make_container(manager, pod), spin, cpu % (os.cpu_count() or 1))
+        seen["falling"] = look_until("squeezed")
+        seen["in force"] = (quota(manager), str(100 * (squeeze.ceiling or 0)))
+        gauge = registry.metrics["kubengine_best_effort_cpu_ceiling_cores"]
+        seen["gauge"] = (list(gauge.collect()), (squeeze.ceiling or 0) / 1000)
+        end(pids.pop("works"))
+        manager.remove_pod("works", wait=5.0)
+        seen["rising"] = look_until("released")
+        seen["decided"] = outcomes()
+        seen["inputs"] = dict(decisions.after(0)[0].inputs)
+        await squeeze.stop()
+        seen["stopped"] = quota(manager)
+        squeeze.look()
+        squeeze.look()
+        seen["again"] = quota(manager) != seen["stopped"]
+        end(*pids.values())
+        manager.remove_pod("fills", wait=5.0)
+        squeeze.look()
+        seen["gone"] = (squeeze.ceiling, quota(manager))
+    return seen
+
+
+def idle(root: str) -> dict[str, Any]:
+    """BestEffort pods idle; an agent that does not want that any more takes over."""
+    first = new_manager(root, best_effort_idle=True)
+    name = first.levels.names[BEST_EFFORT]
+
+    def values(manager: CgroupManager) -> list[str | None]:
+        share = CPU_SHARE[manager.mounts.version]
+        return [manager.tree.read(name, CPU_IDLE), manager.tree.read(name, share)]
+
+    first.start()
+    first.create_pod(best_effort("e"))
+    seen = {"idle": values(first)[0], "drift": first.reconcile()}
+    first.stop()
+    with running(new_manager(root)) as after:
+        seen["after"] = values(after)
+    return seen

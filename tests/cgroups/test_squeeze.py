@@ -1,0 +1,150 @@
+"""BestEffort pods get what others leave: the rule alone, and on this machine's hierarchies and in one boot of
+a cgroup v2 kernel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import squeeze_scenes
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import CgroupsSection
+from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.squeeze import SqueezeRules, Used
+from engine.cgroups.squeezer import machine_busy
+from engine.testing.uml import run_in_uml
+
+RULES = SqueezeRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)
+
+
+@pytest.mark.parametrize(
+    ("used", "room"),
+    [
+        (Used(0, 0, 0), 7500),
+        (Used(3000, 2000, 0), 5000),
+        (Used(6000, 5000, 3000), 5000),
+        (Used(10_000, 9500, 0), 500),
+        (Used(200, 100, 100), 7500),
+        (Used(100, 300, 400), 7500),
+    ],
+)
+def test_others_use_comes_off_and_the_system_counts_with_its_reservation_at_least(used: Used, room: int):
+    assert RULES.room(used) == room
+
+
+def test_the_ceiling_falls_at_once_and_rises_slowly():
+    assert RULES.ceiling(Used(5500, 5000, 0), None) == 2500
+    assert RULES.ceiling(Used(7500, 7000, 0), 5000) == 500
+    assert RULES.ceiling(Used(0, 0, 0), 500) == 1500
+    assert RULES.ceiling(Used(0, 0, 0), 7000) == 7500
+
+
+def test_what_hardly_differs_is_left_as_it_is():
+    assert RULES.ceiling(Used(5599, 5099, 0), 2500) == 2500
+    assert RULES.ceiling(Used(5401, 4901, 0), 2500) == 2500
+    assert RULES.ceiling(Used(5600, 5100, 0), 2500) == 2400
+
+
+def test_held_is_who_uses_what_others_left_until_he_uses_much_less():
+    assert RULES.holds(1000, Used(0, 0, 950), held=False)
+    assert not RULES.holds(1000, Used(0, 0, 850), held=False)
+    assert RULES.holds(1000, Used(0, 0, 850), held=True)
+    assert not RULES.holds(1000, Used(0, 0, 650), held=True)
+    assert not RULES.holds(RULES.whole, Used(0, 0, 9000), held=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (CgroupsSection(best_effort_ceiling=101), "cgroups.bestEffortCeiling: expected 1 to 100"),
+        (CgroupsSection(best_effort_ceiling=-1), "cgroups.bestEffortCeiling: expected 1 to 100"),
+        (CgroupsSection(best_effort_ceiling=50, best_effort_floor=0), "cgroups.bestEffortFloor: expected 1"),
+        (CgroupsSection(best_effort_ceiling=50, best_effort_floor=51), "cgroups.bestEffortFloor: expected 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(section: CgroupsSection, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        CgroupSettings.resolve(KubeletConfiguration(), {"cpu": 1000}, cgroup_v2=True, section=section)
+
+
+def test_what_is_reserved_is_never_theirs():
+    config = KubeletConfiguration(
+        kube_reserved={"cpu": "300m"}, system_reserved={"cpu": "200m"}, eviction_hard={}
+    )
+    section = CgroupsSection(best_effort_ceiling=80)
+    settings = CgroupSettings.resolve(config, {"cpu": 10_000}, cgroup_v2=True, section=section)
+    assert settings.squeeze == RULES
+    assert CgroupSettings.resolve(config, {"cpu": 1000}, cgroup_v2=True).squeeze is None
+
+
+def test_time_that_the_hypervisor_took_is_busy(tmp_path: Path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 200 300 9999 9999 10 20 70 50 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n")
+    assert machine_busy(stat) == 7.0
+    assert machine_busy() > 0
+
+
+Play = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def seen_on_v2() -> dict[str, Any]:
+    seen: dict[str, Any] = run_in_uml(
+        f"""
+        import asyncio
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[2])!r}]
+        import squeeze_scenes
+        report({{
+            "squeezed": asyncio.run(squeeze_scenes.squeezed("/squeezed")),
+            "idle": squeeze_scenes.idle("/idle"),
+        }})
+        """,
+        timeout=60,
+    )
+    return seen
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("here", marks=pytest.mark.root),
+        pytest.param("uml-v2", marks=[pytest.mark.uml, pytest.mark.slow]),
+    ]
+)
+def play(request: pytest.FixtureRequest, private_root: str) -> Play:
+    if request.param == "uml-v2":
+        return dict(request.getfixturevalue("seen_on_v2")).__getitem__
+
+    def here(scene: str) -> dict[str, Any]:
+        seen = getattr(squeeze_scenes, scene)(private_root)
+        return asyncio.run(seen) if asyncio.iscoroutine(seen) else seen
+
+    return here
+
+
+def test_best_effort_pods_are_held_to_what_others_leave_and_get_it_back(play: Play):
+    seen = play("squeezed")
+    unlimited = seen["stopped"]
+    assert unlimited in ("-1", "max")
+    assert list(seen["nobody here"]) == list(seen["gone"]) == [None, unlimited]
+    assert seen["decided"] == ["squeezed", "released"]
+    fallen = seen["falling"][-1]
+    assert 100 <= fallen < 1600
+    assert len(set(seen["in force"])) == 1
+    (sample,), expected = seen["gauge"]
+    assert sample[1] == expected
+    rising = [ceiling for ceiling in seen["rising"] if ceiling is not None]
+    assert rising == sorted(rising)
+    assert all(after - before <= 200 for before, after in zip([fallen, *rising], rising, strict=False))
+    assert seen["inputs"].keys() == {"capacity", "ceiling", "node", "pods", "bestEffort"}
+    assert seen["again"]
+
+
+def test_an_idle_level_stays_so_and_ends_it_where_it_is_not_asked_for_any_more(play: Play):
+    seen = play("idle")
+    assert seen == {"idle": "1", "drift": 0, "after": ["0", seen["after"][1]]}
+    assert seen["after"][1] in ("2", "1")
