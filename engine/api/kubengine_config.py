@@ -79,6 +79,9 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
 
     `memory_stall`, under cgroup v2: the percentage of time in which all pods may wait for memory; beyond it
     for longer than `memory_stall_for` a pod is ended that makes them wait. 0 is off.
+
+    `project_quotas`: whose emptyDirs the kernel counts by a project quota of their own instead of a walk:
+    `off`, `user-namespaces` (of pods with `hostUsers: false`, as the kubelet's gate has it) or `all`.
     """
 
     recheck_before_evict: bool = False
@@ -89,6 +92,7 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     reclaim_everywhere: bool = False
     memory_stall: int = 0
     memory_stall_for: Duration = Duration(30)
+    project_quotas: str = "off"
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):

@@ -79,5 +79,10 @@ def hosts_path(pod_directory: Path) -> Path:
     return pod_directory / "etc-hosts"
 
 
+def project_record(volume: Path) -> Path:
+    """The file that says which project of the file system's quotas the volume with this path belongs to."""
+    return volume.parents[2] / "plugins" / volume.parent.name / volume.name / "project"
+
+
 def last_words_path(pod_directory: Path, container: str, attempt: int) -> Path:
     return pod_directory / "containers" / container / str(attempt)

@@ -308,7 +308,8 @@ class EvictionManager:
             if over is not None:
                 end = PodEnd(message.REASON, over.message, HARD_GRACE_SECONDS, by_exit_codes=True)
                 used = local_storage.usage_of_pod(usage[pod.uid])
-                await self._evict(pod, end, {"signal": over.signal, "used": used})
+                inputs = {"signal": over.signal, "used": used, "byQuota": usage[pod.uid].by_quota}
+                await self._evict(pod, end, inputs)
                 self._evictions.inc(over.signal)
                 evicted.append(pod)
         return evicted

@@ -18,11 +18,13 @@ from engine.cri.paths import (
     hosts_path,
     pod_directory,
     pod_log_directory,
+    project_record,
     volume_path,
 )
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage
 from engine.eviction.local_storage import is_local_ephemeral
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
+from engine.host.project_quota import volume_usage
 from engine.host.trees import disk_usage
 from engine.wire import cri_v1_pb2 as cri
 
@@ -122,7 +124,10 @@ class PodMeter:
             if counts or volume.empty_dir is not None:
                 plugin = CONFIG_MAP if volume.config_map is not None else EMPTY_DIR
                 found = usage.volumes if counts else usage.in_memory
-                found[volume.name] = Disk(*disk_usage(volume_path(directory, plugin, volume.name)))
+                path = volume_path(directory, plugin, volume.name)
+                size, inodes, counted = volume_usage(path, project_record(path))
+                found[volume.name] = Disk(size, inodes)
+                usage.by_quota += [volume.name] * counted
 
 
 def _or_none(read: Callable[[], int]) -> int | None:

@@ -43,7 +43,8 @@ class ContainerUsage:
 @dataclass(slots=True)
 class PodUsage:
     """One pod; None and absent entries are not known. `volumes` are its local ephemeral ones by name,
-    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers."""
+    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers. The kernel
+    counts those `by_quota`."""
 
     memory: int | None = None
     processes: int | None = None
@@ -51,6 +52,7 @@ class PodUsage:
     volumes: dict[str, Disk] = field(default_factory=dict)
     in_memory: dict[str, Disk] = field(default_factory=dict)
     hosts: Disk = NO_DISK
+    by_quota: list[str] = field(default_factory=list)
     disk_known: bool = False
 
     def disk(self, parts: Sequence[Part]) -> Disk:

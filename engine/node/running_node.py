@@ -143,7 +143,11 @@ class RunningNode:
             features=lambda: runtime_health.shown,
             volumes_in_use=lambda: self.attachments.in_use,
         )
-        volumes = PodVolumes(setting.root)
+        volumes = PodVolumes(
+            setting.root,
+            project_quotas=setting.kubengine_config.eviction.project_quotas,
+            registry=setting.registry,
+        )
         accepted = AcceptedPods(volumes.pod_directory)
         gatekeeper = Gatekeeper(
             eviction=managers.eviction,

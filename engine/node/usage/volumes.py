@@ -16,8 +16,9 @@ from engine.api.events import WARNING, EventRecorder
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod, Volume
 from engine.api.storage import LocalVolume
+from engine.cri.paths import project_record
 from engine.csi.usage import Measured
-from engine.host.trees import disk_usage
+from engine.host.project_quota import volume_usage
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import claim_name, is_of_driver
 from engine.node.volumes.csi_storage import CsiStorage
@@ -114,7 +115,7 @@ def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry |
         elif local:
             figures = file_system(made.path)
         elif volume.empty_dir is not None or is_agent_written(volume):
-            used, inodes = disk_usage(made.path)
+            used, inodes, _by_quota = volume_usage(made.path, project_record(made.path))
             figures = {**file_system(made.path), "usedBytes": used, "inodesUsed": inodes}
         else:
             figures = None

@@ -17,9 +17,10 @@ from engine.api.pod import EmptyDirVolume, Pod
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import MEMORY, pod_limits
 from engine.cgroups.values import limits_declared
-from engine.cri.paths import EMPTY_DIR, volume_path
+from engine.cri.paths import EMPTY_DIR, project_record, volume_path
 from engine.host.beneath import make_directories, opened, same_file
 from engine.host.mounts import is_mount, mount_filesystem
+from engine.node.volumes.project_ids import ProjectIds
 
 _MEMORY_MEDIUM = "Memory"
 _HUGE_PAGES_MEDIUM = "HugePages"
@@ -34,6 +35,7 @@ def set_up(
     pod: Pod,
     group: int | None,
     allocatable: Mapping[str, Quantity],
+    projects: ProjectIds,
 ) -> Path:
     """The volume's directory, the fsGroup's where there is one. Raises `OSError` or `InvalidInput`."""
     path = volume_path(pod_directory, EMPTY_DIR, name)
@@ -53,6 +55,8 @@ def set_up(
             Path(same_file(directory)).chmod(mode)
     with opened(pod_directory) as top:
         os.close(make_directories(top, str(ready.parent.relative_to(pod_directory)), 0o750))
+    if volume.medium == "":
+        projects.give(pod, path, project_record(path))
     ready.touch(mode=0o644)
     return path
 

@@ -15,20 +15,31 @@ from engine.api.storage import LocalVolume
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree
+from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
 from engine.node.volumes.claims import BoundVolume, is_of_driver, mount_options
 from engine.node.volumes.contents import Contents
+from engine.node.volumes.project_ids import OFF, ProjectIds
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 
 Given = Contents | BoundVolume
 
 
 class PodVolumes:
-    """The volumes of one node's pods, under the node's root directory."""
+    """The volumes of one node's pods, under the node's root directory. `project_quotas`: whose emptyDirs the
+    kernel counts, as in `ProjectIds`."""
 
-    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        root: Path,
+        clock: Callable[[], float] = time.time,
+        *,
+        project_quotas: str = OFF,
+        registry: Registry | None = None,
+    ) -> None:
         self._pods = pods_directory(root)
         self._clock = clock
+        self._projects = ProjectIds(self._pods, project_quotas, registry or Registry())
 
     def pod_directory(self, uid: str) -> Path:
         return self._pods / uid
@@ -85,7 +96,9 @@ class PodVolumes:
         if volume.host_path is not None:
             return host_path.set_up(volume.host_path)
         if volume.empty_dir is not None:
-            return empty_dir.set_up(directory, volume.name, volume.empty_dir, pod, group, allocatable)
+            return empty_dir.set_up(
+                directory, volume.name, volume.empty_dir, pod, group, allocatable, self._projects
+            )
         if isinstance(given, Contents):
             return self.write(pod, volume, given, allocatable)
         if given is None:

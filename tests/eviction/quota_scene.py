@@ -1,0 +1,111 @@
+"""Pods' emptyDirs on an ext4 with project quotas; run inside a kernel that has them by `test_project_quotas`,
+it returns what it saw."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.api.pod import Container, EmptyDirVolume, Pod, Volume, VolumeMount
+from engine.api.quantity import Quantity
+from engine.cri.paths import project_record
+from engine.eviction.manager import EvictionManager
+from engine.host.project_quota import volume_usage
+from engine.host.trees import disk_usage
+from engine.metrics import Registry
+from engine.node.volumes.pod_volumes import PodVolumes
+
+from .private_node import MIB, make_pod
+
+_FINIT_MODULE = 313
+_DISK = os.makedev(98, 0)
+
+
+def mounted(scratch: Path) -> Path:
+    """The kernel's disk, an ext4 whose projects are counted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    modules = Path(f"/usr/lib/uml/modules/{os.uname().release}/kernel/fs/quota")
+    for name in ("quota_tree.ko", "quota_v2.ko"):
+        with (modules / name).open("rb") as module:
+            assert libc.syscall(_FINIT_MODULE, module.fileno(), b"", 0) == 0, ctypes.get_errno()
+    os.mknod(scratch / "disk", 0o600 | stat.S_IFBLK, _DISK)
+    (scratch / "fs").mkdir()
+    subprocess.run(["mount", "-t", "ext4", "-o", "prjquota", scratch / "disk", scratch / "fs"], check=True)
+    return scratch / "fs"
+
+
+def pod(name: str, **volumes: str) -> Pod:
+    """With an emptyDir for each name, of the size given."""
+    return make_pod(
+        name,
+        containers=[Container(name="main", volume_mounts=[VolumeMount(v, f"/{v}") for v in volumes])],
+        volumes=[
+            Volume(v, empty_dir=EmptyDirVolume(size_limit=Quantity.parse(size) if size else None))
+            for v, size in volumes.items()
+        ],
+    )
+
+
+async def counted_and_evicted_for(scratch: Path) -> dict[str, Any]:
+    """A pod writes beyond its emptyDir's limit into a file that it deleted; its neighbour writes less."""
+    root = mounted(scratch)
+    registry, decisions = Registry(), Decisions(time.time)
+    volumes = PodVolumes(root, project_quotas="all", registry=registry)
+    hog, calm = pod("hog", work="4Mi", other=""), pod("calm", work="4Mi")
+    paths = {one.uid: volumes.set_up(one, {}, allocatable={}) for one in (hog, calm)}
+    work = paths[hog.uid]["work"]
+    (paths[calm.uid]["work"] / "file").write_bytes(bytes(2 * MIB))
+    (work / "below").mkdir()
+    with (work / "below" / "deleted").open("wb") as file:
+        file.write(bytes(6 * MIB))
+        file.flush()
+        os.fsync(file.fileno())
+        (work / "below" / "deleted").unlink()
+        ended: list[Pod] = []
+
+        async def kill(one: Pod, _end: object) -> None:
+            ended.append(one)
+
+        manager = EvictionManager(
+            config=KubeletConfiguration(eviction_hard={}, pod_logs_dir=str(root / "logs")),
+            section=EvictionSection(),
+            recorder=EventRecorder(time.time),
+            decisions=decisions,
+            active_pods=lambda: [hog, calm],
+            kill_pod=kill,
+            pod_cgroup=lambda _uid: None,
+            pod_cleaned_up=lambda _uid: True,
+            root_dir=root,
+        )
+        await manager.synchronize()
+        await manager.stop()
+        seen = {
+            "walked": disk_usage(work)[0],
+            "counted": volume_usage(work, project_record(work)),
+            "ended": [one.metadata.name for one in ended],
+            "decided": [dict(one.inputs) for one in decisions.after(0)],
+            "projects": {
+                f"{uid}/{name}": int(project_record(path).read_text())
+                for uid, of_pod in paths.items()
+                for name, path in of_pod.items()
+            },
+        }
+        volumes.tear_down(hog.uid)
+        again = PodVolumes(root, project_quotas="all", registry=registry)
+        late = again.set_up(pod("late", work=""), {}, allocatable={})["work"]
+        seen["while open"] = int(project_record(late).read_text())
+        seen["late"] = volume_usage(late, project_record(late))
+    seen["metric"] = {
+        "/".join(labels): value
+        for labels, value in registry.metrics["kubengine_project_quota_volumes_total"].values.items()
+    }
+    return seen
