@@ -11,6 +11,7 @@
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
 | best-effort-cpu | squeezed, released |
+| pressure | raised, cleared |
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ Kind = Literal[
     "resize",
     "devices",
     "best-effort-cpu",
+    "pressure",
 ]
 
 

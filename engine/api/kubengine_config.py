@@ -80,6 +80,13 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     `memory_stall`, under cgroup v2: the percentage of time in which all pods may wait for memory; beyond it
     for longer than `memory_stall_for` a pod is ended that makes them wait. 0 is off.
 
+    `cpu_stall` and `io_stall`: the percentage of the time beyond which pods' tasks wait for the CPU (some of
+    them), or for disks (all of them), at every look for `stall_for`: then the node has the condition
+    `CPUPressure` or `IOPressure`. 0: no such condition.
+
+    `count_swap`, under cgroup v2: what pods may still swap out counts as available memory, and what they have
+    swapped out as memory that they use.
+
     `project_quotas`: whose emptyDirs the kernel counts by a project quota of their own instead of a walk:
     `off`, `user-namespaces` (of pods with `hostUsers: false`, as the kubelet's gate has it) or `all`.
     """
@@ -92,6 +99,10 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     reclaim_everywhere: bool = False
     memory_stall: int = 0
     memory_stall_for: Duration = Duration(30)
+    cpu_stall: int = 0
+    io_stall: int = 0
+    stall_for: Duration = Duration(60)
+    count_swap: bool = False
     project_quotas: str = "off"
 
 

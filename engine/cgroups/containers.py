@@ -23,7 +23,7 @@ from engine.cgroups.conversion import (
     milli_cpu_to_shares,
 )
 from engine.cgroups.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP, MEMORY_SWAP_MAX
-from engine.cgroups.pod_wishes import as_written, wishes
+from engine.cgroups.pod_wishes import UNLIMITED, as_written, wishes
 
 GUARANTEED_OOM_SCORE_ADJ = -997
 BEST_EFFORT_OOM_SCORE_ADJ = 1000
@@ -170,6 +170,18 @@ def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
     if rules.memory_capacity <= 0 or request.value > rules.memory_capacity:
         return 0
     return int(float(request.value) / float(rules.memory_capacity) * float(rules.swap_capacity))
+
+
+def pod_swap_limit(pod: Pod, rules: ContainerRules) -> int:
+    """Bytes that the pod's containers may swap out together, none on cgroup v1: what its annotation says,
+    where that counts, else the sum of theirs."""
+    if not rules.swap_controller or not rules.cgroup_v2:
+        return 0
+    asked = wishes(pod, rules.annotations, as_written).swap
+    if asked:
+        return rules.swap_capacity if asked == UNLIMITED else int(asked)
+    lasting = [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
+    return sum(swap_limit(pod, container, rules) for container in lasting)
 
 
 def oom_score_adj(pod: Pod, container: Container, memory_capacity: int) -> int:

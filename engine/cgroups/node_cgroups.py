@@ -15,6 +15,7 @@ from engine.cgroups.containers import (
     ContainerResources,
     container_resources,
     overhead_resources,
+    pod_swap_limit,
     sandbox_resources,
 )
 from engine.cgroups.pod_keeper import PodGroup
@@ -62,6 +63,10 @@ class NodeCgroups(ABC):
     def overhead_resources(self, pod: Pod) -> ContainerResources:
         """What the runtime is told of the pod's overhead."""
         return overhead_resources(pod, self.settings.containers)
+
+    def swap_limit(self, pod: Pod) -> int:
+        """Bytes that the pod may swap out."""
+        return pod_swap_limit(pod, self.settings.containers)
 
     def check_annotations(self, pod: Pod) -> None:
         """Raises `InvalidInput` for one that counts for the pod's cgroups and makes no sense."""

@@ -69,6 +69,7 @@ class CgroupUsage:
         self._usage = HeldFile(memory / ("memory.usage_in_bytes" if self._v1 else "memory.current"))
         self._limit = HeldFile(memory / ("memory.limit_in_bytes" if self._v1 else "memory.max"))
         self._stat = HeldFile(memory / "memory.stat")
+        self._swap = HeldFile(memory / "memory.swap.current")
         self._pids = HeldFile(pids / "pids.current")
 
     def working_set(self) -> int:
@@ -89,12 +90,16 @@ class CgroupUsage:
         limit = self._limit.number()
         return None if limit >= _UNLIMITED else limit
 
+    def swapped(self) -> int:
+        """Bytes that were swapped out; on v2 only."""
+        return self._swap.number()
+
     def processes(self) -> int:
         """Tasks, as the kernel's limit counts them."""
         return self._pids.number()
 
     def close(self) -> None:
-        for file in (self._usage, self._limit, self._stat, self._pids):
+        for file in (self._usage, self._limit, self._stat, self._swap, self._pids):
             file.close()
 
     def _name(self, field: bytes) -> bytes:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from engine.api.config import ROOT_DIR, KubeletConfiguration
 from engine.api.decisions import Decisions
-from engine.api.errors import KubengineError
+from engine.api.errors import InvalidInput, KubengineError
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.lifecycle import KillPod, PodEnd
@@ -31,6 +31,7 @@ from engine.cri.client import RuntimeClient
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.cleanup import Cleanup
+from engine.eviction.contention import FILES, StallReader, contentions, most_waiting
 from engine.eviction.explain import explain
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
 from engine.eviction.measure import PodCgroup, PodMeter
@@ -39,7 +40,7 @@ from engine.eviction.notifier import MemoryNotifiers
 from engine.eviction.pressure import CONDITIONS, Pressure, PressureTracker
 from engine.eviction.readings import NodeView, SignalReader
 from engine.eviction.signals import MEMORY_STALL, RESOURCE_OF, Observations
-from engine.eviction.stall import causes, pod_stalls, stall_thresholds
+from engine.eviction.stall import WHOLE, causes, pod_stalls, stall_thresholds
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.eviction.usage import PodUsage, Ranking, rank
 from engine.host.tasks import Tasks
@@ -74,7 +75,8 @@ class EvictionManager:
     `kill_pod` ends a pod for good; `pod_cgroup(uid)` is its cgroup's path; `pod_cleaned_up(uid)` tells
     that nothing of it is left (default: its cgroup is gone); `view` says what counts as the node.
     `images` and `containers` are what it cleans up first. `conditions_changed` is called when a node
-    condition appears or clears. Raises `InvalidInput` for thresholds that make no sense.
+    condition appears or clears. `swap_limit`, on cgroup v2, says how much a pod may swap out. Raises
+    `InvalidInput` for thresholds that make no sense.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class EvictionManager:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         conditions_changed: Callable[[], None] | None = None,
+        swap_limit: Callable[[Pod], int] | None = None,
     ) -> None:
         self.section = section or EvictionSection()
         view = view or NodeView()
@@ -112,8 +115,16 @@ class EvictionManager:
         self._clock, self._monotonic = clock, monotonic
         self._decisions = decisions or Decisions(clock)
         self._conditions_changed = conditions_changed
+        self._contention = contentions(self.section)
+        self._stalls = StallReader(
+            [one.name for one in self._contention], view.mount, view.pods_cgroup or view.cgroup
+        )
         self.reader = SignalReader(
-            view, nodefs=root_dir, memory_signal=self.section.memory_signal, stall=bool(stall)
+            view,
+            nodefs=root_dir,
+            memory_signal=self.section.memory_signal,
+            stall=bool(stall),
+            swap_allowed=self._swap_allowed(swap_limit),
         )
         self.meter = PodMeter(
             pod_cgroup=pod_cgroup,
@@ -121,9 +132,11 @@ class EvictionManager:
             pod_logs_dir=Path(config.pod_logs_dir),
             root_dir=root_dir,
             mount=view.mount,
+            count_swap=self.section.count_swap,
         )
         self.tracker = PressureTracker(self._configured, float(config.eviction_pressure_transition_period))
-        self._since: dict[str, float] = dict.fromkeys(CONDITIONS, clock())
+        names = (*CONDITIONS, *(one.name for one in self._contention))
+        self._since: dict[str, float] = dict.fromkeys(names, clock())
         self._layout_known = False
         self._ask_layout_at = self._limits_checked = float("-inf")
         self._wake = asyncio.Event()
@@ -131,6 +144,13 @@ class EvictionManager:
         self._task = (tasks or Tasks()).task("eviction")
         self._kills: set[asyncio.Task[None]] = set()
         registry = registry or Registry()
+        registry.collected(
+            "gauge",
+            "kubengine_pods_stall_ratio",
+            "How much of the last 10 s pods waited, by the node condition that it decides.",
+            ["condition"],
+            lambda: [((one.name,), one.waited / WHOLE) for one in self._contention if one.waited is not None],
+        )
         self._cleanup = Cleanup(
             self.section,
             self.reader,
@@ -150,6 +170,13 @@ class EvictionManager:
             ["eviction_signal"],
         )
 
+    def _swap_allowed(self, limit: Callable[[Pod], int] | None) -> Callable[[], int] | None:
+        if not self.section.count_swap:
+            return None
+        if limit is None:
+            raise InvalidInput("needs cgroup v2", subject="eviction.countSwap")
+        return lambda: sum(limit(pod) for pod in self._active_pods())
+
     async def start(self) -> None:
         """Look now, then every interval and whenever the kernel wakes it."""
         if self.section.notifications:
@@ -163,6 +190,7 @@ class EvictionManager:
             kill.cancel()
         await asyncio.gather(*self._kills, return_exceptions=True)
         self._notifiers.stop()
+        self._stalls.close()
         self.reader.close()
 
     def admit(self, pod: Pod) -> None:
@@ -175,8 +203,10 @@ class EvictionManager:
         return self.tracker.conditions
 
     def conditions(self) -> list[NodeCondition]:
-        """The three conditions for the node's status."""
-        return node_conditions(self.tracker.conditions, self._since, self._clock())
+        """For the node's status: the three of the kubelet, and those by stall that are asked for."""
+        now = self._clock()
+        by_stall = [one.condition(self._since[one.name], now) for one in self._contention]
+        return node_conditions(self.tracker.conditions, self._since, now) + by_stall
 
     async def describe(self, disk: str = "false") -> dict[str, Any]:
         """Signals, thresholds with the distance to each, and who would go first and why; `disk=true` also
@@ -190,6 +220,7 @@ class EvictionManager:
     async def synchronize(self) -> list[Pod]:
         """One look. Returns the pods that were ended: at most one for a threshold, all that are over
         their own local storage limits."""
+        self._look_at_contention()
         await self._find_layout()
         if not self.tracker.thresholds and not self._config.local_storage_capacity_isolation:
             return []
@@ -213,6 +244,24 @@ class EvictionManager:
             log.warning("%s is short and there is no pod to evict", resource)
             return []
         return await self._evict_one(threshold, seen, observations, pods)
+
+    def _look_at_contention(self) -> None:
+        changed = [
+            one for one in self._contention if one.look(self._stalls.read(one.name), self._monotonic())
+        ]
+        for one in changed:
+            pods = list(self._active_pods())
+            stalls = pod_stalls(pods, self._pod_cgroup, self.reader.view.mount, FILES[one.name])
+            inputs = {
+                "condition": one.name,
+                "waited": one.waited,
+                "most": most_waiting(stalls, {pod.uid: pod.full_name for pod in pods}),
+            }
+            self._decisions.record("pressure", "raised" if one.holding else "cleared", one.message(), inputs)
+            self._since[one.name] = self._clock()
+            log.warning("node condition %s is %s: %s", one.name, one.holding, one.message())
+        if changed and self._conditions_changed is not None:
+            self._conditions_changed()
 
     async def ranking(self, signal: str, pods: Sequence[Pod]) -> list[tuple[Pod, int | None]]:
         """Pods in the order in which `signal` would evict them, with the usage that counts."""

@@ -37,7 +37,8 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class PodMeter:
-    """Of the pods below the node's directory `root_dir`."""
+    """Of the pods below the node's directory `root_dir`. With `count_swap` what a pod has swapped out is memory
+    that it uses."""
 
     def __init__(
         self,
@@ -47,9 +48,11 @@ class PodMeter:
         pod_logs_dir: Path,
         root_dir: Path,
         mount: Path = CGROUP_MOUNT,
+        count_swap: bool = False,
     ) -> None:
         self._pod_cgroup, self._runtime, self._mount = pod_cgroup, runtime, mount
         self._pod_logs_dir, self._root_dir = pod_logs_dir, root_dir
+        self._count_swap = count_swap
 
     def quick(self, pods: Sequence[Pod]) -> dict[str, PodUsage]:
         """Memory and processes; a pod without a cgroup is left out."""
@@ -60,7 +63,8 @@ class PodMeter:
                 continue
             group = CgroupUsage(cgroup, self._mount)
             try:
-                usage[pod.uid] = PodUsage(group.working_set(), _or_none(group.processes))
+                swapped = group.swapped() if self._count_swap else 0
+                usage[pod.uid] = PodUsage(group.working_set() + swapped, _or_none(group.processes))
             except (OSError, KubengineError):
                 continue
             finally:

@@ -43,10 +43,17 @@ class SignalReader:
     """Keeps the descriptors open; `close` it when done.
 
     A signal that cannot be read is left out of the observations, and said once until it can be again.
+    `swap_allowed`, where swap counts: bytes that pods may swap out together.
     """
 
     def __init__(
-        self, view: NodeView, *, nodefs: Path, memory_signal: str = WORKING_SET, stall: bool = False
+        self,
+        view: NodeView,
+        *,
+        nodefs: Path,
+        memory_signal: str = WORKING_SET,
+        stall: bool = False,
+        swap_allowed: Callable[[], int] | None = None,
     ) -> None:
         if memory_signal not in (WORKING_SET, MEMAVAILABLE):
             raise InvalidInput(
@@ -59,6 +66,7 @@ class SignalReader:
         self.imagefs: Path | None = None
         self.containerfs: Path | None = None
         self.layout: Layout = "shared"
+        self._swap_allowed = swap_allowed
         self._kernel_estimate = memory_signal == MEMAVAILABLE
         self._whole_machine = view.cgroup.strip("/") == ""
         self._meminfo = HeldFile(PROC / "meminfo")
@@ -72,7 +80,7 @@ class SignalReader:
     def read(self, now: float) -> Observations:
         """All signals that can be read. `now` becomes their time."""
         found: Observations = {}
-        self._try(found, signals.MEMORY_AVAILABLE, self._memory, now)
+        self._try(found, signals.MEMORY_AVAILABLE, self._memory_and_swap, now)
         if self.pods is not None:
             self._try(found, signals.ALLOCATABLE_MEMORY_AVAILABLE, self._allocatable_memory, now)
         self._try(found, signals.PID_AVAILABLE, self._pids, now)
@@ -102,7 +110,15 @@ class SignalReader:
         for file in (self._meminfo, self._loadavg, *self._pid_limits):
             file.close()
 
-    def _memory(self) -> tuple[int, int] | None:
+    def _memory_and_swap(self) -> tuple[int, int]:
+        available, capacity = self._memory()
+        if self._swap_allowed is not None:
+            swapped = (self.pods or self.node).swapped()
+            left = max(self._swap_allowed() - swapped, 0)
+            available += min(left, self._meminfo_field(b"SwapFree:"))
+        return available, capacity
+
+    def _memory(self) -> tuple[int, int]:
         capacity = self.memory_capacity()
         if not self._whole_machine:
             used = self.node.usage_without_cache() if self._kernel_estimate else self.node.working_set()

@@ -56,7 +56,9 @@ def stalled(text: bytes, who: bytes, window: bytes) -> int:
     raise ValueError(f"{PRESSURE} has no {who.decode()} {window.decode()}")
 
 
-def pod_stalls(pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path) -> dict[str, int]:
+def pod_stalls(
+    pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path, file: str = PRESSURE
+) -> dict[str, int]:
     """By uid, how much of the last minute some of a pod's tasks waited; pods that cannot be read are left
     out."""
     found = {}
@@ -64,7 +66,7 @@ def pod_stalls(pods: Sequence[Pod], pod_cgroup: PodCgroup, mount: Path) -> dict[
         cgroup = pod_cgroup(pod.uid)
         try:
             if cgroup is not None:
-                text = (memory_directory(mount, cgroup) / PRESSURE).read_bytes()
+                text = (memory_directory(mount, cgroup) / file).read_bytes()
                 found[pod.uid] = stalled(text, b"some", b"avg60")
         except (OSError, ValueError):
             continue

@@ -43,8 +43,8 @@ class ContainerUsage:
 @dataclass(slots=True)
 class PodUsage:
     """One pod; None and absent entries are not known. `volumes` are its local ephemeral ones by name,
-    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers. The kernel
-    counts those `by_quota`."""
+    `in_memory` its emptyDirs that are on no disk; `hosts` is what the node writes for all its containers.
+    The kernel counts those `by_quota`."""
 
     memory: int | None = None
     processes: int | None = None

@@ -114,6 +114,7 @@ class Managers:
             images=self.images,
             containers=self.containers,
             conditions_changed=conditions_changed,
+            swap_limit=cgroups.swap_limit if cgroups.settings.containers.cgroup_v2 else None,
             root_dir=root,
             view=setting.view or NodeView(pods_cgroup=pods_cgroup),
             clock=clock,

@@ -1,0 +1,139 @@
+"""Node conditions by how long pods wait for the CPU and for disks, where that lasts.
+
+`cpu.pressure` and `io.pressure` say in percent how much of the last 10 s some tasks waited, or all. A
+condition is raised once more than its limit was waited at every look for a time, and cleared in the same way.
+Nobody is ended for it. Pure, but for `StallReader`.
+
+Source: the kernel's Documentation/accounting/psi.rst; KEP-4205.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import EvictionSection
+from engine.api.moments import whole_second
+from engine.api.node import NodeCondition
+from engine.eviction.cgroup_usage import HeldFile, is_v1
+from engine.eviction.stall import stalled
+
+CPU_PRESSURE: Final = "CPUPressure"
+IO_PRESSURE: Final = "IOPressure"
+FILES: Final = {CPU_PRESSURE: "cpu.pressure", IO_PRESSURE: "io.pressure"}
+WHO: Final = {CPU_PRESSURE: b"some", IO_PRESSURE: b"full"}
+WAITED_FOR: Final = {CPU_PRESSURE: "the CPU", IO_PRESSURE: "disks"}
+MACHINE: Final = Path("/proc/pressure")
+
+log = logging.getLogger("kubengine.eviction")
+
+
+@dataclass(slots=True)
+class Contention:
+    """One condition: more than `percent` of the time waited, or not, for `period` seconds. `holding` is None
+    until it is known; times are seconds of one clock."""
+
+    name: str
+    percent: int
+    period: float
+    holding: bool | None = None
+    waited: int | None = None
+    """Hundredths of a percent at the last look."""
+    _other_since: float | None = None
+
+    def look(self, waited: int | None, now: float) -> bool:
+        """Whether the condition changed. What could not be read (None) changes nothing and begins anew."""
+        self.waited = waited
+        if waited is None:
+            self._other_since = None
+            return False
+        over = waited > self.percent * 100
+        if self.holding is None:
+            self.holding = False
+        if over == self.holding:
+            self._other_since = None
+            return False
+        if self._other_since is None:
+            self._other_since = now
+        if now - self._other_since < self.period:
+            return False
+        self.holding, self._other_since = over, None
+        return True
+
+    def message(self) -> str:
+        who = "all tasks" if WHO[self.name] == b"full" else "tasks"
+        if self.holding is None:
+            return f"how long {who} of pods wait for {WAITED_FOR[self.name]} is not known"
+        most = "more" if self.holding else "no more"
+        return f"{who} of pods wait for {WAITED_FOR[self.name]} {most} than {self.percent}% of the time"
+
+    def condition(self, since: float, now: float) -> NodeCondition:
+        """For the node's status; times in Unix seconds."""
+        status = {True: "True", False: "False", None: "Unknown"}[self.holding]
+        reason = {True: "PodsStall", False: "PodsDoNotStall", None: "StallUnknown"}[self.holding]
+        return NodeCondition(
+            type=self.name,
+            status=status,
+            last_heartbeat_time=whole_second(now),
+            last_transition_time=whole_second(since),
+            reason=reason,
+            message=self.message(),
+        )
+
+
+def contentions(section: EvictionSection) -> list[Contention]:
+    """Those that are asked for. Raises `InvalidInput`."""
+    found = []
+    for name, field, percent in (
+        (CPU_PRESSURE, "cpuStall", section.cpu_stall),
+        (IO_PRESSURE, "ioStall", section.io_stall),
+    ):
+        if percent == 0:
+            continue
+        if not 0 < percent < 100:
+            raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject=f"eviction.{field}")
+        found.append(Contention(name, percent, float(section.stall_for)))
+    if float(section.stall_for) < 0:
+        raise InvalidInput("expected 0s or more", subject="eviction.stallFor")
+    return found
+
+
+def most_waiting(
+    stalls: Mapping[str, int], names: Mapping[str, str], shown: int = 3
+) -> list[dict[str, object]]:
+    """The pods that wait most, by what each waited in hundredths of a percent, by uid."""
+    ordered = sorted(stalls, key=lambda uid: (-stalls[uid], uid))[:shown]
+    return [{"pod": names[uid], "waited": stalls[uid]} for uid in ordered if stalls[uid]]
+
+
+class StallReader:
+    """Reads a pressure file each time. On cgroup v1, which counts for no group, the machine's counts."""
+
+    def __init__(self, names: Sequence[str], mount: Path, pods_cgroup: str) -> None:
+        below = MACHINE if is_v1(mount) else mount / pods_cgroup.strip("/")
+        self._files = {
+            name: HeldFile(below / (FILES[name].partition(".")[0] if is_v1(mount) else FILES[name]))
+            for name in names
+        }
+        self._said: set[str] = set()
+
+    def read(self, name: str) -> int | None:
+        """Hundredths of a percent of the last 10 s; None, said once, where it cannot be read."""
+        file = self._files[name]
+        try:
+            waited = stalled(file.read(), WHO[name], b"avg10")
+        except (OSError, ValueError) as error:
+            if name not in self._said:
+                self._said.add(name)
+                log.warning("%s cannot be told: %s", name, error)
+            return None
+        self._said.discard(name)
+        return waited
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()

@@ -1,0 +1,75 @@
+"""A pod that was swapped out; run by `test_swap` inside a kernel with swap, it returns what it saw."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.api.pod import Pod
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
+from tests.waiting import eventually
+
+from .private_node import MIB, PrivateNode, make_pod
+
+CAPACITY = 200 * MIB
+
+
+def swap_on(disk: Path) -> None:
+    os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(98, 0))
+    subprocess.run(["mkswap", disk], check=True, capture_output=True)
+    subprocess.run(["swapon", disk], check=True)
+
+
+async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
+    """One pod holds 90 MiB of which most is swapped out, its neighbour 40 MiB in memory. Less than the
+    threshold is available in memory, and more with what pods may still swap out, until they may no more."""
+    swap_on(scratch / "swap")
+    node = PrivateNode("/swap", mount)
+    node.run(make_pod("swapped"), mib=90)
+    node.run(make_pod("beside"), mib=40)
+    pods = {pod.metadata.name: pod for pod in node.active_pods()}
+    group = mount / "swap" / f"pod{pods['swapped'].uid}"
+    (group / "memory.high").write_text(str(20 * MIB))
+    await eventually(lambda: int((group / "memory.swap.current").read_text()) >= 60 * MIB)
+    limits = {"swapped": 120 * MIB, "beside": 0}
+
+    def manager(count: bool) -> EvictionManager:
+        return EvictionManager(
+            config=KubeletConfiguration(eviction_hard={"memory.available": "150Mi"}),
+            section=EvictionSection(count_swap=count),
+            recorder=EventRecorder(time.time),
+            active_pods=node.active_pods,
+            kill_pod=node.kill_pod,
+            pod_cgroup=node.pod_cgroup,
+            root_dir=scratch,
+            view=NodeView("/swap", memory_capacity=CAPACITY, pid_capacity=1000, mount=mount),
+            swap_limit=lambda pod: limits[pod.metadata.name],
+        )
+
+    def names(ranked: list[tuple[Pod, int | None]]) -> list[str]:
+        return [pod.metadata.name for pod, _ in ranked]
+
+    plain, counting = manager(count=False), manager(count=True)
+    active = node.active_pods()
+    seen: dict[str, Any] = {
+        "swapped out": int((group / "memory.swap.current").read_text()),
+        "available": [one.reader.read(0.0)["memory.available"].available // MIB for one in (plain, counting)],
+        "first": [names(await one.ranking("memory.available", active))[0] for one in (plain, counting)],
+    }
+    await counting.synchronize()
+    seen["with swap left"] = [name for name, _ in node.ended]
+    limits["swapped"] = 0
+    await counting.synchronize()
+    seen["with none"] = [name for name, _ in node.ended]
+    for one in (plain, counting):
+        await one.stop()
+    node.close()
+    return seen

@@ -1,0 +1,166 @@
+"""Node conditions by how long pods wait for the CPU and for disks: the rule alone, and tasks that wait."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.duration import Duration
+from engine.api.errors import InvalidInput
+from engine.api.events import EventRecorder
+from engine.api.kubengine_config import EvictionSection
+from engine.eviction.contention import (
+    CPU_PRESSURE,
+    IO_PRESSURE,
+    Contention,
+    StallReader,
+    contentions,
+    most_waiting,
+)
+from engine.eviction.manager import EvictionManager
+from engine.eviction.readings import NodeView
+from engine.metrics import Registry
+from tests.cgroups.cgroup_scenes import end, spin
+from tests.waiting import eventually
+
+from .private_node import make_pod
+from .test_pressure_events import UNIFIED, group, needs_pressure  # noqa: F401
+
+
+def test_only_what_lasts_raises_or_clears_a_condition():
+    one = Contention(CPU_PRESSURE, 50, period=60)
+    looks = [
+        (0, 9000, None), (30, 9000, None), (40, 5000, None), (50, 5001, None), (109, 9000, None),
+        (110, 9000, True), (120, 100, None), (150, 6000, None), (160, 100, None), (219, 0, None),
+        (220, 5000, False),
+    ]  # fmt: skip
+    for now, waited, becomes in looks:
+        assert one.look(waited, now) == (becomes is not None), now
+        if becomes is not None:
+            assert one.holding is becomes
+
+
+def test_what_cannot_be_read_is_not_known_and_begins_anew():
+    one = Contention(IO_PRESSURE, 10, period=10)
+    assert not one.look(None, 0)
+    assert one.condition(0, 0).status == "Unknown"
+    for now, waited in ((10, 2000), (15, None), (20, 2000), (29, 2000)):
+        assert not one.look(waited, now)
+    assert one.condition(0, 29).status == "False"
+    assert one.look(2000, 30)
+    shown = one.condition(0, 30)
+    assert (shown.status, shown.reason) == ("True", "PodsStall")
+    assert shown.message == "all tasks of pods wait for disks more than 10% of the time"
+
+
+def test_those_who_wait_most_are_named():
+    names = {"a": "x/a", "b": "x/b", "c": "x/c"}
+    assert most_waiting({"a": 1, "b": 9, "c": 0}, names) == [
+        {"pod": "x/b", "waited": 9},
+        {"pod": "x/a", "waited": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (EvictionSection(cpu_stall=100), "eviction.cpuStall: expected 1 to 99"),
+        (EvictionSection(io_stall=-1), "eviction.ioStall: expected 1 to 99"),
+        (EvictionSection(stall_for=Duration(-1)), "eviction.stallFor: expected"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(section: EvictionSection, message: str):
+    with pytest.raises(InvalidInput, match=message):
+        contentions(section)
+
+
+def test_nothing_is_read_unless_it_is_asked_for(tmp_path: Path):
+    assert contentions(EvictionSection()) == []
+    assert StallReader([], tmp_path, "kubepods")._files == {}
+
+
+def test_a_kernel_without_the_files_leaves_the_condition_unknown(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    reader = StallReader([CPU_PRESSURE], tmp_path, "kubepods")
+    assert [reader.read(CPU_PRESSURE) for _ in range(3)] == [None] * 3
+    assert caplog.text.count("CPUPressure cannot be told") == 1
+    (tmp_path / "kubepods").mkdir()
+    (tmp_path / "kubepods" / "cpu.pressure").write_text("some avg10=7.25 avg60=0 avg300=0 total=1\n")
+    assert reader.read(CPU_PRESSURE) == 725
+    reader.close()
+
+
+def spinner(directory: Path) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            (directory / "cgroup.procs").write_text(str(os.getpid()))
+            os.sched_setaffinity(0, {0})
+            spin()
+        finally:
+            os._exit(1)
+    return pid
+
+
+@needs_pressure
+@pytest.mark.root
+async def test_pods_that_wait_for_one_cpu_raise_the_condition_and_are_named(
+    group: Path,  # noqa: F811
+    private_cgroup_root: str,
+    tmp_path: Path,
+):
+    calm, busy = make_pod("calm"), make_pod("busy")
+    for pod in (calm, busy):
+        (group / pod.uid).mkdir()
+    pids = [spinner(group / busy.uid) for _ in range(2)]
+    now, told, registry, decisions = [0.0], [0], Registry(), Decisions(time.time)
+
+    def changed() -> None:
+        told[0] += 1
+
+    manager = EvictionManager(
+        config=KubeletConfiguration(eviction_hard={}),
+        section=EvictionSection(cpu_stall=1, stall_for=Duration(60)),
+        recorder=EventRecorder(time.time),
+        decisions=decisions,
+        registry=registry,
+        active_pods=lambda: [calm, busy],
+        kill_pod=lambda *_: pytest.fail("nobody is ended for the CPU"),
+        pod_cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
+        root_dir=tmp_path,
+        view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
+        conditions_changed=changed,
+        monotonic=lambda: now[0],
+    )
+    directory = group / busy.uid
+
+    def status() -> str:
+        return {one.type: one.status for one in manager.conditions()}[CPU_PRESSURE]
+
+    try:
+        assert status() == "Unknown"
+        await eventually(lambda: "avg60=0.00" not in (directory / "cpu.pressure").read_text().splitlines()[0])
+        await manager.synchronize()
+        assert (status(), told) == ("False", [0])
+        now[0] += 61
+        await manager.synchronize()
+        assert (status(), told) == ("True", [1])
+        assert manager.under_pressure == ()
+    finally:
+        end(*pids)
+        for pod in (calm, busy):
+            (group / pod.uid).rmdir()
+    (raised,) = decisions.after(0)
+    assert (raised.kind, raised.outcome) == ("pressure", "raised")
+    assert raised.inputs["condition"] == CPU_PRESSURE
+    assert [one["pod"] for one in raised.inputs["most"]] == ["default/busy"]
+    ((labels, ratio),) = registry.metrics["kubengine_pods_stall_ratio"].collect()
+    assert labels == (CPU_PRESSURE,)
+    assert 0.01 < ratio <= 1
+    await manager.stop()
