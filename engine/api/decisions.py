@@ -12,6 +12,7 @@
 | devices | given |
 | best-effort-cpu | squeezed, released |
 | pressure | raised, cleared |
+| image-pull | pulled; failed |
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ Kind = Literal[
     "devices",
     "best-effort-cpu",
     "pressure",
+    "image-pull",
 ]
 
 

@@ -50,6 +50,10 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
     keeps the pause image: `sandbox_image`, or what the runtime says it uses. Inode thresholds are
     percentages in use; 0 is off. `remove_timeout` bounds one removal. Images with a name that matches one
     of the patterns in `keep` are never collected.
+
+    `order: layers`: of equally old images the one first whose removal frees most, layers that others have not
+    counted. `prepull`: images that are pulled when they are missing and never collected, `prepull_at_once` at
+    once at most.
     """
 
     order: str = "lru"
@@ -62,6 +66,8 @@ class ImagesSection(Struct, forbid_unknown_fields=True):
     inode_low_threshold_percent: int = 0
     remove_timeout: Duration = Duration(120)
     keep: list[str] = msgspec.field(default_factory=list)
+    prepull: list[str] = msgspec.field(default_factory=list)
+    prepull_at_once: int = 1
 
 
 class EvictionSection(Struct, forbid_unknown_fields=True):

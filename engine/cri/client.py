@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from pathlib import Path
 from typing import TypeVar
@@ -285,6 +285,12 @@ class RuntimeClient:
             "ImageStatus", cri.ImageStatusRequest(image=spec), cri.ImageStatusResponse
         )
         return answer.image if answer.HasField("image") else None
+
+    async def image_info(self, image: str, handler: str = "") -> Mapping[str, str]:
+        """What the runtime tells of an image beyond the API's fields; nothing of one that it doesn't have."""
+        spec = cri.ImageSpec(image=image, runtime_handler=handler)
+        request = cri.ImageStatusRequest(image=spec, verbose=True)
+        return (await self._images("ImageStatus", request, cri.ImageStatusResponse)).info
 
     async def pull_image(
         self,

@@ -37,8 +37,8 @@ log = logging.getLogger("kubengine.eviction")
 
 
 class PodMeter:
-    """Of the pods below the node's directory `root_dir`. With `count_swap` what a pod has swapped out is memory
-    that it uses."""
+    """Of the pods below the node's directory `root_dir`. With `count_swap` what a pod has swapped out is
+    memory that it uses."""
 
     def __init__(
         self,

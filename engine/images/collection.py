@@ -17,7 +17,8 @@ from engine.api.duration import Duration
 from engine.api.errors import KubengineError
 from engine.api.sizes import binary_size
 from engine.images import selection
-from engine.images.policy import MEASURED, ImageGCPolicy
+from engine.images.layers import Layers, removal_order
+from engine.images.policy import LAYERS, MEASURED, ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import (
     AGE,
@@ -55,6 +56,9 @@ class Store(Protocol):
     async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
         """Remove them one after another. `became` gets an entry for each as soon as that is known: None for
         one that has gone."""
+
+    async def layers(self, image: SeenImage) -> Layers:
+        """What it is made of; one layer of its own where nobody tells."""
 
     def protected(self, image: SeenImage) -> str:
         """Why our own policies keep the image, or an empty string."""
@@ -218,6 +222,8 @@ class Collection:
         report = self.report
         if self.policy.accounting == MEASURED and not report.dry_run and report.available is not None:
             await self._free_measured(wanted, report.available)
+        elif self.policy.order == LAYERS:
+            await self._free_by_layers(wanted)
         else:
             await self._free_reported(wanted)
         if self._outcomes.failed:
@@ -244,7 +250,8 @@ class Collection:
 
     async def _free_measured(self, wanted: int, before: int) -> None:
         """Until the file system, asked after each removal, has `wanted` bytes more than `before`."""
-        for row in self._candidates():
+        by_layers = self.policy.order == LAYERS
+        for row in [row for row, _ in await self._by_layers()] if by_layers else self._candidates():
             if not await self._remove([row], SPACE, FOR_SPACE):
                 continue
             after = await self._available()
@@ -254,6 +261,26 @@ class Collection:
             self.report.freed += self._outcomes.measured.get(row, self._images[row].size)
             if self.report.freed >= wanted:
                 return
+
+    async def _free_by_layers(self, wanted: int) -> None:
+        """Until the layers that no image has any more make up the `wanted` bytes."""
+        for row, frees in await self._by_layers():
+            if await self._remove([row], SPACE, FOR_SPACE):
+                self._outcomes.measured[row] = frees
+                self.report.freed += frees
+                if self.report.freed >= wanted:
+                    return
+
+    async def _by_layers(self) -> list[tuple[int, int]]:
+        """Rows for space in order, each with the bytes that go with it when those before it have gone."""
+        columns = self.records.table.columns
+        here = np.flatnonzero(columns.live).tolist()
+        place = {row: number for number, row in enumerate(here)}
+        layers = [await self.store.layers(self._images[row]) for row in here]
+        mask = self._undecided(selection.spare(columns, self.policy, self.report.at))
+        eligible = [place[row] for row in np.flatnonzero(mask).tolist()]
+        order = removal_order(layers, columns.last_used[here].tolist(), eligible)
+        return [(here[number], freed) for number, freed in order]
 
     async def _free_inodes(self, wanted: int) -> None:
         """Image sizes say nothing of inodes: the file system is asked after each removal."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions, Taken
-from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.events import WARNING, EventRecorder
 from engine.api.kubengine_config import ImagesSection
 from engine.api.pod import Pod
@@ -25,9 +25,11 @@ from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
 from engine.images.elsewhere import what_else_fills
 from engine.images.keep import KeepPatterns
+from engine.images.layers import Layers
 from engine.images.lease import ImageLeases, normalized
 from engine.images.listed import CONTAINERS_OF_PODS, USERS, ImageReader, images_used, images_used_by_handler
 from engine.images.policy import ImageGCPolicy
+from engine.images.prepull import Prepull, PullImage
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import REMOVED, ImageGCFailure, ImageGCReport
 from engine.images.runtime_store import RuntimeStore
@@ -65,6 +67,7 @@ class ImageManager:
         tasks: Tasks | None = None,
         active_pods: Callable[[], Sequence[Pod]] = tuple,
         looked_at: Callable[[Sequence[str], float], Awaitable[None]] | None = None,
+        pull: PullImage | None = None,
         state_dir: Path | None = None,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -87,14 +90,23 @@ class ImageManager:
         self._leases = ImageLeases()
         self._keep = KeepPatterns(self.section.keep)
         self._said_kept: dict[str, str] = {}
+        self._layers: dict[str, Layers] = {}
         self._sandbox_image = self.section.sandbox_image
         self._volume_images: dict[str, frozenset[str]] = {}
         self._reader = ImageReader()
         self._listed: tuple[float, list[cri.Image]] = (float("-inf"), [])
         self._containers = b""
         self._running = asyncio.Lock()
-        self._task = (tasks or Tasks()).task("image-gc")
-        registry = registry or Registry()
+        tasks, registry = tasks or Tasks(), registry or Registry()
+        self._task = tasks.task("image-gc")
+        self._prepull = Prepull(
+            self.section.prepull if pull is not None else [],
+            pull or _nobody_pulls,
+            at_once=self.section.prepull_at_once,
+            decisions=self._decisions,
+            registry=registry,
+            tasks=tasks,
+        )
         self._collected = registry.counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
         )
@@ -111,6 +123,7 @@ class ImageManager:
 
     async def stop(self) -> None:
         await self._task.stop()
+        await self._prepull.stop()
         self._save()
 
     def lease(self, image: str) -> AbstractAsyncContextManager[None]:
@@ -210,6 +223,8 @@ class ImageManager:
             error = ""
             with contextlib.suppress(ImageGCFailure):
                 await self.detect()
+        if self._prepull:
+            self._prepull.look(name for image in self.records.images() for name in image.names)
         if self._looked_at is not None:
             with contextlib.suppress(KubengineError):
                 images = await self.images()
@@ -219,12 +234,14 @@ class ImageManager:
     async def _run(self, trigger: str, dry_run: bool) -> ImageGCReport:
         async with self._running:
             report = ImageGCReport(self._now(), trigger, dry_run)
-            protects = self.section.leases or self.section.protect_sandbox_image or bool(self._keep)
+            section = self.section
+            protects = any((section.leases, section.protect_sandbox_image, self._keep, self._prepull))
             store = RuntimeStore(
                 self._runtime,
-                self._leases if self.section.leases else None,
+                self._leases if section.leases else None,
                 self._why_protected if protects else nothing_protects,
-                remove_timeout=float(self.section.remove_timeout),
+                remove_timeout=float(section.remove_timeout),
+                layers=self._layers,
             )
             collection = Collection(self.records, self.policy, store, report)
             try:
@@ -242,6 +259,8 @@ class ImageManager:
                 self._record_protected(collection, report)
                 for cause, count in report.removed_by.items():
                     self._collected.inc(cause, by=count)
+                for key in report.removed if self._layers else ():
+                    self._layers.pop(key.partition(",")[0], None)
                 if report.removed:
                     self._listed = (float("-inf"), [])
             for key, error in report.failed.items():
@@ -372,6 +391,9 @@ class ImageManager:
             sandbox = normalized(self._sandbox_image)
             if sandbox == image.id or sandbox in map(normalized, image.names):
                 return "the sandbox image"
+        leased = self._prepull.leases(image.names)
+        if leased:
+            return f"leased: {leased!r} is in images.prepull"
         pattern = self._keep.matching((image.id, *image.names)) if self._keep else ""
         return f"kept by the pattern {pattern!r} in images.keep" if pattern else ""
 
@@ -382,3 +404,7 @@ class ImageManager:
             records_file.save(self._file, self.records)
         except Refused as error:
             log.warning("image records cannot be kept: %s", error)
+
+
+async def _nobody_pulls(name: str) -> None:
+    raise Unavailable("nobody pulls images here", subject=name)

@@ -12,7 +12,8 @@ from engine.api.kubengine_config import ImagesSection
 LRU: Final = "lru"
 LARGEST_FIRST: Final = "largest-first"
 SIZE_AWARE: Final = "size-aware"
-ORDERS: Final = (LRU, LARGEST_FIRST, SIZE_AWARE)
+LAYERS: Final = "layers"
+ORDERS: Final = (LRU, LARGEST_FIRST, SIZE_AWARE, LAYERS)
 
 REPORTED: Final = "reported"
 MEASURED: Final = "measured"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -10,9 +11,12 @@ from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading, Stayed
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
+from engine.images.layers import Layers, told_layers
 from engine.images.lease import ImageLeases
 from engine.images.patience import Patience
 from engine.images.records import SeenImage
+
+log = logging.getLogger("kubengine.images")
 
 GIVE_UP_AFTER: Final = 2
 """Removals in a row without an answer, after which the rest of a run is not tried."""
@@ -21,7 +25,8 @@ GIVE_UP_AFTER: Final = 2
 class RuntimeStore:
     """A `Store` for one run, to be closed after it. `where` is known once the file system has been read.
 
-    `leases`, where images are held, keep starts and removals apart.
+    `leases`, where images are held, keep starts and removals apart. `layers` are those that earlier runs have
+    been told, by image.
     """
 
     def __init__(
@@ -31,9 +36,11 @@ class RuntimeStore:
         why_protected: Callable[[SeenImage], str],
         *,
         remove_timeout: float,
+        layers: dict[str, Layers] | None = None,
     ) -> None:
         self._runtime, self._leases = runtime, leases
         self.protected = why_protected
+        self._layers = {} if layers is None else layers
         self._patience = Patience(remove_timeout)
         self._silent = 0
         self.where: RuntimeFilesystems | None = None
@@ -45,6 +52,17 @@ class RuntimeStore:
         if self.where is None:
             self.where = await runtime_filesystems(self._runtime)
         return await read_filesystem_in_time(self.where.images)
+
+    async def layers(self, image: SeenImage) -> Layers:
+        known = self._layers.get(image.id)
+        if known is None:
+            try:
+                info = await self._runtime.image_info(image.id, image.handler)
+            except KubengineError as error:
+                log.warning("layers of image %s are not known: %s", image.id, error)
+                return told_layers({}, image.id, image.size)
+            known = self._layers[image.id] = told_layers(info, image.id, image.size)
+        return known
 
     async def remove(self, images: Sequence[SeenImage], became: list[Stayed | None]) -> None:
         patience, leases, remove_image = self._patience, self._leases, self._runtime.remove_image

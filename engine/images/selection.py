@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.image_order import order_and_cut
-from engine.images.policy import LARGEST_FIRST, LRU, ImageGCPolicy
+from engine.images.policy import LARGEST_FIRST, LAYERS, LRU, ImageGCPolicy
 from engine.tables import NEVER, ImageColumns
 
 EVERYTHING: Final = 2**63 - 1
@@ -46,11 +46,11 @@ def order(
 ) -> NDArray[np.int64]:
     """Eligible rows in the policy's order, cut when their sizes reach `target` bytes.
 
-    `lru`: last used, then first detected. `largest-first`: size, then the same. `size-aware`: most bytes
-    times days of disuse, an image that was never used counting from its detection.
+    `lru`, and `layers` without any: last used, then first detected. `largest-first`: size, then the same.
+    `size-aware`: most bytes times days of disuse, an image that was never used counting from its detection.
     """
     secondary = columns.first_detected
-    if policy.order == LRU:
+    if policy.order in (LRU, LAYERS):
         primary = columns.last_used
     elif policy.order == LARGEST_FIRST:
         primary, secondary = -columns.size.astype(np.float64), columns.last_used

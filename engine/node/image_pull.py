@@ -180,6 +180,23 @@ class ImagePuller:
         self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
         return found
 
+    async def pull_for_node(self, image: str) -> None:
+        """Makes an image present that no pod asked for, with the node's own credentials, in its turn.
+
+        Raises `KubengineError`.
+        """
+        fault = fault_of_name(image)
+        if fault:
+            raise InvalidInput(fault, subject=f"image {image!r}")
+        async with self._slots:
+            if await self._runtime.image_status(image) is not None:
+                return
+            credential = await self._pull(Pod(), image, None)
+            found = await self._runtime.image_status(image)
+            if found is None:
+                raise Refused("it was pulled but the runtime does not have it", subject=f"image {image!r}")
+            await self._access.came(image, found.id, credential)
+
     def retry_in(self, pod: Pod, container: Container) -> float:
         """Seconds until the pulls that a container needs may be tried again."""
         return max(self._remaining(f"{pod.uid}/{wanted.image}") for wanted in wanted_images(pod, container))

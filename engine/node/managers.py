@@ -45,7 +45,7 @@ class Managers:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
     `pods()` gives the node's pods, which are made after the managers: nobody asks before `start_before_pods`.
-    `images_looked_at` hears of the images that are there, as in `ImageManager`.
+    `images_looked_at` hears of the images that are there and `pull_image` pulls one, as in `ImageManager`.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Managers:
         watch: RuntimeWatch,
         pods: Callable[[], NodePods],
         images_looked_at: Callable[[Sequence[str], float], Awaitable[None]],
+        pull_image: Callable[[str], Awaitable[None]],
         capacity_changed: Callable[[], None],
         conditions_changed: Callable[[], None],
     ) -> None:
@@ -74,6 +75,7 @@ class Managers:
             tasks=tasks,
             active_pods=lambda: pods().active(),
             looked_at=images_looked_at,
+            pull=pull_image,
             state_dir=root,
             clock=clock,
         )

@@ -122,6 +122,7 @@ class RunningNode:
             watch=watch,
             pods=lambda: self.pods,
             images_looked_at=self._images_looked_at,
+            pull_image=self._pull_image,
             capacity_changed=self._capacity_changed,
             conditions_changed=self._conditions_changed,
         )
@@ -195,12 +196,14 @@ class RunningNode:
             clock=clock,
         )
         self._probing = probing = Probing(managers.probes, KeptReadiness(volumes.pod_directory, tasks))
+        lease = managers.images.lease
+        self._puller = ImagePuller(runtime, config, recorder, clock, lease, self._access)
         services = Services(
             node=facts,
             runtime=runtime,
             watch=watch,
             runtime_health=runtime_health,
-            images=ImagePuller(runtime, config, recorder, clock, managers.images.lease, self._access),
+            images=self._puller,
             cgroups=cgroups,
             volumes=volumes,
             volume_keeper=self._keeper,
@@ -309,6 +312,9 @@ class RunningNode:
                 self._cgroups.reconcile()
 
     # What its parts tell each other
+
+    async def _pull_image(self, image: str) -> None:
+        await self._puller.pull_for_node(image)
 
     def _runtime_changed(self, uid: str) -> None:
         self.pods.runtime_changed(uid)

@@ -169,7 +169,9 @@ class ImageStore:
 
     def info(self, image_id: str) -> dict[str, str]:
         image = self._current()[image_id]
-        return {"info": json.dumps({"imageSpec": {"config": image.config}, "layers": image.layers})}
+        sizes = {name: counted[0] for name in image.layers if (counted := self._layer_size(name)) is not None}
+        info = {"imageSpec": {"config": image.config}, "layers": image.layers, "layerSizes": sizes}
+        return {"info": json.dumps(info)}
 
     # Filling and emptying
 

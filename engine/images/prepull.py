@@ -1,0 +1,113 @@
+"""Images that the node keeps ready whether a pod needs them or not (kubernetes/kubernetes#48349).
+
+Each named image is leased: it is never collected. One that is missing is pulled, again with a pause that
+doubles where that fails. Nothing runs while all are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from engine.api.decisions import Decisions
+from engine.api.errors import InvalidInput, KubengineError
+from engine.host.tasks import Tasks
+from engine.images.lease import normalized
+from engine.metrics import Registry
+
+FIRST_PAUSE: Final = 10.0
+LAST_PAUSE: Final = 300.0
+
+log = logging.getLogger("kubengine.images")
+
+PullImage = Callable[[str], Awaitable[None]]
+"""Makes an image present. Raises `KubengineError`."""
+
+
+class Prepull:
+    """`images` are names as manifests have them; `at_once` bounds the pulls. Raises `InvalidInput`."""
+
+    def __init__(
+        self,
+        images: Sequence[str],
+        pull: PullImage,
+        *,
+        at_once: int,
+        decisions: Decisions,
+        registry: Registry,
+        tasks: Tasks,
+        first_pause: float = FIRST_PAUSE,
+    ) -> None:
+        for position, name in enumerate(images):
+            if not name.strip():
+                raise InvalidInput("expected an image's name", subject=f"images.prepull[{position}]")
+        if at_once < 1:
+            raise InvalidInput(f"expected at least 1, got {at_once}", subject="images.prepullAtOnce")
+        self._names = {normalized(name): name for name in images}
+        self._pull, self._decisions = pull, decisions
+        self._slots = asyncio.Semaphore(at_once)
+        self._tasks = tasks.passing("image-prepull")
+        self._under_way: set[str] = set()
+        self._first_pause = first_pause
+        self._counted = registry.counter(
+            "kubengine_image_prepulls_total", "Pulls of images that the node keeps ready.", ["result"]
+        )
+        missing = registry.gauge(
+            "kubengine_image_prepull_missing", "Images that the node is to keep ready and has not."
+        )
+        self._missing = missing
+        missing.set(len(self._names))
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def leases(self, names: Iterable[str]) -> str:
+        """The name under which an image that goes by these is kept ready, or an empty string."""
+        if not self._names:
+            return ""
+        return next((self._names[full] for name in names if (full := normalized(name)) in self._names), "")
+
+    def look(self, present: Iterable[str]) -> None:
+        """Begin to pull what is not among the names that are present."""
+        missing = self._names.keys() - map(normalized, present)
+        self._missing.set(len(missing))
+        for full in sorted(missing - self._under_way):
+            self._under_way.add(full)
+            self._tasks.start(self._until_it_is_there(full), self._names[full])
+
+    async def stop(self) -> None:
+        await self._tasks.stop()
+
+    async def _until_it_is_there(self, full: str) -> None:
+        pause, said = self._first_pause, ""
+        try:
+            while True:
+                async with self._slots:
+                    failure = await self._failure_of_pull(self._names[full])
+                if not failure:
+                    return
+                if failure != said:
+                    said = failure
+                    log.warning("image %s cannot be kept ready: %s", self._names[full], failure)
+                    self._record("failed", full, failure)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
+        finally:
+            self._under_way.discard(full)
+
+    async def _failure_of_pull(self, name: str) -> str:
+        """What went wrong, or an empty string."""
+        try:
+            await self._pull(name)
+        except KubengineError as error:
+            self._counted.inc("failed")
+            return str(error)
+        self._counted.inc("pulled")
+        self._missing.inc(by=-1)
+        self._record("pulled", normalized(name), "kept ready: named in images.prepull")
+        return ""
+
+    def _record(self, outcome: str, full: str, reason: str) -> None:
+        self._decisions.record("image-pull", outcome, reason, {"image": full, "name": self._names[full]})
