@@ -63,6 +63,16 @@ class PrivateNode:
 
     def run(self, pod: Pod, *, mib: int = 1, threads: int = 0) -> None:
         """Start a process that holds `mib` MiB and runs so many more threads, in the pod's own cgroup."""
+        process = self.start(pod, _EAT, str(mib * MIB), str(threads))
+        assert process.stdout is not None
+        with process.stdout as output:
+            said = output.readline()
+        assert said == b"ready\n" or pod.uid not in self._processes, "it did not get its memory"
+
+    def start(
+        self, pod: Pod, program: str, *arguments: str, oom_score_adj: int = 0
+    ) -> subprocess.Popen[bytes]:
+        """Start a Python program in the pod's own cgroup."""
         self.pods[pod.uid] = pod
         directories = self._directories(f"{self.cgroup}/pod{pod.uid}")
         for directory in directories:
@@ -71,18 +81,16 @@ class PrivateNode:
         def join() -> None:
             for directory in directories:
                 (directory / "cgroup.procs").write_text(str(os.getpid()))
+            Path("/proc/self/oom_score_adj").write_text(str(oom_score_adj))
 
         process = subprocess.Popen(
-            [sys.executable, "-S", "-E", "-c", _EAT, str(mib * MIB), str(threads)],
+            [sys.executable, "-S", "-E", "-c", program, *arguments],
             preexec_fn=join,  # noqa: PLW1509 - a thread of ours holds no lock that it needs
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         self._processes[pod.uid] = process
-        assert process.stdout is not None
-        with process.stdout as output:
-            said = output.readline()
-        assert said == b"ready\n" or pod.uid not in self._processes, "it did not get its memory"
+        return process
 
     async def kill_pod(self, pod: Pod, end: PodEnd) -> None:
         self.ended.append((pod.metadata.name, end))
