@@ -1,6 +1,6 @@
 """A pod takes memory until somebody has to go: it goes, and no other. Real processes in real cgroups with the
 scores of the kubelet, on a node with no more memory than its limit: the kernel kills where the agent is late.
-`KUBENGINE_MEMORY_HOGS=100` runs so many, each another by its number; `KUBENGINE_CRASH_SEED` is the first number."""
+`KUBENGINE_MEMORY_HOGS=100` runs so many, each another by its number; `KUBENGINE_CRASH_SEED` is the first."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def requesting(pod: Pod, memory: int) -> Pod:
 
 
 def score(pod: Pod) -> int:
-    return oom_score_adj(pod, pod.spec.containers[0], CAPACITY)
+    """Below 0 takes a capability that not every machine gives."""
+    return max(oom_score_adj(pod, pod.spec.containers[0], CAPACITY), 0)
 
 
 async def one_run(number: int, cgroup: str, directory: Path) -> str:
