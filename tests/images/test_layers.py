@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from engine.api.decisions import Decisions
 from engine.api.errors import Unavailable
 from engine.api.kubengine_config import ImagesSection
 from engine.images.layers import Layer, removal_order, told_layers
@@ -108,7 +107,6 @@ async def test_a_run_takes_what_frees_most_and_counts_that(dry_run: bool):
         image_gc_high_threshold_percent=80,
         image_gc_low_threshold_percent=74,
     )
-    world.manager._decisions = decisions = Decisions(world.wall)
     await world.manager.detect()
     world.wall.now += 1
     world.elapsed.now += 1
@@ -116,7 +114,7 @@ async def test_a_run_takes_what_frees_most_and_counts_that(dry_run: bool):
     assert report.attempted == ["sha256:04", "sha256:03", "sha256:02"]
     assert report.freed == GIB + GIB // 2 + (200 << 20)
     assert runtime.removed == ([] if dry_run else report.attempted)
-    freed = [one.inputs["freed"] for one in decisions.after(0)]
+    freed = [one.inputs["freed"] for one in world.decisions.after(0)]
     assert freed == ([] if dry_run else [GIB, GIB // 2, 200 << 20])
     assert sorted(runtime.asked) == sorted(runtime.images | dict.fromkeys(runtime.removed))
 

@@ -101,13 +101,13 @@ def without_minimum_age(**config):
     return made
 
 
-def make(runtime, section=None, **config):
+def make(runtime, section=None, pull=None, **config):
     elapsed, wall = Clock(0.0), Clock(1e9)
     recorder = EventRecorder(time.time)
     decisions = Decisions(wall)
     manager = ImageManager(
         runtime=runtime, config=without_minimum_age(**config), section=section, recorder=recorder,
-        decisions=decisions, clock=wall, monotonic=elapsed, period=0.01,
+        pull=pull, decisions=decisions, clock=wall, monotonic=elapsed, period=0.01,
     )  # fmt: skip
     return SimpleNamespace(
         manager=manager, elapsed=elapsed, wall=wall, recorder=recorder, decisions=decisions
@@ -393,7 +393,10 @@ async def test_a_broken_records_file_is_said_and_left(tmp_path, disk, caplog):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (ImagesSection(order="newest"), "images.order: 'newest' is none of lru, largest-first, size-aware"),
+        (
+            ImagesSection(order="newest"),
+            "images.order: 'newest' is none of lru, largest-first, size-aware, layers",
+        ),
         (ImagesSection(accounting="guessed"), "images.accounting: 'guessed' is none of reported, measured"),
     ],
 )

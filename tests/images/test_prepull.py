@@ -120,11 +120,10 @@ async def test_neither_space_nor_pressure_takes_a_leased_image(run: str):
         image_gc_high_threshold_percent=50,
         image_gc_low_threshold_percent=0,
     )
-    world.manager._decisions = decisions = Decisions(world.wall)
     for _ in range(2):
         await getattr(world.manager, run)()
     assert list(runtime.images) == ["sha256:02"]
-    (kept,) = [one.reason for one in decisions.after(0) if one.outcome == "kept"]
+    (kept,) = [one.reason for one in world.decisions.after(0) if one.outcome == "kept"]
     assert kept == "leased: 'example.com/02:1' is in images.prepull"
 
 
