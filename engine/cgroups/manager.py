@@ -23,7 +23,7 @@ from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
 from engine.cgroups.checks import Finding
-from engine.cgroups.conversion import milli_cpu_to_quota
+from engine.cgroups.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
 from engine.cgroups.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
 from engine.cgroups.files import FileRules
 from engine.cgroups.level_keeper import LevelKeeper
@@ -111,6 +111,13 @@ class CgroupManager(NodeCgroups):
             "Pods with an annotation that counts for their cgroups.",
             ("annotation",),
             self._annotated,
+        )
+        registry.collected(
+            "gauge",
+            "kubengine_best_effort_cpu_ceiling_cores",
+            "What BestEffort pods may use together; absent while there is no ceiling.",
+            (),
+            self._ceiling,
         )
 
     # Life of the node
@@ -278,6 +285,10 @@ class CgroupManager(NodeCgroups):
         if self.tree.read(self.settings.root, file) is None:
             path = f"{self.root_path()}/{file}"
             raise Refused(f"this kernel has no such file: {consequence}", subject=path)
+
+    def _ceiling(self) -> list[tuple[tuple[str, ...], float]]:
+        quota = self.levels.best_effort_quota
+        return [] if quota is None else [((), quota / DEFAULT_PERIOD_US)]
 
     def _annotated(self) -> list[tuple[tuple[str, ...], float]]:
         counts = Counter(

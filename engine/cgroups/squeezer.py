@@ -15,7 +15,6 @@ from engine.api.qos import BEST_EFFORT, GUARANTEED
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.squeeze import SqueezeRules, Used
 from engine.host.tasks import Tasks
-from engine.metrics import Registry
 
 INTERVAL: Final = 2.0
 STEP_SECONDS: Final = 30.0
@@ -45,7 +44,6 @@ class BestEffortSqueeze:
         rules: SqueezeRules,
         *,
         decisions: Decisions,
-        registry: Registry,
         tasks: Tasks,
         busy: Callable[[], float] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -58,13 +56,6 @@ class BestEffortSqueeze:
         self._task = tasks.task("best-effort-cpu")
         self._last: _Counters | None = None
         self._held = False
-        registry.collected(
-            "gauge",
-            "kubengine_best_effort_cpu_ceiling_cores",
-            "What BestEffort pods may use together; absent while there is no ceiling.",
-            (),
-            lambda: [] if self.ceiling is None else [((), self.ceiling / 1000)],
-        )
 
     async def start(self) -> None:
         self._task.start(self._loop)

@@ -168,11 +168,7 @@ class Managers:
         rules = cgroups.settings.squeeze
         if rules is None or not isinstance(cgroups, CgroupManager):
             return []
-        return [
-            BestEffortSqueeze(
-                cgroups, rules, decisions=setting.decisions, registry=setting.registry, tasks=setting.tasks
-            )
-        ]
+        return [BestEffortSqueeze(cgroups, rules, decisions=setting.decisions, tasks=setting.tasks)]
 
     def by_room(self) -> dict[str, object]:
         """What can be described and told something, by the name of its room."""

@@ -28,11 +28,12 @@ WORKED = 0.05
 LOOKS = 100
 
 
-def new_manager(root: str, **section: Any) -> CgroupManager:
+def new_manager(root: str, registry: Registry | None = None, **section: Any) -> CgroupManager:
     return CgroupManager(
         config=KubeletConfiguration(cgroup_root=root, eviction_hard={}),
         section=CgroupsSection(cpu_weight="linear", **section),
         capacity={"cpu": 2000, "memory": 1 << 30, "pid": 1000},
+        registry=registry,
     )
 
 
@@ -55,7 +56,7 @@ async def squeezed(root: str) -> dict[str, Any]:
     """A BestEffort pod works as much as it can and another to its limit; then the other ends, then the first.
     Time is what both of them worked, so that it goes on as fast as the machine lets them."""
     decisions, registry = Decisions(time.time), Registry()
-    with running(new_manager(root, best_effort_ceiling=80)) as manager:
+    with running(new_manager(root, registry, best_effort_ceiling=80)) as manager:
         name = manager.settings.root
         rules = manager.settings.squeeze
         assert rules is not None
@@ -63,7 +64,6 @@ async def squeezed(root: str) -> dict[str, Any]:
             manager,
             rules,
             decisions=decisions,
-            registry=registry,
             tasks=Tasks(),
             busy=lambda: manager.cpu_seconds(name),
             monotonic=lambda: manager.cpu_seconds(name) / 2,
