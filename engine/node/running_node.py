@@ -144,11 +144,7 @@ class RunningNode:
             features=lambda: runtime_health.shown,
             volumes_in_use=lambda: self.attachments.in_use,
         )
-        volumes = PodVolumes(
-            setting.root,
-            project_quotas=setting.kubengine_config.eviction.project_quotas,
-            registry=setting.registry,
-        )
+        volumes = _pod_volumes(setting)
         accepted = AcceptedPods(volumes.pod_directory)
         gatekeeper = Gatekeeper(
             eviction=managers.eviction,
@@ -464,6 +460,11 @@ class RunningNode:
             known=self.pods.get,
             clock=setting.clock,
         )
+
+
+def _pod_volumes(setting: Setting) -> PodVolumes:
+    section = setting.kubengine_config.eviction
+    return PodVolumes(setting.root, project_quotas=section.project_quotas, registry=setting.registry)
 
 
 def _host_support(config: KubeletConfiguration, runtime_health: RuntimeHealth) -> HostSupport:
