@@ -46,6 +46,8 @@ class LocalDevices:
 
         Raises `VolumeRefused`.
         """
+        with refusing(name):
+            check_path(volume)
         with refusing(name, INITIALIZING):
             if not await asyncio.to_thread(_is_device, volume):
                 return Path(volume.path)
@@ -101,8 +103,7 @@ class LocalDevices:
 
 
 def _is_device(volume: LocalVolume) -> bool:
-    """False for a directory. Raises `InvalidInput`, `Refused` or `OSError` for anything else."""
-    check_path(volume)
+    """False for a directory. Raises `Refused` or `OSError` for anything else."""
     mode = Path(volume.path).stat().st_mode
     if not stat.S_ISBLK(mode) and not stat.S_ISDIR(mode):
         raise Refused("only directory and block device are supported")
