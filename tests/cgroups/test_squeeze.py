@@ -104,7 +104,7 @@ def seen_on_v2() -> dict[str, Any]:
             "idle": squeeze_scenes.idle("/idle"),
         }})
         """,
-        timeout=60,
+        timeout=240,
     )
     return seen
 
