@@ -14,7 +14,7 @@ from engine.api.pod import Container, EnvVarSource, Pod, ResourceFieldSelector
 from engine.api.qos import is_static
 from engine.api.quantity import Quantity
 from engine.api.references import FileKeySelector
-from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_hugepage
+from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_hugepage, supports_pod_level
 from engine.node.env_file import EnvFile, value_of
 from engine.node.service_variables import service_variables
 
@@ -185,7 +185,10 @@ def resource_value(
     container: Container | None,
     allocatable: Mapping[str, Quantity],
 ) -> str:
-    """A request or limit in units of the divisor, rounded up; a missing limit is what the node has."""
+    """A request or limit in units of the divisor, rounded up; without one, `default_limit` or nothing.
+
+    Source: kubelet v1.36 `kubelet_resources` and `api/v1/resource`.
+    """
     named = selector.container_name
     if named:
         container = next((c for c in pod.all_containers if c.name == named), None)
@@ -198,12 +201,23 @@ def resource_value(
             f"resource {selector.resource!r} is not one that the downward API has", subject=pod.full_name
         )
     amounts = container.limits if kind == "limits" else container.requests
-    quantity = amounts.get(resource)
-    if quantity is None:
-        quantity = allocatable.get(resource, Quantity()) if kind == "limits" else Quantity()
+    quantity = amounts.get(resource, Quantity())
+    if kind == "limits" and not quantity:
+        quantity = default_limit(pod, resource, allocatable)
     divisor = selector.divisor or Quantity.from_value(1)
     if divisor.nano <= 0:
         divisor = Quantity.from_value(1)
     if resource == CPU:
         return str(-(-quantity.milli // divisor.milli))
     return str(-(-quantity.value // divisor.value))
+
+
+def default_limit(pod: Pod, resource: str, allocatable: Mapping[str, Quantity]) -> Quantity:
+    """What a container without a limit of its own may use: its pod's limit, else all that the node has.
+    Huge pages are never more than what a container names."""
+    if is_hugepage(resource):
+        return Quantity()
+    of_node = allocatable.get(resource, Quantity())
+    if pod.spec.resources is None or not supports_pod_level(resource) or resource not in allocatable:
+        return of_node
+    return (pod.spec.resources.limits or {}).get(resource) or of_node

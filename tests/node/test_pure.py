@@ -101,6 +101,33 @@ def test_downward_fields():
     assert resource_value(pod, request, pod.spec.containers[0], {}) == "1"
 
 
+def limit_seen(resource: str, pod_limits: bytes = b"{}", own: bytes = b"{}") -> str:
+    pod = load(
+        MANIFEST.replace(b"requests: {cpu: 100m}", b"limits: " + own).replace(
+            b"spec:", b"spec:\n  resources: {limits: " + pod_limits + b"}"
+        )
+    )
+    node = {
+        "cpu": Quantity.parse("8"),
+        "memory": Quantity.parse("1Gi"),
+        "ephemeral-storage": Quantity.parse("10"),
+        "hugepages-2Mi": Quantity.parse("4Mi"),
+    }
+    selector = ResourceFieldSelector(resource=f"limits.{resource}")
+    return resource_value(pod, selector, pod.spec.containers[0], node)
+
+
+def test_a_container_without_a_limit_sees_its_pods_and_then_the_nodes():
+    assert limit_seen("cpu") == "8"
+    assert limit_seen("cpu", b"{cpu: 1250m}") == "2"
+    assert limit_seen("memory", b"{cpu: 1250m, memory: 64Mi}") == "67108864"
+    assert limit_seen("memory", b"{cpu: 1250m}") == "1073741824"
+    assert limit_seen("memory", b"{memory: 64Mi}", b"{memory: 32Mi}") == "33554432"
+    assert limit_seen("memory", own=b"{memory: 0}") == "1073741824"
+    assert limit_seen("ephemeral-storage") == "10"
+    assert limit_seen("hugepages-2Mi") == "0"
+
+
 def test_a_static_pod_is_named_for_its_node_and_marked():
     pod = load()
     assert pod.metadata.name == "web-node1"
