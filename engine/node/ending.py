@@ -55,7 +55,7 @@ class Ending:
         self._services.cgroups.remove_pod(pod.uid)
 
     async def leave_volumes(self) -> None:
-        """A pod that has ended keeps nothing that the cluster gave it. Raises `Refused`."""
+        """A pod that has ended keeps no volume, neither memory nor disk. Raises `Refused`."""
         if not self._left_volumes:
             await self._services.volume_keeper.leave(self._hand.pod.uid)
             self._left_volumes = True

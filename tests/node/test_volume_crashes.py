@@ -84,7 +84,7 @@ class Case:
         self.set_up(volumes, b"2")
 
     def leave(self, volumes: PodVolumes) -> None:
-        volumes.remove_agent_written("u")
+        volumes.remove_volumes("u")
 
     def tear_down(self, volumes: PodVolumes) -> None:
         volumes.tear_down("u")

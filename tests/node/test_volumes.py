@@ -125,6 +125,20 @@ def test_an_empty_dir_is_for_everybody_and_made_once(volumes: PodVolumes) -> Non
 
 
 @pytest.mark.root
+def test_an_ended_pod_keeps_neither_disk_nor_memory_of_its_volumes(volumes: PodVolumes) -> None:
+    one = pod(
+        Volume("disk", empty_dir=EmptyDirVolume()), Volume("memory", empty_dir=EmptyDirVolume("Memory"))
+    )
+    paths = set_up(volumes, one)
+    (paths["disk"] / "file").touch()
+    assert paths["memory"].is_mount()
+    volumes.remove_volumes("u1")
+    assert sorted(path.name for path in volumes.pod_directory("u1").iterdir()) == ["containers", "plugins"]
+    assert mounts_below(volumes.pod_directory("u1")) == []
+    volumes.remove_volumes("u1")
+
+
+@pytest.mark.root
 def test_an_empty_dir_belongs_to_the_fs_group(volumes: PodVolumes) -> None:
     path = set_up(volumes, pod(Volume("v", empty_dir=EmptyDirVolume()), group=4321))["v"]
     assert (path.stat().st_gid, mode(path)) == (4321, 0o2777)

@@ -115,8 +115,8 @@ class VolumeKeeper:
             self._changed(pod.uid)
 
     async def leave(self, uid: str) -> None:
-        """Nothing of the pod runs any more: what the agent wrote for it is taken away. Raises `Refused`."""
-        await self._take_away(uid, self._volumes.remove_agent_written)
+        """Nothing of the pod runs any more: its volumes are taken away. Raises `Refused`."""
+        await self._take_away(uid, self._volumes.remove_volumes)
 
     async def tear_down(self, uid: str) -> None:
         """Takes away all that the pod has on disk. Raises `Refused`."""

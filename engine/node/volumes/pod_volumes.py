@@ -125,14 +125,13 @@ class PodVolumes:
         """Unmounts and removes parts of a pod's volumes that hold these. Raises `Refused` naming the path."""
         _remove(self.pod_directory(uid) / sub_path.DIRECTORY)
 
-    def remove_agent_written(self, uid: str) -> None:
-        """Unmounts and removes what the agent wrote for a pod of which nothing runs any more.
+    def remove_volumes(self, uid: str) -> None:
+        """Unmounts and removes the volumes of a pod of which nothing runs any more; what was mounted
+        from elsewhere stays there.
 
         Raises `Refused` naming the path.
         """
-        directory = self.pod_directory(uid)
-        for plugin in agent_written.PLUGINS:
-            _remove(directory / "volumes" / plugin)
+        _remove(self.pod_directory(uid) / "volumes")
 
 
 def _remove(directory: Path) -> None:
