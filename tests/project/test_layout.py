@@ -158,6 +158,7 @@ HOST_FILES = {
     "mountinfo": "what is mounted where",
     "mounts": "mounting and unmounting",
     "notify": "the service manager",
+    "project_quota": "what the kernel counts of a directory's files",
     "published": "directories of files that change all at once",
     "shared_trees": "giving trees of files to a group",
     "sockets": "claiming a unix socket",
