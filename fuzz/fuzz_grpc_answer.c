@@ -1,5 +1,5 @@
-/* The first byte says how long the pieces are and, with its highest bit, that the call is an exec; the rest is
- * what the server sends. */
+/* The first byte says how long the pieces are and, with its two highest bits, that the call is an exec or a GET; the
+ * rest is what the server sends. */
 #include <stdlib.h>
 
 #include "grpc.h"
@@ -20,7 +20,7 @@ static void read_all(grpc_answer *g, uint8_t call, char *output, const uint8_t *
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static grpc_answer whole, cut;
     char *outputs[] = {malloc(EXEC_OUTPUT_LIMIT), malloc(EXEC_OUTPUT_LIMIT)};
-    uint8_t call = n && data[0] & 0x80 ? GRPC_EXEC : GRPC_HEALTH;
+    uint8_t call = n && data[0] & 0x80 ? GRPC_EXEC : n && data[0] & 0x40 ? GRPC_GET : GRPC_HEALTH;
     uint32_t len, cut_len;
     const char *text, *cut_text;
     if (n < 1) goto end;

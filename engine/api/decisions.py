@@ -13,6 +13,7 @@
 | best-effort-cpu | squeezed, released |
 | pressure | raised, cleared |
 | image-pull | pulled; failed |
+| probes | inside; failed |
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Kind = Literal[
     "best-effort-cpu",
     "pressure",
     "image-pull",
+    "probes",
 ]
 
 

@@ -139,6 +139,10 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
     `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers may be ended for their
     liveness probes within `liveness_kills_within`, of the pods of one controller and of all; 0: any number.
     With either of them nothing is ended for a probe that the node itself ran late.
+
+    `network`: where probes open their sockets, in the network of the `node` (the kubelet's way) or of the
+    `pod`, for pods whose annotation doesn't say. `start_period`: the period of startup and readiness probes
+    until they have succeeded once, but for those that run commands; 0: no other than later.
     """
 
     max_connections: int = 1024
@@ -147,6 +151,8 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
     liveness_kills_per_owner: int = 0
     liveness_kills_per_node: int = 0
     liveness_kills_within: Duration = Duration(600)
+    network: str = "node"
+    start_period: Duration = Duration(0)
 
 
 class CgroupsSection(Struct, forbid_unknown_fields=True):

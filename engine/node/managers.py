@@ -31,6 +31,7 @@ from engine.node.pods import NodePods
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.setting import Setting
 from engine.probes.manager import ProbeManager
+from engine.probes.networks import PodNetworks
 
 PLUGINS, POD_RESOURCES = "device-plugins", "pod-resources"
 
@@ -144,6 +145,7 @@ class Managers:
             clock=clock,
             on_result=lambda result: pods().notify(result.pod_uid),
             runtime_socket=runtime.socket,
+            networks=PodNetworks(runtime),
             decisions=decisions,
             tasks=tasks,
         )

@@ -37,7 +37,8 @@ class Probing:
         """What the runtime holds of the pod now."""
         sandbox = record.sandbox
         ip = pod.status.pod_ip or (sandbox.ips[0] if sandbox is not None and sandbox.ips else "")
-        self.probes.update_pod(pod.uid, pod_ip=ip, phase=pod.status.phase)
+        ready = sandbox.id if sandbox is not None and sandbox.ready else ""
+        self.probes.update_pod(pod.uid, pod_ip=ip, phase=pod.status.phase, sandbox=ready)
         for container in pod.all_containers:
             newest = record.container(container.name)
             if newest is not None:

@@ -1,6 +1,7 @@
-"""Probes that need a library: HTTPS, and targets given by host name.
+"""Probes that need a library: over TLS, and of targets given by host name.
 
 Each returns an outcome and, unless it is a success, why. None raises; each ends within its time-out.
+`network` is a descriptor of the network namespace that it goes out from, -1 for the node's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import ssl
 from functools import cache
 from typing import NamedTuple
 
+from engine._fast.probing import _grpc_py as grpc
 from engine._fast.probing import _response_py as http
+from engine._fast.probing._grpc_c import GrpcAnswer
 from engine._fast.probing._state_py import (
     OUTCOME_ERROR,
     OUTCOME_FAILURE,
@@ -20,10 +23,20 @@ from engine._fast.probing._state_py import (
 )
 from engine._fast.probing.response import HttpResponse, resolve
 from engine.probes.messages import Reason, text
-from engine.probes.request import authority, http_request
+from engine.probes.networks import connect
+from engine.probes.request import authority, grpc_request, h2c_request, http_request, with_authority
 from engine.probes.spec import ProbeSpec
 
 MAX_REDIRECTS = 10
+_REASONS = (
+    Reason.NONE,
+    Reason.GRPC_SERVING,
+    Reason.GRPC_STATUS,
+    Reason.GRPC_HTTP,
+    Reason.GRPC_PROTOCOL,
+    Reason.GRPC_CLOSED,
+)
+"""By verdict of an answer over HTTP/2."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -32,10 +45,21 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-async def run_tcp(spec: ProbeSpec, host: str, port: int) -> Outcome:
+async def run(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+    """One attempt of a probe of any kind but exec."""
+    match spec.kind:
+        case "tcp":
+            return await run_tcp(spec, host, port, network)
+        case "http" | "https":
+            return await run_http(spec, host, port, network)
+        case _:
+            return await run_http2(spec, host, port, network)
+
+
+async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
     try:
         async with asyncio.timeout(spec.timeout):
-            _, writer = await asyncio.open_connection(host, port)
+            _, writer = await connect(host, port, network)
             writer.close()
     except TimeoutError:
         return Outcome(OUTCOME_FAILURE, text(spec, host, port, Reason.TIMEOUT_CONNECT, 0))
@@ -44,7 +68,69 @@ async def run_tcp(spec: ProbeSpec, host: str, port: int) -> Outcome:
     return Outcome(OUTCOME_SUCCESS)
 
 
-async def run_http(spec: ProbeSpec, host: str, port: int) -> Outcome:
+async def run_http2(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+    """A gRPC health check, over TLS or not (the certificate is not verified), or a GET without TLS."""
+    secure, name = spec.kind == "grpcs", authority(host, port).encode()
+    connected = False
+    try:
+        if spec.kind == "h2c":
+            head, own, tail = h2c_request(host, port, spec.path, spec.headers)
+            answer = GrpcAnswer(grpc.GET)
+        else:
+            (head, tail), own = grpc_request(spec.service, "https" if secure else "http"), b""
+            answer = GrpcAnswer(grpc.HEALTH)
+        async with asyncio.timeout(spec.timeout):
+            context, server = (_tls("h2"), host) if secure else (None, None)
+            reader, writer = await connect(host, port, network, ssl=context, server_hostname=server)
+            connected = True
+            try:
+                writer.write(with_authority(head, own or name, tail))
+                await _read_http2(answer, reader, writer)
+            finally:
+                with contextlib.suppress(OSError):
+                    writer.transport.abort()
+    except TimeoutError:
+        reason = Reason.TIMEOUT_RESPONSE if connected else Reason.TIMEOUT_CONNECT
+        return Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, 0))
+    except (OSError, ssl.SSLError) as error:
+        why = f"{type(error).__name__}: {error.strerror or error}"
+        return Outcome(
+            OUTCOME_FAILURE, f'error: failed to connect service at "{authority(host, port)}": {why}'
+        )
+    return _judge_http2(spec, host, port, *answer.result())
+
+
+async def _read_http2(answer: GrpcAnswer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    verdict = grpc.MORE
+    while verdict == grpc.MORE:
+        try:
+            data = await reader.read(65536)
+        except (ConnectionError, ssl.SSLError):
+            data = b""
+        verdict = answer.feed(data) if data else answer.eof()
+        if verdict == grpc.MORE and (reply := answer.reply()):
+            writer.write(reply)
+
+
+def _judge_http2(spec: ProbeSpec, host: str, port: int, verdict: int, detail: int, words: bytes) -> Outcome:
+    reason = _REASONS[verdict]
+    if verdict != grpc.ANSWERED:
+        return Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail, words))
+    if spec.kind != "h2c":
+        good = detail == 1
+        return (
+            Outcome(OUTCOME_SUCCESS)
+            if good
+            else Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail))
+        )
+    if not 200 <= detail < 400:
+        return Outcome(OUTCOME_FAILURE, text(spec, host, port, Reason.HTTP_STATUS, detail))
+    if detail >= 300:
+        return Outcome(OUTCOME_WARNING, text(spec, host, port, Reason.FOREIGN_REDIRECT, detail))
+    return Outcome(OUTCOME_SUCCESS)
+
+
+async def run_http(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
     """GET over HTTP or TLS (the certificate is not verified), redirects of the same host followed."""
     scheme, path, at = spec.kind, spec.path or "/", port
     response = HttpResponse()
@@ -52,7 +138,7 @@ async def run_http(spec: ProbeSpec, host: str, port: int) -> Outcome:
         async with asyncio.timeout(spec.timeout):
             for _ in range(MAX_REDIRECTS):
                 response = HttpResponse()
-                verdict = await _exchange(response, scheme, spec, host, at, path)
+                verdict = await _exchange(response, scheme, spec, host, at, path, network)
                 if response.status not in _REDIRECTS or not response.location:
                     return _judge(spec, host, at, verdict, response)
                 location = response.location.decode(errors="replace")
@@ -84,16 +170,15 @@ def _portless(location: str) -> bool:
 
 
 async def _exchange(
-    response: HttpResponse, scheme: str, spec: ProbeSpec, host: str, port: int, path: str
+    response: HttpResponse, scheme: str, spec: ProbeSpec, host: str, port: int, path: str, network: int
 ) -> int:
     """Send the request and feed the answer until a verdict, or until the headers of a redirect are in."""
     target, header_host, rest = http_request(host, port, path, spec.headers)
     header_host = header_host or authority(host, port).encode()
     request = b"GET " + target + b" HTTP/1.1\r\nHost: " + header_host + b"\r\n" + rest
     context = _tls() if scheme == "https" else None
-    reader, writer = await asyncio.open_connection(
-        host, port, ssl=context, server_hostname=host if context else None
-    )
+    server = host if context else None
+    reader, writer = await connect(host, port, network, ssl=context, server_hostname=server)
     try:
         writer.write(request)
         await writer.drain()
@@ -125,8 +210,10 @@ def _judge(spec: ProbeSpec, host: str, port: int, verdict: int, response: HttpRe
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _tls(protocol: str = "") -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    if protocol:
+        context.set_alpn_protocols([protocol])
     return context

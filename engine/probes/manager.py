@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import resource
 import threading
@@ -30,18 +31,20 @@ from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
-from engine.probes.library import Outcome, run_http, run_tcp
+from engine.probes.library import Outcome, run
 from engine.probes.messages import Reason, exec_text, text
-from engine.probes.request import exec_request, grpc_request, http_request, url_host
+from engine.probes.networks import PodNetworks
+from engine.probes.request import exec_request, grpc_request, h2c_request, http_request, url_host
 from engine.probes.scrape import ProbeMetrics
-from engine.probes.spec import TYPES, ProbeSpec, probe_specs, without_times
+from engine.probes.spec import GETS, TYPES, ProbeSpec, check_section, probe_specs, without_wishes
 from engine.probes.workers import RESULTS, ContainerProbes, PodProbes, Worker, described
 
 if TYPE_CHECKING:
     from engine._fast.probing._loop_c import News
 
-KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3}
+KINDS = {"tcp": 0, "http": 1, "grpc": 2, "exec": 3, "h2c": 5}
 LIBRARY = 4
+_FIRST_PAUSE, _LAST_PAUSE = 0.1, 30.0
 NEWS_PUBLISHED, NEWS_OUTCOME, NEWS_DUE, NEWS_SLOW = 1, 2, 8, 16
 
 log = logging.getLogger("kubengine.probes")
@@ -62,7 +65,8 @@ class ProbeManager:
     """Runs the probes of a node's pods.
 
     `on_result` is called on the event loop for each transition, initial values included; it must not
-    block. Everything else is called from that loop too. Exec probes need the CRI runtime's unix socket.
+    block. Everything else is called from that loop too. Exec probes need the CRI runtime's unix socket,
+    probes from inside of pods `networks`.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class ProbeManager:
         clock: Callable[[], float],
         on_result: Callable[[ProbeResult], None],
         runtime_socket: Path | None = None,
+        networks: PodNetworks | None = None,
         decisions: Decisions | None = None,
         tasks: Tasks | None = None,
         jitter: Callable[[], float] = random.random,
@@ -82,6 +87,8 @@ class ProbeManager:
             raise InvalidInput(f"{section.metrics!r} is not container, pod or off", subject="probes.metrics")
         if section.max_connections < 1 or section.library_concurrency < 1:
             raise InvalidInput("bounds must be at least 1", subject="probes")
+        check_section(section)
+        self._section = section
         self._kills = KillBudget(section)
         self._decisions = decisions or Decisions(clock)
         self._withheld = registry.counter(
@@ -91,6 +98,7 @@ class ProbeManager:
         self._clock = clock
         self._on_result = on_result
         self._has_runtime = runtime_socket is not None
+        self._networks = networks
         self._jitter = jitter
         self._began = clock()
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -129,6 +137,8 @@ class ProbeManager:
         self._thread = None
         self._native.close()
         await self._work.stop()
+        for entry in self._pods.values():
+            self._leave_network(entry)
 
     def add_pod(self, pod: Pod, *, restored: PodStatus | None = None) -> None:
         """Begin to probe a pod; again has no effect.
@@ -139,11 +149,11 @@ class ProbeManager:
         if pod.uid in self._pods:
             return
         try:
-            specs = probe_specs(pod)
+            specs = probe_specs(pod, self._section)
         except InvalidInput as error:
             self._recorder.pod(pod, WARNING, "InvalidProbe", str(error))
             try:
-                specs = probe_specs(without_times(pod))
+                specs = probe_specs(without_wishes(pod), self._section)
             except InvalidInput:
                 specs = []
         entry = self._pods[pod.uid] = PodProbes(pod)
@@ -178,6 +188,7 @@ class ProbeManager:
             initial_delay=spec.initial_delay,
             never_restarts=never and all(c.name != spec.container for c in pod.init_containers),
             first_in=first_in,
+            start_period=spec.start_period,
         )
         worker = Worker(spec, container, key)
         setattr(container, spec.type, worker)
@@ -191,11 +202,24 @@ class ProbeManager:
         self._leftovers.forget(worker.key)
         self._workers[worker.key] = None
 
-    def update_pod(self, pod_uid: str, *, pod_ip: str | None = None, phase: str | None = None) -> None:
-        """The pod's address or phase (`Failed` and `Succeeded` end its probes). Unknown pods are ignored."""
+    def update_pod(
+        self,
+        pod_uid: str,
+        *,
+        pod_ip: str | None = None,
+        phase: str | None = None,
+        sandbox: str | None = None,
+    ) -> None:
+        """The pod's address, phase (`Failed` and `Succeeded` end its probes) or ready sandbox, empty where it
+        has none. Unknown pods are ignored."""
         entry = self._pods.get(pod_uid)
         if entry is None:
             return
+        if sandbox is not None and sandbox != entry.sandbox:
+            entry.sandbox = sandbox
+            self._leave_network(entry)
+            if sandbox and entry.within() and self._networks is not None:
+                self._work.start(self._enter_network(entry, sandbox, self._networks), pod_uid)
         if pod_ip is not None and pod_ip != entry.address:
             entry.address = pod_ip
             self._aim(entry)
@@ -247,7 +271,10 @@ class ProbeManager:
     def remove_pod(self, pod_uid: str) -> None:
         """Forget a pod and its counters."""
         entry = self._pods.pop(pod_uid, None)
-        for container in entry.containers if entry is not None else ():
+        if entry is None:
+            return
+        self._leave_network(entry)
+        for container in entry.containers:
             for worker in container.workers():
                 self._deregister(worker)
 
@@ -307,19 +334,26 @@ class ProbeManager:
                 self._aim_exec(worker)
                 return
             host, port = worker.target()
-            parts = http_request(host, port, spec.path, spec.headers) if "http" in spec.kind else None
+            parts = self._parts(spec, host, port)
         except InvalidInput:
             self._native.untarget(key)
             return
-        if not spec.native:
-            return
-        if parts is not None:
-            self._native.target(key, host, port, *parts, url_host=url_host(host))
-        elif spec.kind == "grpc":
-            head, tail = grpc_request(spec.service)
-            self._native.target(key, host, port, head, b"", tail)
-        else:
-            self._native.target(key, host, port)
+        if spec.native:
+            other = url_host(host) if spec.kind == "http" else b""
+            self._native.target(key, host, port, *parts, url_host=other, network=worker.network)
+
+    def _parts(self, spec: ProbeSpec, host: str, port: int) -> tuple[bytes, bytes, bytes]:
+        """What is sent: before the name of the host, that where it is not the address, and after it."""
+        match spec.kind:
+            case "http" | "https":
+                return http_request(host, port, spec.path, spec.headers)
+            case "h2c":
+                return h2c_request(host, port, spec.path, spec.headers)
+            case "grpc":
+                head, tail = grpc_request(spec.service)
+                return head, b"", tail
+            case _:
+                return b"", b"", b""
 
     def _aim_exec(self, worker: Worker) -> None:
         if worker.container.id and self._has_runtime:
@@ -421,8 +455,8 @@ class ProbeManager:
                     return "there is no runtime to run the command"
                 return exec_text(spec, reason, detail, excerpt)
             host, port = worker.target()
-            if reason == Reason.NO_TARGET and "http" in spec.kind:
-                http_request(host, port, spec.path, spec.headers)
+            if reason == Reason.NO_TARGET and spec.kind in GETS:
+                self._parts(spec, host, port)
             return text(spec, host, port, reason, detail, excerpt)
         except InvalidInput as error:
             return str(error)
@@ -451,4 +485,48 @@ class ProbeManager:
     async def _attempt(self, worker: Worker) -> Outcome:
         spec = worker.spec
         host, port = worker.target()
-        return await (run_tcp if spec.kind == "tcp" else run_http)(spec, host, port)
+        return await run(spec, host, port, worker.network)
+
+    async def _enter_network(self, entry: PodProbes, sandbox: str, networks: PodNetworks) -> None:
+        """Open the network of the pod's sandbox for its probes, as soon as it can be."""
+        pause = _FIRST_PAUSE
+        while self._is_in(entry, sandbox):
+            try:
+                found = await networks.open(sandbox)
+            except (KubengineError, OSError) as error:
+                if self._is_in(entry, sandbox):
+                    self._no_network(entry, str(error))
+                if isinstance(error, InvalidInput):
+                    return
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LAST_PAUSE)
+                continue
+            if not self._is_in(entry, sandbox):
+                os.close(found)
+                return
+            entry.network, entry.network_trouble = found, ""
+            inputs = {"sandbox": sandbox, "probes": len(entry.within())}
+            self._decisions.pod(entry.pod, "probes", "inside", "probed from the pod's own network", inputs)
+            for worker in entry.within():
+                self._aim_worker(worker)
+
+    def _is_in(self, entry: PodProbes, sandbox: str) -> bool:
+        """Whether the pod is here, has that sandbox, and its network is not open yet."""
+        return self._pods.get(entry.pod.uid) is entry and entry.sandbox == sandbox and entry.network < 0
+
+    def _no_network(self, entry: PodProbes, why: str) -> None:
+        """Its probes from inside err until there is one: that ends nobody."""
+        if why != entry.network_trouble:
+            entry.network_trouble = why
+            inputs = {"sandbox": entry.sandbox}
+            self._decisions.pod(
+                entry.pod, "probes", "failed", f"no way into the pod's network: {why}", inputs
+            )
+
+    def _leave_network(self, entry: PodProbes) -> None:
+        """Let go of the network that is open: who holds it keeps it alive."""
+        network, entry.network, entry.network_trouble = entry.network, -1, ""
+        if network >= 0:
+            for worker in entry.within():
+                self._native.untarget(worker.key)
+            os.close(network)

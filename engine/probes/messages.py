@@ -41,8 +41,10 @@ class Reason(IntEnum):
     LIBRARY = 20
     EXEC_EXIT = 21
     EXEC_TIMEOUT = 22
+    NETWORK = 23
 
 
+_GRPC_KINDS = ("grpc", "grpcs")
 _SERVING = {0: "UNKNOWN", 1: "SERVING", 2: "NOT_SERVING", 3: "SERVICE_UNKNOWN"}
 _HTTP = {
     Reason.TIMEOUT_RESPONSE: "context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
@@ -79,26 +81,30 @@ def text(spec: ProbeSpec, address: str, port: int, reason: int, detail: int, exc
         return f"Probe terminated redirects, Response body: {excerpt.decode(errors='replace')}"
     if reason is Reason.LOCAL:
         return f"this node could not open a connection to {where}: {os.strerror(detail)}"
+    if reason is Reason.NETWORK:
+        return f"this node could not enter the pod's network: {os.strerror(detail)}"
     if reason is Reason.NO_TARGET:
         return "the pod has no address yet"
     if reason in (Reason.CONNECT, Reason.TIMEOUT_CONNECT):
         why = "i/o timeout" if reason is Reason.TIMEOUT_CONNECT else f"connect: {os.strerror(detail).lower()}"
         dial = f"dial tcp {where}: {why}"
-        if spec.kind == "grpc":
+        if spec.kind in _GRPC_KINDS:
             return (
                 f'timeout: failed to connect service "{where}" within {spec.timeout:g}s'
                 if reason is Reason.TIMEOUT_CONNECT
                 else f'error: failed to connect service at "{where}": {dial}'
             )
         return dial if spec.kind == "tcp" else _get(spec, where, dial)
-    if spec.kind == "grpc":
+    if spec.kind in _GRPC_KINDS:
         return _grpc(spec, reason, detail, excerpt)
-    return _get(spec, where, _HTTP.get(reason) or f"read: {os.strerror(detail).lower()}")
+    why = _HTTP.get(reason) or _http2(reason, detail) or f"read: {os.strerror(detail).lower()}"
+    return _get(spec, where, why)
 
 
 def _get(spec: ProbeSpec, where: str, why: str) -> str:
     path = spec.path if spec.path.startswith("/") else f"/{spec.path}"
-    return f'Get "{spec.kind}://{where}{path}": {why}'
+    scheme = "https" if spec.kind == "https" else "http"
+    return f'Get "{scheme}://{where}{path}": {why}'
 
 
 def _grpc(spec: ProbeSpec, reason: Reason, detail: int, excerpt: bytes) -> str:
@@ -115,9 +121,13 @@ def _rpc_error(reason: Reason, detail: int, excerpt: bytes) -> str:
     if reason is Reason.GRPC_STATUS:
         code = NAMES[detail] if detail < len(NAMES) else str(detail)
         return f"code = {code} desc = {unquote(excerpt.decode(errors='replace'))}"
-    why = {
+    return f"code = Unavailable desc = {_http2(reason, detail) or os.strerror(detail).lower()}"
+
+
+def _http2(reason: Reason, detail: int) -> str:
+    """Empty where it is nothing of HTTP/2's."""
+    return {
         Reason.GRPC_HTTP: f"unexpected HTTP status code {detail}",
         Reason.GRPC_PROTOCOL: "the server's answer is not HTTP/2",
         Reason.GRPC_CLOSED: f"the connection was closed (HTTP/2 error {detail})",
-    }.get(reason, os.strerror(detail).lower())
-    return f"code = Unavailable desc = {why}"
+    }.get(reason, "")

@@ -20,6 +20,16 @@ MAX_COMMAND = 60_000
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _NO_PUSH = b"\x00\x02\x00\x00\x00\x00"
 _WIDE_WINDOW = b"\x00\x04\x7f\xff\xff\xff"
+MAX_AUTHORITY = 126
+"""Bytes, so that one of them says how many there are."""
+MAX_FIELDS = 16_000
+"""Bytes of a GET over HTTP/2, in one frame of the size that any server takes."""
+_END_STREAM, _END_HEADERS = 1, 4
+_BLOCK_AT = 39
+"""Where the HEADERS frame begins, after preface and SETTINGS."""
+_OF_HTTP_1 = frozenset(
+    ("connection", "host", "keep-alive", "proxy-connection", "te", "transfer-encoding", "upgrade")
+)
 
 
 def authority(host: str, port: int) -> str:
@@ -63,19 +73,43 @@ def url_host(host: str) -> bytes:
     return b"" if host == str(ipaddress.ip_address(host)) and "%" not in host else host.encode()
 
 
-def grpc_request(service: str) -> tuple[bytes, bytes]:
+def grpc_request(service: str, scheme: str = "http") -> tuple[bytes, bytes]:
     """A whole HTTP/2 connection with one Check call in it, before and after the text of its :authority.
 
     Its length (one byte, the last of the first part) and its share of the HEADERS frame's are zero.
     """
-    before = (":method", "POST"), (":scheme", "http"), (":path", "/grpc.health.v1.Health/Check")
+    before = (":method", "POST"), (":scheme", scheme), (":path", "/grpc.health.v1.Health/Check")
     after = ("content-type", "application/grpc"), ("user-agent", USER_AGENT), ("te", "trailers")
-    first = _block(*before) + b"\x00" + _string(":authority") + b"\x00"
-    rest = _block(*after)
     message = HealthCheckRequest(service=service).SerializeToString()
     body = b"\x00" + len(message).to_bytes(4, "big") + message
-    head = _frame(1, 4, 1, first + rest)[: 9 + len(first)]
-    return _PREFACE + _frame(4, 0, 0, _NO_PUSH) + head, rest + _frame(0, 1, 1, body)
+    head, rest = _around_authority(before, after, _END_HEADERS)
+    return head, rest + _frame(0, _END_STREAM, 1, body)
+
+
+def h2c_request(
+    host: str, port: int, path: str, headers: Sequence[tuple[str, str]] = ()
+) -> tuple[bytes, bytes, bytes]:
+    """The GET of `http_request` as a whole HTTP/2 connection: before its :authority, that where it is not the
+    address, and after it. Headers that only HTTP/1 has are left out. Raises `InvalidInput` too where a name
+    or all of it is longer than any server takes.
+    """
+    target, name, rest = http_request(host, port, path, headers)
+    lines = [line.partition(": ") for line in rest.decode().split("\r\n") if line]
+    fields = [(key.lower(), value) for key, _, value in lines if key.lower() not in _OF_HTTP_1]
+    before = (":method", "GET"), (":scheme", "http"), (":path", target.decode())
+    head, tail = _around_authority(before, fields, _END_HEADERS | _END_STREAM)
+    if len(name) > MAX_AUTHORITY:
+        raise InvalidInput(f"longer than {MAX_AUTHORITY} bytes", subject="httpHeaders 'Host'")
+    if len(head) + len(tail) > MAX_FIELDS:
+        raise InvalidInput(f"longer than {MAX_FIELDS} bytes", subject="httpHeaders")
+    return head, name, tail
+
+
+def with_authority(head: bytes, name: bytes, tail: bytes) -> bytes:
+    """What the native loop sends of such parts."""
+    block = int.from_bytes(head[_BLOCK_AT : _BLOCK_AT + 3], "big") + len(name)
+    framed = head[:_BLOCK_AT] + block.to_bytes(3, "big") + head[_BLOCK_AT + 3 : -1]
+    return framed + bytes((len(name),)) + name + tail
 
 
 def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
@@ -101,6 +135,16 @@ def exec_request(command: Sequence[str], timeout: float) -> tuple[bytes, bytes]:
     settings = _frame(4, 0, 0, _NO_PUSH + _WIDE_WINDOW)
     window = _frame(8, 0, 0, (0x7FFFFFFF - 65535).to_bytes(4, "big"))
     return _PREFACE + settings + window + _frame(1, 4, 1, headers), message
+
+
+def _around_authority(
+    before: Sequence[tuple[str, str]], after: Sequence[tuple[str, str]], flags: int
+) -> tuple[bytes, bytes]:
+    """The beginning of a connection, up to the :authority's text, and the rest of the header block."""
+    first = _block(*before) + b"\x00" + _string(":authority") + b"\x00"
+    rest = _block(*after)
+    head = _frame(1, flags, 1, first + rest)[: 9 + len(first)]
+    return _PREFACE + _frame(4, 0, 0, _NO_PUSH) + head, rest
 
 
 def _block(*fields: tuple[str, str]) -> bytes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
 from engine.api.pod import Pod
@@ -47,6 +48,20 @@ class ProbeMetrics:
         self.lateness.counts = _Scraped(self._read_lateness)
         registry.collected(
             "counter", "kubengine_probe_late_total", "Probes that began over 10 ms late.", (), self._late
+        )
+        registry.collected(
+            "counter",
+            "kubengine_probe_networks_entered_total",
+            "How often probing went into a pod's network.",
+            (),
+            partial(self._of_loop, "networks_entered"),
+        )
+        registry.collected(
+            "counter",
+            "kubengine_probe_early_failures_total",
+            "Failures of starting containers that did not count.",
+            (),
+            partial(self._of_loop, "early_failures"),
         )
         if detail == "off":
             return
@@ -97,6 +112,9 @@ class ProbeMetrics:
         stats = self._native.stats()
         self.lateness.counts[()] = stats["lateness_buckets"]
         self.lateness.sums[()] = stats["lateness_sum"]
+
+    def _of_loop(self, name: Literal["networks_entered", "early_failures"]) -> list[Sample]:
+        return [((), float(self._native.stats()[name]))]
 
     def _late(self) -> list[Sample]:
         return [((), float(self._native.stats()["late"]))]

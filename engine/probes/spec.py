@@ -8,24 +8,29 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from engine._fast.probing._state_py import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, IntOrString, Pod, Probe
+from engine.probes.wishes import ANNOTATION, MIN_PERIOD_MS, Wish, subject, wishes_of
 
-ANNOTATION = "kubengine.dev/probes"
-"""JSON: container name → `liveness`, `readiness` or `startup` → times in milliseconds."""
 TYPES = {"liveness": LIVENESS, "readiness": READINESS, "startup": STARTUP}
-MIN_PERIOD_MS = 10
+NETWORKS = ("node", "pod")
+LOOPBACK = {4: "127.0.0.1", 6: "::1"}
+"""Whom a probe from inside the pod asks, by the version of the pod's address."""
+GETS = ("http", "https", "h2c")
+"""Kinds of httpGet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeSpec:
     """One probe of one container; times in seconds. Equal specs are one object.
 
-    `kind` is exec, http, https, tcp or grpc. `host` is empty where the pod's address is meant.
+    `kind` is exec, http, https, h2c, tcp, grpc or grpcs. `host` is empty where the pod's address is meant,
+    or with `network` "pod", from where the probe goes out, the pod's loopback. `start_period` is the period
+    until the container has succeeded once, 0 where it is `period` too.
     """
 
     container: str
@@ -43,6 +48,8 @@ class ProbeSpec:
     headers: tuple[tuple[str, str], ...] = ()
     service: str = ""
     command: tuple[str, ...] = ()
+    network: str = "node"
+    start_period: float = 0.0
     named_port: int | None = None
     """What the container calls `port`, where that is a name of its own."""
 
@@ -60,7 +67,7 @@ class ProbeSpec:
     @property
     def native(self) -> bool:
         """Whether the native loop can run it: not over TLS, and to an address rather than a name."""
-        if self.kind == "https":
+        if self.kind in ("https", "grpcs"):
             return False
         try:
             return not self.host or bool(ipaddress.ip_address(self.host))
@@ -74,18 +81,35 @@ def _shared(spec: ProbeSpec) -> ProbeSpec:
     return spec
 
 
-def probe_specs(pod: Pod) -> list[ProbeSpec]:
+def check_section(section: ProbesSection) -> None:
+    """Raises `InvalidInput` for what probes cannot be."""
+    if section.network not in NETWORKS:
+        raise InvalidInput(f"{section.network!r} is not {' or '.join(NETWORKS)}", subject="probes.network")
+    if section.start_period and section.start_period < MIN_PERIOD_MS / 1000:
+        raise InvalidInput(f"is less than {MIN_PERIOD_MS} ms", subject="probes.startPeriod")
+
+
+def probe_specs(pod: Pod, section: ProbesSection) -> list[ProbeSpec]:
     """The probes of the pod's containers and sidecars, in order; ordinary init containers have none.
 
     Raises `InvalidInput` naming the field.
     """
-    times = _millisecond_times(pod)
+    wishes = wishes_of(pod)
     containers = [c for c in pod.init_containers if c.is_sidecar] + pod.spec.containers
-    unknown = times.keys() - {c.name for c in containers}
+    unknown = wishes.keys() - {c.name for c in containers}
     if unknown:
-        raise InvalidInput(f"no container {min(unknown)!r} has probes", subject=_annotation_of(pod))
+        raise InvalidInput(f"no container {min(unknown)!r} has probes", subject=subject(pod))
+    own_network = not pod.spec.host_network
     return [
-        _spec(container, type, probe, times.get(container.name, {}).get(type, {}), ports)
+        _spec(
+            container,
+            type,
+            probe,
+            wishes.get(container.name, {}).get(type, Wish()),
+            ports,
+            section,
+            own_network,
+        )
         for container in containers
         for ports in [{p.name: p.container_port for p in container.ports or () if p.name}]
         for type, probe in (
@@ -97,94 +121,72 @@ def probe_specs(pod: Pod) -> list[ProbeSpec]:
     ]
 
 
-def without_times(pod: Pod) -> Pod:
-    """The pod with the times of its manifest only."""
+def without_wishes(pod: Pod) -> Pod:
+    """The pod with what its manifest's fields say only."""
     rest = {name: value for name, value in pod.annotations.items() if name != ANNOTATION}
     return replace(pod, metadata=replace(pod.metadata, annotations=rest))
 
 
-class _Times(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True):
-    period_milliseconds: int | None = None
-    timeout_milliseconds: int | None = None
-    initial_delay_milliseconds: int | None = None
-
-
-class _OfContainer(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    liveness: _Times = _Times()
-    readiness: _Times = _Times()
-    startup: _Times = _Times()
-
-
-def _annotation_of(pod: Pod) -> str:
-    return f"{pod.full_name} metadata.annotations[{ANNOTATION}]"
-
-
-def _millisecond_times(pod: Pod) -> dict[str, dict[str, dict[str, float]]]:
-    text = pod.annotations.get(ANNOTATION)
-    if text is None:
-        return {}
-    try:
-        found = msgspec.json.decode(text.encode(), type=dict[str, _OfContainer])
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise InvalidInput(str(error), subject=_annotation_of(pod)) from None
-    times: dict[str, dict[str, dict[str, float]]] = {}
-    for name, container in found.items():
-        for type in TYPES:
-            given: _Times = getattr(container, type)
-            where = f"{_annotation_of(pod)}.{name}.{type}"
-            for label, value, least in (
-                ("periodMilliseconds", given.period_milliseconds, MIN_PERIOD_MS),
-                ("timeoutMilliseconds", given.timeout_milliseconds, 1),
-                ("initialDelayMilliseconds", given.initial_delay_milliseconds, 0),
-            ):
-                if value is not None and value < least:
-                    raise InvalidInput(f"{value} is less than {least}", subject=f"{where}.{label}")
-            times.setdefault(name, {})[type] = {
-                key: value / 1000
-                for key, value in (
-                    ("period", given.period_milliseconds),
-                    ("timeout", given.timeout_milliseconds),
-                    ("initial_delay", given.initial_delay_milliseconds),
-                )
-                if value is not None
-            }
-    return times
-
-
 def _spec(
-    container: Container, type: str, probe: Probe, times: Mapping[str, float], ports: Mapping[str, int]
+    container: Container,
+    type: str,
+    probe: Probe,
+    wish: Wish,
+    ports: Mapping[str, int],
+    section: ProbesSection,
+    own_network: bool,
 ) -> ProbeSpec:
-    what: dict[str, Any]
+    what = _action(container, type, probe, wish)
+    start_period = 0.0
+    if wish.start_period_milliseconds is not None:
+        start_period = wish.start_period_milliseconds / 1000
+    elif what["kind"] != "exec":
+        start_period = float(section.start_period)
+    inside = own_network and what["kind"] != "exec" and (wish.network or section.network) == "pod"
+    return _shared(
+        ProbeSpec(
+            container=container.name,
+            type=type,
+            period=_seconds(wish.period_milliseconds, max(probe.period_seconds, 1)),
+            timeout=_seconds(wish.timeout_milliseconds, max(probe.timeout_seconds, 1)),
+            initial_delay=_seconds(wish.initial_delay_milliseconds, probe.initial_delay_seconds),
+            failure_threshold=probe.failure_threshold,
+            success_threshold=probe.success_threshold,
+            grace_period_seconds=probe.termination_grace_period_seconds,
+            network="pod" if inside else "node",
+            start_period=0.0 if type == "liveness" else start_period,
+            named_port=ports.get(str(what.get("port"))),
+            **what,
+        )
+    )
+
+
+def _seconds(milliseconds: int | None, otherwise: int) -> float:
+    return float(otherwise) if milliseconds is None else milliseconds / 1000
+
+
+def _action(container: Container, type: str, probe: Probe, wish: Wish) -> dict[str, Any]:
+    """Kind and target of a probe, as `ProbeSpec` has them."""
+    where = f"{container.name}.{type}Probe"
+    if wish.tls and probe.grpc is None:
+        raise InvalidInput("tls is for grpc; HTTPS is httpGet's scheme", subject=where)
+    if wish.http2 and (probe.http_get is None or probe.http_get.scheme.lower() == "https"):
+        raise InvalidInput("http2 is for httpGet without TLS", subject=where)
     if probe.exec is not None:
-        what = {"kind": "exec", "command": tuple(probe.exec.command or ())}
-    elif probe.http_get is not None:
+        return {"kind": "exec", "command": tuple(probe.exec.command or ())}
+    if probe.http_get is not None:
         get = probe.http_get
-        what = {
-            "kind": "https" if get.scheme.lower() == "https" else "http",
+        secure = get.scheme.lower() == "https"
+        return {
+            "kind": "https" if secure else "h2c" if wish.http2 else "http",
             "host": get.host,
             "port": get.port,
             "path": get.path or "/",
             "headers": tuple((h.name, h.value) for h in get.http_headers or ()),
         }
-    elif probe.tcp_socket is not None:
-        what = {"kind": "tcp", "host": probe.tcp_socket.host, "port": probe.tcp_socket.port}
-    elif probe.grpc is not None:
-        what = {"kind": "grpc", "port": probe.grpc.port, "service": probe.grpc.service or ""}
-    else:
-        raise InvalidInput(
-            "needs one of exec, httpGet, tcpSocket, grpc", subject=f"{container.name}.{type}Probe"
-        )
-    return _shared(
-        ProbeSpec(
-            container=container.name,
-            type=type,
-            period=times.get("period", float(max(probe.period_seconds, 1))),
-            timeout=times.get("timeout", float(max(probe.timeout_seconds, 1))),
-            initial_delay=times.get("initial_delay", float(probe.initial_delay_seconds)),
-            failure_threshold=probe.failure_threshold,
-            success_threshold=probe.success_threshold,
-            grace_period_seconds=probe.termination_grace_period_seconds,
-            named_port=ports.get(str(what.get("port"))),
-            **what,
-        )
-    )
+    if probe.tcp_socket is not None:
+        return {"kind": "tcp", "host": probe.tcp_socket.host, "port": probe.tcp_socket.port}
+    if probe.grpc is not None:
+        kind = "grpcs" if wish.tls else "grpc"
+        return {"kind": kind, "port": probe.grpc.port, "service": probe.grpc.service or ""}
+    raise InvalidInput("needs one of exec, httpGet, tcpSocket, grpc", subject=where)

@@ -8,7 +8,7 @@ from engine._fast.probing import _state_py as rule
 from engine._fast.probing._state_py import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
-from engine.probes.spec import ProbeSpec
+from engine.probes.spec import GETS, LOOPBACK, ProbeSpec
 
 if TYPE_CHECKING:
     from engine._fast.probing._loop_c import ProbeInfo
@@ -31,10 +31,20 @@ class Worker:
 
     def target(self) -> tuple[str, int]:
         """Address (or name) and port. Raises `InvalidInput` where there is none yet, or never."""
-        host = self.spec.host or self.container.pod.address
+        pod = self.container.pod
+        if self.spec.network == "pod" and pod.network < 0:
+            raise InvalidInput(f"the pod's network is not known: {pod.network_trouble or 'it has none yet'}")
+        if self.spec.network == "pod" and not self.spec.host:
+            return LOOPBACK[6 if ":" in pod.address else 4], self.spec.resolve_port()
+        host = self.spec.host or pod.address
         if not host:
             raise InvalidInput("the pod has no address yet")
         return host, self.spec.resolve_port()
+
+    @property
+    def network(self) -> int:
+        """A descriptor of the network namespace that it goes out from, -1 for the node's."""
+        return self.container.pod.network if self.spec.network == "pod" else -1
 
 
 _NOTHING_RESTORED = ("", False, False)
@@ -102,7 +112,16 @@ class ContainerProbes:
 
 
 class PodProbes:
-    __slots__ = ("address", "containers", "deleted", "phase_terminal", "pod")
+    __slots__ = (
+        "address",
+        "containers",
+        "deleted",
+        "network",
+        "network_trouble",
+        "phase_terminal",
+        "pod",
+        "sandbox",
+    )
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
@@ -110,6 +129,15 @@ class PodProbes:
         self.phase_terminal = False
         self.deleted = False
         self.containers: tuple[ContainerProbes, ...] = ()
+        self.sandbox = ""
+        """That the runtime has for it, if it is ready."""
+        self.network = -1
+        """A descriptor of that sandbox's network namespace, where a probe goes out from there."""
+        self.network_trouble = ""
+
+    def within(self) -> list[Worker]:
+        """Probes that go out from the pod's network."""
+        return [w for container in self.containers for w in container.workers() if w.spec.network == "pod"]
 
     def container(self, name: str) -> ContainerProbes | None:
         return next((c for c in self.containers if c.name == name), None)
@@ -126,6 +154,7 @@ def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
         "container_id": worker.container.id,
         "type": spec.type,
         "kind": spec.kind,
+        "network": spec.network,
         "target": " ".join(spec.command) if spec.kind == "exec" else _where(worker),
         "result": RESULTS[info["published"]],
         "last": RESULTS[info["last"]],
@@ -149,5 +178,5 @@ def _where(worker: Worker) -> str:
     except InvalidInput as error:
         return str(error)
     name = f"[{host}]" if ":" in host else host
-    path = worker.spec.path if "http" in worker.spec.kind else ""
+    path = worker.spec.path if worker.spec.kind in GETS else ""
     return f"{name}:{port}{path}"

@@ -61,8 +61,10 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def serving(handler: Handler, host: str = "127.0.0.1", **how: Any) -> AsyncIterator[int]:
-    """A TCP server on a free port; yields the port. Ends its connections when left."""
+async def serving(
+    handler: Handler, host: str = "127.0.0.1", *, port: int = 0, **how: Any
+) -> AsyncIterator[int]:
+    """A TCP server on that port, or a free one; yields it. Ends its connections when left."""
     tasks: set[asyncio.Task[Any]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,7 +76,7 @@ async def serving(handler: Handler, host: str = "127.0.0.1", **how: Any) -> Asyn
         writer.transport.abort()
         tasks.discard(task)
 
-    server = await asyncio.start_server(handle, host, 0, **how)
+    server = await asyncio.start_server(handle, host, port, **how)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

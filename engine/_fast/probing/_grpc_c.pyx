@@ -1,10 +1,10 @@
-"""The compiled reader of gRPC answers, to a health check or an exec; `_grpc_py` states its rule."""
+"""The compiled reader of gRPC answers, to a health check, an exec or a GET; `_grpc_py` states its rule."""
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 cdef extern from "grpc.h" nogil:
     enum:
-        GRPC_EXEC
+        GRPC_GET
     ctypedef struct grpc_room:
         pass
     ctypedef struct grpc_answer:
@@ -25,8 +25,8 @@ cdef class GrpcAnswer:
     cdef char _output[10240]  # EXEC_OUTPUT_LIMIT
 
     def __cinit__(self, int call=0):
-        if not 0 <= call <= GRPC_EXEC:
-            raise ValueError(f"call {call} is not 0 (health) or 1 (exec)")
+        if not 0 <= call <= GRPC_GET:
+            raise ValueError(f"call {call} is not 0 (health), 1 (exec) or 2 (GET)")
         grpc_reset(&self._answer, <uint8_t>call, &self._room, self._output)
 
     def feed(self, const uint8_t[::1] data not None):

@@ -1,4 +1,4 @@
-"""How a probe reads the answer to a grpc.health.v1 Check or a CRI ExecSync over cleartext HTTP/2.
+"""How a probe reads the answer to a grpc.health.v1 Check, a CRI ExecSync or a GET over HTTP/2.
 
 Works on everything that the server sent before it closed; the compiled form takes it in pieces, stops at
 the first verdict and must come to the same one. Only what such an answer needs of RFC 9113 and
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 MORE, ANSWERED, STATUS, HTTP, PROTOCOL, CLOSED = range(6)
-HEALTH, EXEC = range(2)
+HEALTH, EXEC, GET = range(3)
 RESOURCE_EXHAUSTED, INTERNAL = 8, 13
 FRAME_LIMIT = 16384
 FRAMES_LIMIT = 4096
 MESSAGE_LIMIT = 256
 EXEC_MESSAGE_LIMIT = 16 * 1024 * 1024
 OUTPUT_LIMIT = 10 * 1024
+BODY_ENOUGH = 10 * 1024
 TEXT_LIMIT = 512
 TABLE_SIZE = 4096
 DATA, HEADERS, PRIORITISE, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
@@ -90,8 +91,8 @@ class Answer:
 def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
     """The verdict, its detail and its text.
 
-    ANSWERED: the serving status, or a command's exit code and the beginning of its output. STATUS: the gRPC
-    status and its message as sent. HTTP: the status. CLOSED: the HTTP/2 error code.
+    ANSWERED: the serving status, a command's exit code and the beginning of its output, or a GET's status.
+    STATUS: the gRPC status and its message as sent. HTTP: the status. CLOSED: the HTTP/2 error code.
     """
     try:
         _frames(Answer(call), data)
@@ -300,6 +301,10 @@ def _unhuffman(raw: bytes, whole: bool) -> bytes:
 
 def _message(answer: Answer, data: bytes) -> None:
     answer.message += data
+    if answer.call == GET:
+        if len(answer.message) >= BODY_ENOUGH:
+            _conclude(answer)
+        return
     size = int.from_bytes(answer.message[1:5], "big")
     if len(answer.message) >= 5:
         if answer.call == HEALTH and size > MESSAGE_LIMIT:
@@ -311,6 +316,8 @@ def _message(answer: Answer, data: bytes) -> None:
 
 
 def _conclude(answer: Answer) -> None:
+    if answer.call == GET:
+        raise _Verdict(ANSWERED, max(answer.status, 0))
     if answer.grpc_status > 0:
         raise _Verdict(STATUS, answer.grpc_status, answer.text)
     if answer.status != 200:

@@ -23,6 +23,7 @@ class ProbeInfo(TypedDict):
     duration: float
     lateness: float
     late: int
+    cpu: float
     elapsed: float
     next: float
     outcomes: tuple[int, int, int, int, int]
@@ -48,6 +49,8 @@ class LoopStats(TypedDict):
     allocated_connections: int
     notifications: int
     wakeups: int
+    networks_entered: int
+    early_failures: int
     kept_waiting: float
 
 class ProbeLoop:
@@ -68,6 +71,7 @@ class ProbeLoop:
         initial_delay: float,
         never_restarts: bool,
         first_in: float,
+        start_period: float = 0.0,
     ) -> int: ...
     def runtime(self, path: bytes) -> None: ...
     def target(
@@ -80,6 +84,7 @@ class ProbeLoop:
         tail: bytes = b"",
         *,
         url_host: bytes = b"",
+        network: int = -1,
     ) -> None: ...
     def target_container(self, key: int, container_id: bytes, head: bytes, tail: bytes) -> None: ...
     def request(self, key: int) -> bytes: ...

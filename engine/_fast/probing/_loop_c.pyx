@@ -20,6 +20,7 @@ cdef extern from "run.h" nogil:
     enum:
         CONTAINER_ID_LIMIT
         KIND_EXEC
+        KIND_H2C
         KIND_LIBRARY
         KIND_TCP
         NEWS_OUTCOME
@@ -41,10 +42,12 @@ cdef extern from "run.h" nogil:
         probe_target target
         probe_state state
         uint64_t period_ns
+        uint64_t start_period_ns
         uint64_t timeout_ns
         uint64_t due_ns
         uint64_t began_ns
         uint64_t duration_sum_us
+        uint64_t cpu_ns
         uint64_t successes
         uint32_t others[4]
         uint32_t durations[12]
@@ -96,6 +99,8 @@ cdef extern from "run.h" nogil:
         uint64_t wakeups
         uint64_t lateness[12]
         uint64_t lateness_sum_ns
+        uint64_t networks_entered
+        uint64_t early_failures
     int loop_open(probe_loop *, uint32_t, uint32_t)
     void loop_close(probe_loop *)
     void loop_hang_up(probe_loop *)
@@ -112,7 +117,7 @@ cdef extern from "run.h" nogil:
     void loop_notify(probe_loop *)
     void eventfd_clear(int)
     void probe_schedule(probe_loop *, probe *, uint64_t, uint64_t)
-    uint64_t probe_grid(const probe *)
+    uint64_t grid_of(uint64_t)
     void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint32_t)
     void probe_forget_excerpt(probe *)
     void probe_forget_target(probe_loop *, probe *)
@@ -120,6 +125,7 @@ cdef extern from "run.h" nogil:
     int request_compose(connection *, const probe *)
     void probe_abandon(probe_loop *, probe *)
     void probe_set_address(probe *, int, const char *, uint16_t)
+    void probe_set_network(probe_loop *, probe *, int)
     void loop_poke(probe_loop *)
     uint64_t monotonic_ns()
 
@@ -178,9 +184,13 @@ cdef class ProbeLoop:
         return self._loop.news_fd
 
     def add(self, *, int type, int kind, double period, double timeout, int failure_threshold,
-            int success_threshold, double initial_delay, bint never_restarts, double first_in):
-        """Register a probe (times in seconds) whose first tick is `first_in` from now. Returns its key."""
-        if not 0 <= type <= 2 or not 0 <= kind <= KIND_LIBRARY or not period > 0 or not timeout > 0:
+            int success_threshold, double initial_delay, bint never_restarts, double first_in,
+            double start_period=0.0):
+        """Register a probe (times in seconds) whose first tick is `first_in` from now. Returns its key.
+
+        `start_period` is the period until a container has succeeded once; 0: it is no other.
+        """
+        if not 0 <= type <= 2 or not 0 <= kind <= KIND_H2C or not period > 0 or not timeout > 0:
             raise ValueError("a probe needs a type, a kind, a period and a timeout")
         self._lock()
         cdef probe *p = loop_add(self._loop)
@@ -190,13 +200,14 @@ cdef class ProbeLoop:
         p.kind = <uint8_t>kind
         p.period_ns = _ns(period)
         p.timeout_ns = _ns(timeout)
+        p.start_period_ns = _ns(start_period) if start_period < period else 0
         p.state.type = <uint8_t>type
         p.state.failure_threshold = failure_threshold
         p.state.success_threshold = success_threshold
         p.state.initial_delay_ms = <int64_t>(initial_delay * 1000)
         p.state.never_restarts = never_restarts
         p.initial = PROBE_INITIAL[type]
-        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in), probe_grid(p))
+        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in), grid_of(p.period_ns))
         cdef uint32_t key = p.key
         loop_unlock(self._loop)
         return key
@@ -211,18 +222,21 @@ cdef class ProbeLoop:
         loop_unlock(self._loop)
 
     def target(self, uint32_t key, str address, int port, bytes head=b"", bytes name=b"", bytes tail=b"", *,
-               bytes url_host=b""):
+               bytes url_host=b"", int network=-1):
         """Where and what to send: nothing for TCP; for HTTP the path, the Host header (empty: the address)
-        and the other headers; for gRPC what stands before and after the :authority. `url_host` is how the
-        URL writes the address, where that is another way than usual.
+        and the other headers; for gRPC and h2c what stands before and after the
+        :authority (`name`, empty: the address). `url_host` is how the
+        URL writes the address, where that is another way than usual. `network`: a descriptor of the network
+        namespace from where, open until the probe has another target or none; -1 is the node's.
         """
         cdef int family = socket.AF_INET6 if ":" in address else socket.AF_INET
         cdef bytes packed = socket.inet_pton(family, address.partition("%")[0])
         if not 0 < port < 65536:
             raise ValueError(f"port {port} is not one of 1 to 65535")
         cdef probe *p = self._retarget(key, head, name, tail, url_host)
-        if p.kind < KIND_EXEC:
+        if p.kind != KIND_EXEC and p.kind != KIND_LIBRARY:
             probe_set_address(p, family, packed, <uint16_t>port)
+            probe_set_network(self._loop, p, network)
         loop_unlock(self._loop)
 
     def target_container(self, uint32_t key, bytes container_id, bytes head, bytes tail):
@@ -280,6 +294,7 @@ cdef class ProbeLoop:
         probe_abandon(self._loop, p)
         loop_poke(self._loop)
         probe_forget_target(self._loop, p)
+        probe_set_network(self._loop, p, -1)
         loop_unlock(self._loop)
 
     def observe(self, uint32_t key, seen, *, int initial=0):
@@ -354,6 +369,7 @@ cdef class ProbeLoop:
             "duration": p.duration_us / 1e6,
             "lateness": p.lateness_us / 1e6,
             "late": p.late,
+            "cpu": p.cpu_ns / 1e9,
             "elapsed": (now - p.began_ns) / 1e9 if p.running and p.began_ns else 0.0,
             "next": max(0.0, (<int64_t>p.due_ns - <int64_t>now) / 1e9),
             "outcomes": (p.successes, p.others[0], p.others[1], p.others[2], p.others[3]),
@@ -404,6 +420,8 @@ cdef class ProbeLoop:
             "allocated_connections": loop.allocated,
             "notifications": loop.notifications,
             "wakeups": loop.wakeups,
+            "networks_entered": loop.networks_entered,
+            "early_failures": loop.early_failures,
             "kept_waiting": loop.lag_ns / 1e9,
         }
         loop_unlock(self._loop)

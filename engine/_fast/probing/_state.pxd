@@ -17,6 +17,7 @@ cdef extern from "state.h" nogil:
         uint8_t on_hold
         uint8_t never_restarts
         uint8_t attempt
+        uint8_t succeeded
     ctypedef struct probe_observation:
         uint64_t container
         int64_t started_at_ms
@@ -27,6 +28,7 @@ cdef extern from "state.h" nogil:
         uint8_t deleted
     const uint8_t PROBE_INITIAL[3]
     uint8_t probe_tick(probe_state *, const probe_observation *, int64_t, uint8_t, uint8_t *, int *)
+    int probe_is_starting(const probe_state *, const probe_observation *)
     uint8_t probe_finish(probe_state *, uint8_t, uint8_t *, int *)
 
 

@@ -3,7 +3,8 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from engine._fast.probing._state cimport (
-    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_observation, probe_state, probe_tick,
+    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_is_starting, probe_observation, probe_state,
+    probe_tick,
 )
 
 
@@ -37,6 +38,10 @@ cdef class ProbeState:
         cdef int count = 0
         cdef int verdict = probe_finish(&self._state, <uint8_t>outcome, updates, &count)
         return verdict, [updates[i] for i in range(count)]
+
+    def is_starting(self, seen):
+        cdef probe_observation known = observation(seen)
+        return bool(probe_is_starting(&self._state, &known))
 
     @property
     def container(self):

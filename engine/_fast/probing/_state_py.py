@@ -91,6 +91,7 @@ class ProbeState:
         self.last = NONE
         self.run = 0
         self.attempt = 0
+        self.succeeded = False
 
     def tick(self, seen: Observation, now_ms: int, initial: int = NONE) -> tuple[int, list[int]]:
         """The action and the results published, in order; `initial` replaces the type's own."""
@@ -100,7 +101,7 @@ class ProbeState:
         if rule.adopts and self.container != seen.container:
             self.container = seen.container
             self.published = NONE
-            self.on_hold = False
+            self.on_hold = self.succeeded = False
             self._publish(initial or INITIAL[self.type], updates)
         if rule.publishes != NONE:
             self._publish(rule.publishes, updates)
@@ -122,6 +123,14 @@ class ProbeState:
                 self.on_hold = True
                 self.run = 0
         return COUNTED, updates
+
+    def is_starting(self, seen: Observation) -> bool:
+        """Whether somebody waits for the first success of a running container, to be started or ready."""
+        if self.type == LIVENESS or (self.type == STARTUP) == bool(seen.started):
+            return False
+        if not seen.container or seen.state != RUNNING or seen.deleted or seen.phase_terminal:
+            return False
+        return self.container != seen.container or not (self.succeeded or self.on_hold)
 
     def _facts(self, seen: Observation, now_ms: int) -> dict[str, bool]:
         running_ms = now_ms - seen.started_at_ms
@@ -145,4 +154,5 @@ class ProbeState:
     def _publish(self, result: int, updates: list[int]) -> None:
         if self.published != result:
             self.published = result
+            self.succeeded = self.succeeded or result == SUCCESS
             updates.append(result)

@@ -7,6 +7,7 @@
 
 #include <sys/epoll.h>
 
+#include "network.h"
 #include "request.h"
 
 #define EXEC_GRACE_NS 5000000000u /* what the runtime may take to tell of its time-out */
@@ -35,7 +36,7 @@ static inline void connection_end(probe_loop *l, connection *c, uint8_t outcome,
     probe *p = c->owner;
     const char *excerpt = 0;
     uint32_t excerpt_len = 0;
-    if (outcome == OUTCOME_WARNING) {
+    if (outcome == OUTCOME_WARNING && p->kind == KIND_HTTP) {
         excerpt = c->answer.http.excerpt;
         excerpt_len = c->answer.http.excerpt_len;
     } else if (reason == REASON_GRPC_STATUS || reason == REASON_EXEC_EXIT) {
@@ -71,8 +72,8 @@ static inline int connection_watch(probe_loop *l, connection *c, uint32_t events
 static inline int connection_met_itself(const probe_loop *l, const connection *c) {
     probe_address own;
     socklen_t size = sizeof own;
-    if (address_port(&c->target) < l->first_ephemeral_port || getsockname(c->fd, &own.any, &size) < 0)
-        return 0;
+    if (c->owner->network < 0 && address_port(&c->target) < l->first_ephemeral_port) return 0;
+    if (getsockname(c->fd, &own.any, &size) < 0) return 0;
     if (own.any.sa_family != c->target.any.sa_family || address_port(&own) != address_port(&c->target))
         return 0;
     if (own.any.sa_family == AF_INET) return own.v4.sin_addr.s_addr == c->target.v4.sin_addr.s_addr;
@@ -86,9 +87,15 @@ static inline void connection_open(probe_loop *l, connection *c) {
     uint8_t kind = c->owner->kind;
     const struct sockaddr *to = kind == KIND_EXEC ? (const struct sockaddr *)&l->runtime : &c->target.any;
     socklen_t size = kind == KIND_EXEC ? sizeof l->runtime : address_size(&c->target);
+    int error;
     c->phase = CONNECTION_CONNECTING;
     c->sent = 0;
     c->watched = 0;
+    error = kind == KIND_EXEC ? 0 : network_enter(l, c->owner->network);
+    if (error) {
+        connection_end(l, c, OUTCOME_ERROR, REASON_NETWORK, error);
+        return;
+    }
     c->fd = socket(to->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (c->fd < 0) {
         connection_refused(l, c, errno);
@@ -102,6 +109,8 @@ static inline void connection_open(probe_loop *l, connection *c) {
         http_reset(&c->answer.http);
     else if (kind == KIND_GRPC)
         grpc_reset(&c->answer.grpc, GRPC_HEALTH, c->room, 0);
+    else if (kind == KIND_H2C)
+        grpc_reset(&c->answer.grpc, GRPC_GET, c->room, 0);
     else if (kind == KIND_EXEC)
         grpc_reset(&c->answer.grpc, GRPC_EXEC, c->room, c->output);
     connection_progress(l, c);
@@ -201,11 +210,28 @@ static inline void exec_finish(probe_loop *l, connection *c) {
         connection_end(l, c, OUTCOME_ERROR, grpc_reason(g), g->detail);
 }
 
+/* Redirects are not followed. */
+static inline void h2c_finish(probe_loop *l, connection *c) {
+    const grpc_answer *g = &c->answer.grpc;
+    if (g->verdict != GRPC_ANSWERED)
+        connection_end(l, c, OUTCOME_FAILURE, grpc_reason(g), g->detail);
+    else if (g->detail < 200 || g->detail >= 400)
+        connection_end(l, c, OUTCOME_FAILURE, REASON_HTTP_STATUS, g->detail);
+    else if (g->detail >= 300)
+        connection_end(l, c, OUTCOME_WARNING, REASON_FOREIGN_REDIRECT, g->detail);
+    else
+        connection_end(l, c, OUTCOME_SUCCESS, REASON_NONE, g->detail);
+}
+
 static inline void grpc_finish(probe_loop *l, connection *c) {
     const grpc_answer *g = &c->answer.grpc;
     uint8_t good = g->verdict == GRPC_ANSWERED && g->detail == 1;
     if (c->owner->kind == KIND_EXEC) {
         exec_finish(l, c);
+        return;
+    }
+    if (c->owner->kind == KIND_H2C) {
+        h2c_finish(l, c);
         return;
     }
     connection_end(l, c, good ? OUTCOME_SUCCESS : OUTCOME_FAILURE, grpc_reason(g), g->detail);
@@ -355,7 +381,8 @@ static inline connection *connection_find(probe_loop *l) {
 /* 0 = there is no memory. */
 static inline int connection_has_room(connection *c, uint8_t kind) {
     if (kind == KIND_EXEC && !c->output && !(c->output = malloc(EXEC_OUTPUT_LIMIT))) return 0;
-    return (kind != KIND_EXEC && kind != KIND_GRPC) || c->room || (c->room = malloc(sizeof *c->room));
+    return (kind != KIND_EXEC && kind != KIND_GRPC && kind != KIND_H2C) || c->room ||
+           (c->room = malloc(sizeof *c->room));
 }
 
 /* Give the probe a connection and begin.  0 = there is no memory for it. */

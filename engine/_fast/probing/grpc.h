@@ -1,6 +1,6 @@
-/* The answer to one unary gRPC call over cleartext HTTP/2, a grpc.health.v1 Check or a CRI ExecSync: bytes in,
- * verdict out; no socket, no allocation, bounded memory whatever the server sends.  The request is one string
- * that the caller sends, with the widest windows: nothing is ever given back to the server. */
+/* The answer to one request over HTTP/2, a grpc.health.v1 Check, a CRI ExecSync or a GET: bytes in, verdict out; no
+ * socket, no allocation, bounded memory whatever the server sends.  The request is one string that the caller sends,
+ * with the widest windows: nothing is ever given back to the server. */
 #ifndef KUBENGINE_PROBING_GRPC_H
 #define KUBENGINE_PROBING_GRPC_H
 
@@ -13,11 +13,13 @@
 #define GRPC_REPLY_SIZE 256
 #define GRPC_FRAMES_LIMIT 4096 /* that bring no data */
 #define GRPC_TEXT_LIMIT 512
+#define GRPC_BODY_ENOUGH 10240 /* of a GET's body, as of HTTP/1's */
 
-enum grpc_call { GRPC_HEALTH = 0, GRPC_EXEC = 1 };
+enum grpc_call { GRPC_HEALTH = 0, GRPC_EXEC = 1, GRPC_GET = 2 };
 enum grpc_verdict {
     GRPC_MORE = 0,
-    GRPC_ANSWERED = 1, /* status OK and a message; detail = its serving status or exit code */
+    GRPC_ANSWERED =
+        1, /* status OK and a message, or a GET's end; detail = serving status, exit code or HTTP status */
     GRPC_STATUS = 2,   /* the call failed; detail = gRPC status code */
     GRPC_HTTP = 3,     /* not a gRPC answer; detail = HTTP status */
     GRPC_PROTOCOL = 4, /* not HTTP/2, or broken */
@@ -103,6 +105,7 @@ static inline int32_t grpc_serving(const uint8_t *m, uint32_t n) {
 /* Our stream ended. */
 static inline uint8_t grpc_conclude(grpc_answer *g) {
     int32_t serving;
+    if (g->call == GRPC_GET) return grpc_end(g, GRPC_ANSWERED, g->status < 0 ? 0 : g->status);
     if (g->grpc_status > 0) return grpc_end(g, GRPC_STATUS, g->grpc_status);
     if (g->status != 200) return grpc_end(g, GRPC_HTTP, g->status < 0 ? 0 : g->status);
     if (g->grpc_status < 0) return grpc_end(g, GRPC_STATUS, 13); /* no trailers: INTERNAL */
@@ -128,6 +131,10 @@ static inline const char *grpc_text(const grpc_answer *g, uint32_t *len) {
 
 static inline uint8_t grpc_message(grpc_answer *g, const uint8_t *data, size_t n) {
     uint32_t limit = g->call == GRPC_EXEC ? GRPC_EXEC_LIMIT : GRPC_MESSAGE_LIMIT;
+    if (g->call == GRPC_GET) {
+        g->message_read += (uint32_t)n;
+        return g->message_read >= GRPC_BODY_ENOUGH ? grpc_conclude(g) : GRPC_MORE;
+    }
     for (; n > 0 && g->message_read < 5; g->message_read++, data++, n--) {
         if (g->message_read == 0)
             g->compressed = *data;

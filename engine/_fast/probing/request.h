@@ -155,7 +155,7 @@ static inline int request_compose(connection *c, const probe *p) {
         host.at = name;
         host.len = authority_write(&p->target.address, name);
     }
-    return p->kind == KIND_GRPC ? request_grpc(c, head, host, tail) : request_http(c, head, host, tail);
+    return p->kind != KIND_HTTP ? request_grpc(c, head, host, tail) : request_http(c, head, host, tail);
 }
 
 #endif

@@ -14,9 +14,9 @@
 /* Give back every descriptor; what was counted can still be read. */
 static inline void loop_hang_up(probe_loop *l) {
     uint32_t i;
-    int *fds[] = {&l->epoll_fd, &l->wake_fd, &l->news_fd};
+    int *fds[] = {&l->epoll_fd, &l->wake_fd, &l->news_fd, &l->home_fd};
     for (i = 0; i < l->allocated; i++) connection_drop(l, l->connections[i]);
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < 4; i++) {
         if (*fds[i] >= 0) close(*fds[i]);
         *fds[i] = -1;
     }
@@ -57,7 +57,7 @@ static inline uint16_t first_ephemeral_port(void) {
 static inline int loop_open(probe_loop *l, uint32_t limit, uint32_t exec_limit) {
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = 0}};
     memset(l, 0, offsetof(probe_loop, buffer));
-    l->epoll_fd = l->wake_fd = l->news_fd = -1;
+    l->epoll_fd = l->wake_fd = l->news_fd = l->home_fd = -1;
     pthread_mutex_init(&l->lock, 0);
     wheel_init(&l->wheel, monotonic_ns() / NS_PER_MS);
     l->limit = limit;
@@ -67,6 +67,8 @@ static inline int loop_open(probe_loop *l, uint32_t limit, uint32_t exec_limit) 
     l->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     l->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     l->news_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    l->home_fd = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+    l->network = NETWORK_OF_THE_NODE;
     if (!l->connections || l->epoll_fd < 0 || l->wake_fd < 0 || l->news_fd < 0) return errno ? errno : ENOMEM;
     if (epoll_ctl(l->epoll_fd, EPOLL_CTL_ADD, l->wake_fd, &event) < 0) return errno;
     return 0;
@@ -99,7 +101,7 @@ static inline int loop_start_some(probe_loop *l, probe_queue *q) {
     int starts = 0;
     while (q->first) {
         probe *p = q->first;
-        uint64_t now;
+        uint64_t now, spent;
         if (!p->registered || !p->running) {
             queue_take(q);
             probe_free_if_done(l, p);
@@ -114,8 +116,11 @@ static inline int loop_start_some(probe_loop *l, probe_queue *q) {
             probe_tell(l, p, NEWS_DUE);
         else if (!p->has_target)
             probe_outcome(l, p, OUTCOME_ERROR, REASON_NO_TARGET, 0, 0, 0);
-        else if (!connection_begin(l, p, now))
-            probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
+        else {
+            spent = spent_ns(p);
+            if (!connection_begin(l, p, now)) probe_outcome(l, p, OUTCOME_ERROR, REASON_LOCAL, ENOMEM, 0, 0);
+            p->cpu_ns += spent_ns(p) - spent;
+        }
         loop_let_pass(l);
     }
     return 0;
@@ -139,6 +144,7 @@ static inline void loop_run(probe_loop *l) {
         loop_run_timers(l, now);
         more = loop_start_some(l, &l->waiting);
         more |= loop_start_some(l, &l->waiting_for_runtime);
+        network_go_home(l);
         loop_notify(l);
         if (!more) {
             uint64_t next = wheel_next(&l->wheel);
@@ -164,8 +170,12 @@ static inline void loop_run(probe_loop *l) {
             connection *c = events[i].data.ptr;
             if (!c)
                 eventfd_clear(l->wake_fd);
-            else if (c->phase != CONNECTION_FREE)
+            else if (c->phase != CONNECTION_FREE) {
+                probe *p = c->owner;
+                uint64_t spent = spent_ns(p);
                 connection_progress(l, c);
+                p->cpu_ns += spent_ns(p) - spent;
+            }
             loop_let_pass(l);
         }
     }
@@ -208,6 +218,7 @@ static inline probe *loop_add(probe_loop *l) {
     p->key = key;
     p->generation = generation;
     p->registered = 1;
+    p->network = NETWORK_OF_THE_NODE;
     l->registered++;
     return p;
 }
@@ -232,9 +243,14 @@ static inline void loop_remove(probe_loop *l, probe *p) {
 
 /* New knowledge of the pod.  A probe of a container that is gone is abandoned. */
 static inline void loop_observe(probe_loop *l, probe *p, const probe_observation *seen) {
-    if (p->running && (p->seen.container != seen->container || seen->state != CONTAINER_RUNNING))
-        probe_abandon(l, p);
+    int hurried, another = p->seen.container != seen->container;
+    if (p->running && (another || seen->state != CONTAINER_RUNNING)) probe_abandon(l, p);
+    hurried = probe_hurries(p);
     p->seen = *seen;
+    if (p->initial != RESULT_SUCCESS && probe_hurries(p) && (!hurried || another)) {
+        p->counted_ns = monotonic_ns();
+        probe_schedule(l, p, p->counted_ns + p->start_period_ns, 1);
+    }
 }
 
 static inline void loop_trigger(probe_loop *l, probe *p) {

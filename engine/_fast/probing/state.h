@@ -33,6 +33,7 @@ typedef struct {
     uint8_t on_hold;
     uint8_t never_restarts; /* pod restart policy Never, and not a sidecar */
     uint8_t attempt;        /* attempts made in this tick */
+    uint8_t succeeded;      /* the worker's container has, or was known to have */
 } probe_state;
 
 typedef struct {
@@ -102,6 +103,7 @@ static inline uint16_t probe_facts(const probe_state *s, const probe_observation
 static inline int probe_publish(probe_state *s, uint8_t result, uint8_t *updates) {
     if (s->published == result) return 0;
     s->published = result;
+    if (result == RESULT_SUCCESS) s->succeeded = 1;
     updates[0] = result;
     return 1;
 }
@@ -117,12 +119,20 @@ static inline uint8_t probe_tick(probe_state *s, const probe_observation *seen, 
     if (rule->adopts && s->container != seen->container) {
         s->container = seen->container;
         s->published = RESULT_NONE;
-        s->on_hold = 0;
+        s->on_hold = s->succeeded = 0;
         *count += probe_publish(s, initial, updates);
     }
     if (rule->publishes != RESULT_NONE) *count += probe_publish(s, rule->publishes, updates + *count);
     s->attempt = 0;
     return rule->action;
+}
+
+/* Whether somebody waits for the first success of a container that runs, for it to be started or ready. */
+static inline int probe_is_starting(const probe_state *s, const probe_observation *seen) {
+    if (s->type == PROBE_LIVENESS || (s->type == PROBE_STARTUP) == (seen->started != 0)) return 0;
+    if (!seen->container || seen->state != CONTAINER_RUNNING || seen->deleted || seen->phase_terminal)
+        return 0;
+    return s->container != seen->container || !(s->succeeded || s->on_hold);
 }
 
 /* The outcome of one attempt of a tick.  Up to one result is published. */

@@ -23,7 +23,7 @@
 #include "text.h"
 #include "wheel.h"
 
-enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_EXEC = 3, KIND_LIBRARY = 4 };
+enum probe_kind { KIND_TCP = 0, KIND_HTTP = 1, KIND_GRPC = 2, KIND_EXEC = 3, KIND_LIBRARY = 4, KIND_H2C = 5 };
 enum probe_news { NEWS_PUBLISHED = 1, NEWS_OUTCOME = 2, NEWS_ENDED = 4, NEWS_DUE = 8, NEWS_SLOW = 16 };
 enum probe_reason {
     REASON_NONE = 0,
@@ -48,7 +48,8 @@ enum probe_reason {
     REASON_NO_TARGET,
     REASON_LIBRARY,
     REASON_EXEC_EXIT,
-    REASON_EXEC_TIMEOUT
+    REASON_EXEC_TIMEOUT,
+    REASON_NETWORK
 };
 
 #define PROBE_BUCKETS 12        /* eleven bounds and infinity */
@@ -83,10 +84,13 @@ typedef struct probe {
     probe_state state;
     probe_observation seen;
     uint64_t period_ns, timeout_ns;
-    uint64_t due_ns;       /* the scheduled beginning of the current or next tick */
-    uint64_t late_from_ns; /* scheduled beginning of the tick in hand, on the grid */
+    uint64_t start_period_ns; /* until the container has succeeded once; 0 = period_ns */
+    uint64_t counted_ns;      /* when a failure last counted, or could have first */
+    uint64_t due_ns;          /* the scheduled beginning of the current or next tick */
+    uint64_t late_from_ns;    /* scheduled beginning of the tick in hand, on the grid */
     uint64_t began_ns;
     uint64_t duration_sum_us;
+    uint64_t cpu_ns; /* of KIND_EXEC: what this thread spent on it */
     uint64_t successes;
     uint32_t others[4]; /* failure, warning, unknown, error */
     uint32_t durations[PROBE_BUCKETS];
@@ -94,13 +98,14 @@ typedef struct probe {
     uint32_t late;
     uint32_t key, generation;
     int32_t detail;
+    int network; /* network.h */
     union {
         probe_address address;
         char *container; /* of KIND_EXEC: its id for the runtime */
     } target;
     uint16_t excerpt_len;
     uint8_t kind, initial, registered, running, tick_waiting, queued, news, listed, ended, outcome, reason,
-        has_target;
+        has_target, early; /* early = a failure does not count: the period has not passed since one could */
 } probe;
 
 enum connection_phase { CONNECTION_FREE = 0, CONNECTION_CONNECTING, CONNECTION_SENDING, CONNECTION_READING };
@@ -111,7 +116,7 @@ struct connection {
     connection *next_free;
     char *request;   /* kept, like output, for the next probe */
     char *output;    /* of KIND_EXEC: EXEC_OUTPUT_LIMIT bytes */
-    grpc_room *room; /* of KIND_EXEC and KIND_GRPC */
+    grpc_room *room; /* of KIND_EXEC, KIND_GRPC and KIND_H2C */
     uint64_t began_ns;
     uint64_t lag_ns; /* the loop's when the connection began */
     probe_address target;
@@ -147,11 +152,14 @@ typedef struct {
     uint16_t first_ephemeral_port;
     probe *first_news, *last_news;
     int epoll_fd, wake_fd, news_fd;
+    int home_fd; /* the namespace of the node's network */
+    int network; /* that the thread is in, as probes have it */
     uint8_t notified, running, sleeping;
     uint64_t sleeping_until; /* tick */
     uint64_t lag_ns;         /* time that the thread was kept from running although something was due */
     uint64_t begun, outcomes[5], redirects, handed_over, late, notifications, wakeups;
     uint64_t lateness[PROBE_BUCKETS], lateness_sum_ns;
+    uint64_t networks_entered, early_failures;
     uint8_t buffer[65536];
 } probe_loop;
 
@@ -162,6 +170,11 @@ static inline uint64_t clock_ns(clockid_t clock) {
 }
 
 static inline uint64_t monotonic_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
+
+/* What the thread has spent so far, asked only where it is shown. */
+static inline uint64_t spent_ns(const probe *p) {
+    return p->kind == KIND_EXEC ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
+}
 
 static inline uint64_t tick_of(uint64_t ns) { return (ns + NS_PER_MS - 1) / NS_PER_MS; }
 
@@ -278,8 +291,16 @@ static inline uint32_t microseconds(uint64_t ns) {
 
 /* Ticks begin on multiples of so many milliseconds, so that many probes share a waking and the caches that the
  * first of them warms.  The phase of a probe is random anyway; periods of whole seconds stay exact. */
-static inline uint64_t probe_grid(const probe *p) {
-    return p->period_ns >= 10000000000u ? 40 : p->period_ns >= 1000000000u ? 20 : 1;
+static inline uint64_t grid_of(uint64_t period_ns) {
+    return period_ns >= 10000000000u ? 40 : period_ns >= 1000000000u ? 20 : 1;
+}
+
+static inline int probe_hurries(const probe *p) {
+    return p->start_period_ns && probe_is_starting(&p->state, &p->seen);
+}
+
+static inline uint64_t probe_interval(const probe *p) {
+    return probe_hurries(p) ? p->start_period_ns : p->period_ns;
 }
 
 static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint64_t grid) {
@@ -287,6 +308,18 @@ static inline void probe_schedule(probe_loop *l, probe *p, uint64_t due_ns, uint
     p->due_ns = due_ns;
     timer_arm(&l->wheel, &p->tick, tick);
     loop_wake_for(l, tick);
+}
+
+/* While a container starts, failures count once a period at most: nobody is ended sooner. */
+static inline void probe_judge_earliness(probe *p) {
+    uint64_t now;
+    p->early = 0;
+    if (!probe_hurries(p)) return;
+    now = monotonic_ns();
+    if (now < p->counted_ns + p->period_ns)
+        p->early = 1;
+    else
+        p->counted_ns = now;
 }
 
 /* Begin the tick that was due at late_from_ns. */
@@ -304,17 +337,18 @@ static inline void probe_begin(probe_loop *l, probe *p) {
     } else if (action == ACTION_PROBE) {
         p->running = 1;
         p->began_ns = 0;
+        probe_judge_earliness(p);
         probe_enqueue(l, p);
     }
 }
 
 /* The timer fired. */
 static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
-    uint64_t due = p->tick.expires * NS_PER_MS, next = p->due_ns + p->period_ns;
-    if (next <= now) next += (now - next) / p->period_ns * p->period_ns + p->period_ns;
-    probe_schedule(l, p, next, probe_grid(p));
+    uint64_t due = p->tick.expires * NS_PER_MS, every = probe_interval(p), next = p->due_ns + every;
+    if (next <= now) next += (now - next) / every * every + every;
+    probe_schedule(l, p, next, grid_of(every));
     if (p->running) {
-        p->tick_waiting = 1;
+        p->tick_waiting = every == p->period_ns;
         return;
     }
     p->late_from_ns = due;
@@ -338,15 +372,20 @@ static inline void probe_began(probe_loop *l, probe *p, uint64_t now) {
 /* One attempt has an outcome.  `excerpt` says more of it; it may be NULL. */
 static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8_t reason, int32_t detail,
                                  const char *excerpt, uint32_t excerpt_len) {
-    uint8_t updates[2];
+    uint8_t updates[2], hurried = (uint8_t)probe_hurries(p);
     uint64_t now, took;
     int count = 0;
-    uint8_t verdict = probe_finish(&p->state, outcome, updates, &count);
-    if (verdict == ATTEMPT_RETRY) {
+    if (p->early && outcome != OUTCOME_SUCCESS && outcome != OUTCOME_WARNING) {
+        l->early_failures++;
+        p->running = 0;
+        return;
+    }
+    if (probe_finish(&p->state, outcome, updates, &count) == ATTEMPT_RETRY) {
         probe_enqueue(l, p);
         return;
     }
     now = monotonic_ns();
+    if (hurried && !probe_hurries(p)) probe_schedule(l, p, now + p->period_ns, grid_of(p->period_ns));
     took = p->began_ns ? now - p->began_ns : 0;
     p->duration_us = microseconds(took);
     l->outcomes[outcome]++;

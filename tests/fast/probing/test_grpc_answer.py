@@ -166,14 +166,14 @@ conversation = st.builds(
 
 
 @settings(max_examples=600, deadline=None)
-@given(conversation, st.sampled_from([twin.HEALTH, twin.EXEC]))
+@given(conversation, st.sampled_from([twin.HEALTH, twin.EXEC, twin.GET]))
 @example(SETTINGS + frame(1, 4, b"\x88" + b"\x40\x01a\x01b" * 200 + b"\xbf"), twin.HEALTH)
 def test_compiled_agrees_with_twin(data, call):
     assert compiled.parse(data, call) == twin.parse(data, call)
 
 
 @settings(max_examples=100, deadline=None)
-@given(conversation, st.integers(1, 5), st.sampled_from([twin.HEALTH, twin.EXEC]))
+@given(conversation, st.integers(1, 5), st.sampled_from([twin.HEALTH, twin.EXEC, twin.GET]))
 def test_cutting_the_input_changes_nothing(data, size, call):
     reader = compiled.GrpcAnswer(call)
     for at in range(0, len(data), size):

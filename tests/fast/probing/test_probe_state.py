@@ -65,6 +65,8 @@ def test_compiled_agrees_with_twin(type, failures, successes, delay, never, life
                 assert answers[0] == answers[1]
                 if answers[0][0] != RETRY:
                     break
+        starting = [machine.is_starting(seen) for machine in machines]
+        assert starting[0] == starting[1]
         for name in ("container", "published", "on_hold", "last", "run"):
             assert getattr(machines[0], name) == getattr(machines[1], name), name
 

@@ -1,0 +1,145 @@
+"""The network namespaces of pods, found through the runtime and held open for probes from inside.
+
+A descriptor keeps its namespace alive: who opens one closes it when the sandbox has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.api.errors import InvalidInput, Refused
+
+if TYPE_CHECKING:
+    from engine.cri.client import RuntimeClient
+
+_CLONE_NEWNET: Final = 0x40000000
+_NS_GET_NSTYPE: Final = 0xB703
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class PodNetworks:
+    """Of the pods that a runtime holds; it is asked once per sandbox that is probed from inside."""
+
+    def __init__(self, runtime: RuntimeClient) -> None:
+        self._runtime = runtime
+
+    async def open(self, sandbox_id: str) -> int:
+        """A descriptor of a sandbox's network namespace.
+
+        Raises `InvalidInput` where the sandbox has none of its own, and `Refused`, `OSError` or what the
+        runtime says where there is none now.
+        """
+        status = await self._runtime.pod_sandbox_status(sandbox_id, verbose=True)
+        return open_network(sandbox_id, status.info.get("info", ""))
+
+
+def open_network(sandbox_id: str, info: str) -> int:
+    """The same from a sandbox's verbose status: the namespace's own file if it has one, or its process's."""
+    try:
+        facts = json.loads(info)
+        pid, path = int(facts.get("pid") or 0), _path(facts.get("runtimeSpec") or {})
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise Refused(
+            "the runtime doesn't say where its network is", subject=f"sandbox {sandbox_id}"
+        ) from None
+    if path and not path.startswith("/proc/"):
+        found = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    elif pid > 0:
+        found = _open_of_process(pid, sandbox_id)
+    else:
+        raise InvalidInput("has no network of its own", subject=f"sandbox {sandbox_id}")
+    try:
+        _check(found, sandbox_id)
+    except BaseException:
+        os.close(found)
+        raise
+    return found
+
+
+def socket_in(network: int, family: int) -> socket.socket:
+    """A TCP socket that doesn't block, of a network namespace: a thread goes there and ends. Raises `OSError`."""
+    made: list[socket.socket] = []
+    failures: list[OSError] = []
+
+    def make() -> None:
+        try:
+            if _libc.setns(network, _CLONE_NEWNET) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            made.append(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return made[0]
+
+
+async def connect(
+    host: str, port: int, network: int, **how: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Like `asyncio.open_connection`; from a network namespace where `network` is a descriptor and not -1.
+
+    A name is looked up by this node. Raises `OSError`.
+    """
+    if network < 0:
+        return await asyncio.open_connection(host, port, **how)
+    loop = asyncio.get_running_loop()
+    failure: OSError | None = None
+    held = os.dup(network)
+    try:
+        for family, _, _, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            made = socket_in(held, family)
+            try:
+                await loop.sock_connect(made, address)
+                return await asyncio.open_connection(sock=made, **how)
+            except OSError as error:
+                made.close()
+                failure = error
+            except BaseException:
+                made.close()
+                raise
+    finally:
+        os.close(held)
+    raise failure or OSError(f"{host} has no address")
+
+
+def _path(spec: dict[str, Any]) -> str:
+    """Where the network namespace of an OCI specification is, empty where it doesn't say."""
+    namespaces = (spec.get("linux") or {}).get("namespaces") or []
+    return next((str(each.get("path") or "") for each in namespaces if each.get("type") == "network"), "")
+
+
+def _open_of_process(pid: int, sandbox_id: str) -> int:
+    """Through the process's directory, which no other gets; its cgroup says that it is the sandbox's."""
+    process = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with open(os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process), "rb") as file:  # noqa: PTH123
+            if sandbox_id.encode() not in file.read(1 << 16):
+                raise Refused(f"its process {pid} has gone", subject=f"sandbox {sandbox_id}")
+        return os.open("ns/net", os.O_RDONLY | os.O_CLOEXEC, dir_fd=process)
+    finally:
+        os.close(process)
+
+
+def _check(network: int, sandbox_id: str) -> None:
+    """Raises `InvalidInput` where it is no network namespace, or this process's own."""
+    kind = 0
+    with contextlib.suppress(OSError):
+        kind = fcntl.ioctl(network, _NS_GET_NSTYPE)
+    if kind != _CLONE_NEWNET:
+        raise InvalidInput("its network is no namespace", subject=f"sandbox {sandbox_id}")
+    here, there = os.stat("/proc/self/ns/net"), os.fstat(network)  # noqa: PTH116
+    if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
+        raise InvalidInput("has no network of its own", subject=f"sandbox {sandbox_id}")

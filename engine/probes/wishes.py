@@ -1,0 +1,73 @@
+"""What a pod's annotation says of its probes beyond Kubernetes' fields. Pure.
+
+JSON: container → `liveness`, `readiness` or `startup` → what is wished for that probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
+
+ANNOTATION: Final = "kubengine.dev/probes"
+MIN_PERIOD_MS: Final = 10
+
+
+class Wish(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, omit_defaults=True):
+    """Times in milliseconds; None leaves a thing as it is without the annotation.
+
+    `start_period_milliseconds`: the period until the container is started or ready, 0 no other than later.
+    `network`: whether the probe's socket is opened in the node's network or in the pod's. `tls`: gRPC over
+    TLS, no certificate verified. `http2`: HTTP/2 without TLS (h2c), by prior knowledge.
+    """
+
+    period_milliseconds: int | None = None
+    timeout_milliseconds: int | None = None
+    initial_delay_milliseconds: int | None = None
+    start_period_milliseconds: int | None = None
+    network: Literal["node", "pod"] | None = None
+    tls: bool = False
+    http2: bool = False
+
+
+class _OfContainer(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    liveness: Wish = Wish()
+    readiness: Wish = Wish()
+    startup: Wish = Wish()
+
+
+def wishes_of(pod: Pod) -> Mapping[str, Mapping[str, Wish]]:
+    """By container and type of probe. Raises `InvalidInput` naming the annotation."""
+    text = pod.annotations.get(ANNOTATION)
+    if text is None:
+        return {}
+    try:
+        found = msgspec.json.decode(text.encode(), type=dict[str, _OfContainer])
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise InvalidInput(str(error), subject=subject(pod)) from None
+    wishes: dict[str, Mapping[str, Wish]] = {}
+    for name, given in found.items():
+        of_type = {"liveness": given.liveness, "readiness": given.readiness, "startup": given.startup}
+        for type, wish in of_type.items():
+            _check(wish, f"{subject(pod)}.{name}.{type}")
+        wishes[name] = of_type
+    return wishes
+
+
+def subject(pod: Pod) -> str:
+    return f"{pod.full_name} metadata.annotations[{ANNOTATION}]"
+
+
+def _check(wish: Wish, where: str) -> None:
+    for label, value, least in (
+        ("periodMilliseconds", wish.period_milliseconds, MIN_PERIOD_MS),
+        ("timeoutMilliseconds", wish.timeout_milliseconds, 1),
+        ("initialDelayMilliseconds", wish.initial_delay_milliseconds, 0),
+        ("startPeriodMilliseconds", wish.start_period_milliseconds or None, MIN_PERIOD_MS),
+    ):
+        if value is not None and value < least:
+            raise InvalidInput(f"{value} is less than {least}", subject=f"{where}.{label}")

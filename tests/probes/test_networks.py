@@ -1,0 +1,204 @@
+"""Probes from inside of pods: where their sockets are opened, and what follows where that is nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.decisions import Decisions
+from engine.api.errors import InvalidInput, Refused
+from engine.api.kubengine_config import ProbesSection
+from engine.probes.networks import PodNetworks, open_network
+from tests.probes.probed_pods import OK, Rig, http, pod_with, replying, serving
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.root
+ANSWERING = Path(__file__).with_name("answering.py")
+NOWHERE = "203.0.113.1"
+INSIDE = {"ms": {"network": "pod"}, "failureThreshold": 1}
+KINDS = {
+    "http": {"httpGet": {"port": 8080}},
+    "tcp": {"tcpSocket": {"port": 8080}},
+    "grpc": {"grpc": {"port": 9090}},
+    "by-name": {"httpGet": {"port": 8080, "host": "localhost"}},
+}
+
+
+class Networks(PodNetworks):
+    """Network namespaces of processes of the test's own, by the id of a sandbox."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, int] = {}
+        self.refused = 0
+
+    async def open(self, sandbox_id: str) -> int:
+        if sandbox_id not in self.pids:
+            self.refused += 1
+            raise Refused("gone", subject=sandbox_id)
+        return os.open(f"/proc/{self.pids[sandbox_id]}/ns/net", os.O_RDONLY)
+
+
+@contextlib.contextmanager
+def pod_network(*command: str) -> Iterator[int]:
+    """A process alone in a network with nothing but a loopback; its pid."""
+    inside = 'ip link set lo up && exec "$0" "$@"'
+    with subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", inside, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        process.stdout.readline()
+        yield process.pid
+        process.stdin.close()
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    with pod_network(sys.executable, str(ANSWERING)) as pid:
+        yield pid
+
+
+@pytest.fixture
+def empty() -> Iterator[int]:
+    with pod_network("sh", "-c", "echo ready; cat") as pid:
+        yield pid
+
+
+@pytest.fixture
+async def inside() -> AsyncIterator[Rig]:
+    networks = Networks()
+    rig = Rig(ProbesSection(), networks=networks, decisions=Decisions(lambda: 0.0))
+    rig.networks = networks
+    await rig.manager.start()
+    yield rig
+    await rig.manager.stop()
+
+
+def run(rig: Any, uid: str, sandbox: str, pid: int | None, **probes: Any) -> None:
+    if pid is not None:
+        rig.networks.pids[sandbox] = pid
+    rig.run(pod_with(uid, **probes), ip=NOWHERE)
+    rig.manager.update_pod(uid, sandbox=sandbox)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_that_only_the_pod_can_reach(inside, server, kind):
+    run(inside, "u1", "s1", server, readiness={**KINDS[kind], **INSIDE})
+    await eventually(lambda: inside.manager.is_ready("u1", "app"))
+
+
+async def test_each_pod_is_asked_in_its_own_network(inside, server, empty):
+    """One with a server and one without, side by side with a pod that is probed from the node."""
+    async with serving(replying(OK)) as port:
+        run(inside, "with", "s1", server, readiness={**KINDS["http"], **INSIDE})
+        run(inside, "without", "s2", empty, readiness={**KINDS["http"], **INSIDE})
+        inside.run(pod_with("node", readiness=http(port, failureThreshold=1)))
+
+        def outcomes(uid: str) -> dict[str, int]:
+            return inside.manager.describe(uid)["probes"][0]["outcomes"]
+
+        await eventually(lambda: all(sum(outcomes(uid).values()) > 20 for uid in ("with", "without", "node")))
+        assert (
+            outcomes("with")["failure"] == outcomes("node")["failure"] == outcomes("without")["success"] == 0
+        )
+    assert inside.manager.describe()["loop"]["networks_entered"] > 40
+
+
+async def test_a_sandbox_that_goes_takes_its_network_along(inside, server):
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    run(
+        inside,
+        "u1",
+        "s1",
+        server,
+        readiness={**KINDS["http"], **INSIDE},
+        liveness={**KINDS["http"], **INSIDE},
+    )
+    await eventually(lambda: inside.manager.is_ready("u1", "app"))
+    inside.manager.update_pod("u1", sandbox="")
+    errors = inside.probe("liveness")["outcomes"]["error"]
+    await eventually(lambda: inside.probe("liveness")["outcomes"]["error"] > errors + 2)
+    assert "network is not known" in inside.probe("liveness")["output"]
+    assert inside.manager.failed("u1", "app", "c1") == "", "nobody is ended for it"
+    await eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) <= held)
+    inside.networks.pids["s2"] = server
+    inside.manager.update_pod("u1", sandbox="s2")
+    good = inside.probe("liveness")["outcomes"]["success"]
+    await eventually(lambda: inside.probe("liveness")["outcomes"]["success"] > good + 2)
+
+
+async def test_a_network_that_cannot_be_found_is_looked_for_again(inside, server):
+    run(inside, "u1", "s1", None, readiness={**KINDS["http"], **INSIDE})
+    await eventually(lambda: inside.networks.refused >= 2)
+    (told,) = inside.manager._decisions.after(0)
+    assert (told.kind, told.outcome, told.uid) == ("probes", "failed", "u1")
+    inside.networks.pids["s1"] = server
+    await eventually(lambda: inside.manager.is_ready("u1", "app"))
+    assert inside.manager._decisions.after(told.number)[0].outcome == "inside"
+
+
+async def test_a_pod_of_the_nodes_network_is_probed_as_ever(inside):
+    async with serving(replying(OK)) as port:
+        pod = pod_with("u1", readiness={**http(port), **INSIDE})
+        pod.spec.host_network = True
+        inside.run(pod)
+        await eventually(lambda: inside.manager.is_ready("u1", "app"))
+    assert inside.probe("readiness")["network"] == "node"
+    assert inside.manager.describe()["loop"]["networks_entered"] == 0
+
+
+async def test_the_configuration_speaks_for_pods_that_do_not(server):
+    networks = Networks()
+    rig: Any = Rig(ProbesSection(network="pod"), networks=networks)
+    rig.networks = networks
+    await rig.manager.start()
+    try:
+        run(rig, "inside", "s1", server, readiness=dict(KINDS["http"]))
+        async with serving(replying(OK)) as port:
+            rig.run(pod_with("outside", readiness={**http(port), "ms": {"network": "node"}}))
+            await eventually(lambda: all(rig.manager.is_ready(uid, "app") for uid in ("inside", "outside")))
+    finally:
+        await rig.manager.stop()
+
+
+@pytest.mark.parametrize(
+    ("info", "error", "words"),
+    [
+        ("", Refused, "doesn't say"),
+        ("[1]", Refused, "doesn't say"),
+        ('{"pid": "x"}', Refused, "doesn't say"),
+        ('{"pid": 0}', InvalidInput, "no network of its own"),
+        ({"pid": 1}, Refused, "has gone"),
+        ({"pid": 1, "runtimeSpec": {"linux": {"namespaces": [{"type": "network"}]}}}, Refused, "has gone"),
+        ("path", InvalidInput, "is no namespace"),
+    ],
+)
+def test_what_a_runtime_may_say(tmp_path: Path, info: Any, error: type[Exception], words: str):
+    if info == "path":
+        (tmp_path / "net").touch()
+        info = {
+            "runtimeSpec": {"linux": {"namespaces": [{"type": "network", "path": str(tmp_path / "net")}]}}
+        }
+    with pytest.raises(error, match=words):
+        open_network("0123abcd", info if isinstance(info, str) else json.dumps(info))
+
+
+def test_the_nodes_own_network_is_nobodys():
+    own = Path("/proc/self/cgroup").read_text().strip()[-1:]
+    with pytest.raises(InvalidInput, match="no network of its own"):
+        open_network(own, json.dumps({"pid": os.getpid()}))
+
+
+def test_a_process_that_has_ended():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    with pytest.raises(OSError, match="No such"):
+        open_network("0123abcd", json.dumps({"pid": process.pid}))
