@@ -65,7 +65,8 @@ def open_network(sandbox_id: str, info: str) -> int:
 
 
 def socket_in(network: int, family: int) -> socket.socket:
-    """A TCP socket that doesn't block, of a network namespace: a thread goes there and ends. Raises `OSError`."""
+    """A TCP socket that doesn't block, of a network namespace; a thread goes there and ends. Raises
+    `OSError`."""
     made: list[socket.socket] = []
     failures: list[OSError] = []
 
