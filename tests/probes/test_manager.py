@@ -274,7 +274,7 @@ async def test_a_wrong_annotation_is_named_and_leaves_whole_seconds(rig):
     ):
         pod.metadata.annotations["kubengine.dev/probes"] = text
         with pytest.raises(InvalidInput, match=r"kubengine\.dev/probes") as caught:
-            probe_specs(pod)
+            probe_specs(pod, ProbesSection())
         assert words in str(caught.value)
     rig.run(pod)
     assert rig.messages("InvalidProbe")
@@ -296,5 +296,5 @@ def test_sections_are_checked():
 def test_defaults_are_whole_seconds_of_the_manifest():
     pod = pod_with(liveness={"grpc": {"port": 9000}, "periodSeconds": 3, "timeoutSeconds": 2})
     pod = msgspec.structs.replace(pod, metadata=msgspec.structs.replace(pod.metadata, annotations=None))
-    (spec,) = probe_specs(pod)
+    (spec,) = probe_specs(pod, ProbesSection())
     assert (spec.period, spec.timeout, spec.initial_delay, spec.kind) == (3.0, 2.0, 0.0, "grpc")
