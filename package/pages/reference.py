@@ -8,7 +8,7 @@ import importlib
 import inspect
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,9 +133,10 @@ async def _scraped(directory: Path) -> tuple[Registry, dict[str, str]]:
             for page in _PAGES:
                 response = await answer(node, Request("GET", page))
                 assert isinstance(response, Response)
-                assert isinstance(response.body, bytes)
                 assert response.status == 200, response.body
-                pages[page] = response.body.decode()
+                assert not isinstance(response.body, AsyncGenerator)
+                body = response.body if isinstance(response.body, bytes) else b"".join(response.body)
+                pages[page] = body.decode()
             return node.registry, pages
         finally:
             await node.stop()
