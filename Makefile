@@ -21,13 +21,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus cppcheck chromium prometheus \
   docker-registry
 FUZZ_PACKAGES := clang libclang-rt-14-dev
+ARM64_PACKAGES := gcc-aarch64-linux-gnu qemu-user-static
 BUILD_PACKAGES := gcc libc6-dev python3-dev python3-venv
 CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && command -v apt-get >/dev/null && echo yes)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist deb clean
+.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -40,6 +41,7 @@ help:
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/'
+	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 runs its kernels under qemu'
 	@echo 'make deb              the Debian package in dist/'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -106,8 +108,16 @@ dist: build
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python package/manylinux.py dist/*.whl
 
+dist-arm64: dist
+	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(ARM64_PACKAGES)); fi
+	$(BIN)/python package/arm64.py build dist/*.tar.gz dist
+	$(BIN)/python package/manylinux.py dist/*_aarch64.whl
+
+try-arm64:
+	$(BIN)/python package/arm64.py try dist/*.tar.gz dist/*_aarch64.whl
+
 deb: dist
-	$(BIN)/python package/deb.py dist/*.whl dist
+	$(BIN)/python package/deb.py dist/*_$$(uname -m).whl dist
 
 $(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.python
 	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'

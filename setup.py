@@ -4,6 +4,7 @@ KUBENGINE_DEBUG_BUILD=1 builds them with bounds checks and without optimisation,
 """
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class BuildKernels(build_ext):
     def run(self) -> None:
         super().run()
         if not self.inplace:
-            command = ["cc", f"-print-file-name={THREADS}"]
+            command = [*shlex.split(os.environ.get("CC", "cc")), f"-print-file-name={THREADS}"]
             found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
             self.copy_file(found, str(Path(self.build_lib, KERNELS, THREADS)))
 

@@ -27,11 +27,11 @@ def code(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_commands_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in code(document.read_text()):
         for word in re.findall(r"(?:^|\$ |/|sudo )kubengine ([a-z][a-z-]*)", line):
             assert word in COMMANDS, f"{document.name}: kubengine {word}"
-        for word in re.findall(r"(?:^|\$ )make ([a-z][a-z-]*)", line):
+        for word in re.findall(r"(?:^|\$ )make ([a-z][a-z0-9-]*)", line):
             assert word in targets, f"{document.name}: make {word}"
 
 

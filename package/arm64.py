@@ -1,0 +1,125 @@
+"""A wheel for arm64 that is compiled and tried on another machine, for the Python that runs this.
+
+    arm64.py build SDIST DIRECTORY    compile it, with GCC for arm64 and the headers of Debian's Python
+    arm64.py try SDIST WHEEL          run its kernels' tests under qemu-user, with that Python
+
+What Debian and PyPI have for arm64 is unpacked in build/arm64; no package of the machine's own changes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+PLACE = Path("build/arm64").absolute()
+ROOT = PLACE / "root"
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+SUITE, ITS_PYTHON = "bookworm", "python3.11"
+KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+COMPILER = "aarch64-linux-gnu-gcc"
+TRIED_WITH = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "h2", "psutil"]
+
+
+def debian_root() -> None:
+    """Debian's Python for arm64, its headers and what they need, by apt with a state of its own."""
+    if (ROOT / "usr/bin" / PYTHON).exists():
+        return
+    if PYTHON != ITS_PYTHON:
+        raise SystemExit(f"Debian {SUITE} has {ITS_PYTHON} for arm64, no {PYTHON}")
+    apt = PLACE / "apt"
+    for name in ("state/lists/partial", "cache/archives/partial", "etc/sources.list.d", "etc/preferences.d"):
+        (apt / name).mkdir(parents=True, exist_ok=True)
+    (apt / "state/status").touch()
+    sources = f"deb [signed-by={KEYS}] http://deb.debian.org/debian {SUITE} main\n"
+    (apt / "etc/sources.list").write_text(sources)
+    options = {
+        "Dir::State": apt / "state",
+        "Dir::State::status": apt / "state/status",
+        "Dir::Cache": apt / "cache",
+        "Dir::Etc": apt / "etc",
+        "APT::Architecture": "arm64",
+        "APT::Architectures": "arm64",
+        "APT::Sandbox::User": "root",
+        "APT::Install-Recommends": "false",
+        "Acquire::Languages": "none",
+        "Debug::NoLocking": "true",
+    }
+    command = ["apt-get", "-qq", *(f"-o{name}={value}" for name, value in options.items())]
+    run([*command, "update"])
+    run(
+        [
+            *command,
+            "install",
+            "-y",
+            "--download-only",
+            PYTHON,
+            f"lib{PYTHON}-dev",
+            "libc6-dev",
+            "libgomp1",
+            "libstdc++6",
+        ]
+    )
+    for package in sorted((apt / "cache/archives").glob("*.deb")):
+        run(["dpkg-deb", "--extract", str(package), str(ROOT)])
+
+
+def build(sdist: Path, directory: Path) -> None:
+    """By the build backend, which takes the target for its own from the target's `sysconfig`."""
+    debian_root()
+    tree = unpack(sdist, PLACE / "tree")
+    facts = "_sysconfigdata__aarch64-linux-gnu"
+    named = PLACE / "facts" / f"{facts}.py"
+    named.parent.mkdir(exist_ok=True)
+    shutil.copyfile(ROOT / "usr/lib" / PYTHON / named.name, named)
+    compiler = f"{COMPILER} --sysroot={ROOT}"
+    environment = {
+        "_PYTHON_SYSCONFIGDATA_NAME": facts,
+        "_PYTHON_HOST_PLATFORM": "linux-aarch64",
+        "PYTHONPATH": str(named.parent),
+        "CC": compiler,
+        "LDSHARED": f"{compiler} -shared",
+        "CFLAGS": f"-I{ROOT}/usr/include/{PYTHON}",
+    }
+    backend = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", backend, str(directory.absolute())]
+    run(command, cwd=tree, env=os.environ | environment)
+
+
+def attempt(sdist: Path, wheel: Path) -> None:
+    """Where nothing of this machine's own Python is: the wheel, what it requires, and the tests."""
+    debian_root()
+    site = PLACE / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]
+    version = f"--python-version={sys.version_info.major}.{sys.version_info.minor}"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
+    run([*pip, "--platform=manylinux2014_aarch64", *platforms, version, str(wheel), *TRIED_WITH])
+    tests = unpack(sdist, PLACE / "tests")
+    shutil.rmtree(tests / "engine")
+    qemu = ["qemu-aarch64-static", "-L", str(ROOT), str(ROOT / "usr/bin" / PYTHON)]
+    run(
+        [*qemu, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fast"],
+        cwd=tests,
+        env=os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+
+
+def unpack(sdist: Path, directory: Path) -> Path:
+    """The tree in a source archive."""
+    shutil.rmtree(directory, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(directory, filter="data")
+    (tree,) = directory.iterdir()
+    return tree
+
+
+def run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, cwd=cwd, env=env)
+
+
+if __name__ == "__main__":
+    {"build": build, "try": attempt}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
