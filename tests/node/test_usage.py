@@ -213,6 +213,18 @@ async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> 
     assert found == [first, first, gone, later, later]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "rate"), [("7", "nothing", None), ("nothing", "7", None), ("0", "9" * 30, 2**62)]
+)
+def test_a_rate_of_what_cannot_be_read(tmp_path: Path, before: str, now: str, rate: int | None) -> None:
+    groups = Groups()
+    row = groups.add(["/g"])
+    for time, used in ((100.0, before), (100.5, now)):
+        tree(tmp_path, {"g/cpu.stat": f"usage_usec {used}\n", "g/memory.current": "7\n"})
+        sample = groups.read(tmp_path, time).sample(row)
+    assert sample.rate == rate
+
+
 PLACES = """12:pids:/all
 7:cpu,cpuacct:/cpu/agent
 4:memory:/agent

@@ -23,6 +23,7 @@ WHOLE_SECONDS: Final = 300.0
 SPREAD: Final = 10
 """Groups that were met at the same time are not all due again at the same time."""
 SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
+_FASTEST: Final = 2.0**62
 _COLUMN: Final = {name: at for at, name in enumerate(COLUMNS)}
 _OF_CONTROLLER: Final = {
     "cpuacct": slice(_COLUMN["cpu"], _COLUMN["periods"]),
@@ -181,7 +182,8 @@ def _rates(used: NDArray[np.int64], now: NDArray[np.int64], seconds: float) -> N
     if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
         return np.full(len(now), ABSENT, np.int64)
     known = (used != ABSENT) & (now != ABSENT) & (now >= used)
-    return np.where(known, ((now - np.where(known, used, 0)) / seconds).astype(np.int64), ABSENT)
+    rates = np.where(known, now - used, 0) / seconds
+    return np.where(known, np.minimum(rates, _FASTEST).astype(np.int64), ABSENT)
 
 
 class _Column:
