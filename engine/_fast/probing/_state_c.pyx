@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t, uint8_t
 
 from engine._fast.probing._state cimport (
-    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_is_starting, probe_observation, probe_state,
-    probe_tick,
+    OUTCOME_ERROR, PROBE_INITIAL, observation, probe_finish, probe_is_starting, probe_observation,
+    probe_state, probe_tick,
 )
 
 
