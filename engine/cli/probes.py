@@ -107,6 +107,7 @@ def _table(answer: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
+    _commands(answer["probes"])
     loop = answer["loop"]
     connections = f"{loop['open_connections']} of {loop['max_connections']} connections open"
     console.print(
@@ -114,6 +115,23 @@ def _table(answer: dict[str, Any]) -> None:
         f"{loop['entries_into_python']} entries into Python",
         highlight=False,
     )
+
+
+def _commands(probes: list[dict[str, Any]]) -> None:
+    """What commands in containers cost this agent by pod, and what would ask the same."""
+    of_pods: dict[str, list[dict[str, Any]]] = {}
+    for probe in probes:
+        if probe["kind"] == "exec":
+            of_pods.setdefault(probe["pod"], []).append(probe)
+    for pod, of_pod in of_pods.items():
+        spent = sum(probe["cpu_seconds"] for probe in of_pod)
+        runs = sum(sum(probe["outcomes"].values()) for probe in of_pod)
+        click.echo(
+            f"\n{pod}: {runs} commands for {_time(spent)} of this agent's CPU, and a runtime's exec each"
+        )
+        for probe in of_pod:
+            if probe["cheaper"]:
+                click.echo(f"  {probe['container']} {probe['type']}: {probe['cheaper']} would ask the same")
 
 
 def _time(seconds: float) -> str:

@@ -8,6 +8,7 @@ from engine._fast.probing import _state_py as rule
 from engine._fast.probing._state_py import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
+from engine.probes.cheaper import cheaper
 from engine.probes.spec import GETS, LOOPBACK, ProbeSpec
 
 if TYPE_CHECKING:
@@ -168,6 +169,8 @@ def described(worker: Worker, info: ProbeInfo) -> dict[str, Any]:
         "next_seconds": info["next"],
         "period_seconds": spec.period,
         "outcomes": dict(zip(OUTCOMES, info["outcomes"], strict=True)),
+        "cpu_seconds": info["cpu"] if spec.kind == "exec" else None,
+        "cheaper": cheaper(spec.command) if spec.kind == "exec" else "",
         "output": worker.output,
     }
 
