@@ -94,7 +94,7 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     swapped out as memory that they use.
 
     `project_quotas`: whose emptyDirs the kernel counts by a project quota of their own instead of a walk:
-    `off`, `user-namespaces` (of pods with `hostUsers: false`, as the kubelet's gate has it) or `all`.
+    `none`, `user-namespaces` (of pods with `hostUsers: false`, as the kubelet's gate has it) or `all`.
     """
 
     recheck_before_evict: bool = False
@@ -109,7 +109,7 @@ class EvictionSection(Struct, forbid_unknown_fields=True):
     io_stall: int = 0
     stall_for: Duration = Duration(60)
     count_swap: bool = False
-    project_quotas: str = "off"
+    project_quotas: str = "none"
 
 
 class DevicesSection(Struct, forbid_unknown_fields=True):
@@ -134,7 +134,7 @@ class ProbesSection(Struct, forbid_unknown_fields=True):
 
     `library_concurrency`: HTTPS and by-name probes that run at once, and as many commands in containers.
     `metrics`: whose samples `/metrics/probes` has: `container` (the kubelet's), `pod` (summed over a
-    pod's containers) or `off`.
+    pod's containers) or `none`.
 
     `liveness_kills_per_owner` and `liveness_kills_per_node`: how many containers may be ended for their
     liveness probes within `liveness_kills_within`, of the pods of one controller and of all; 0: any number.

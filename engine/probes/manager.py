@@ -83,8 +83,8 @@ class ProbeManager:
         tasks: Tasks | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        if section.metrics not in ("container", "pod", "off"):
-            raise InvalidInput(f"{section.metrics!r} is not container, pod or off", subject="probes.metrics")
+        if section.metrics not in ("container", "pod", "none"):
+            raise InvalidInput(f"{section.metrics!r} is not container, pod or none", subject="probes.metrics")
         if section.max_connections < 1 or section.library_concurrency < 1:
             raise InvalidInput("bounds must be at least 1", subject="probes")
         check_section(section)

@@ -63,7 +63,7 @@ class ProbeMetrics:
             (),
             partial(self._of_loop, "early_failures"),
         )
-        if detail == "off":
+        if detail == "none":
             return
         registry.collected(
             "counter",

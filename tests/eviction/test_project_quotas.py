@@ -17,7 +17,7 @@ from engine.host.project_quota import volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes
-from engine.node.volumes.project_ids import ALL, FIRST, OFF, USER_NAMESPACES, ProjectIds, next_free
+from engine.node.volumes.project_ids import ALL, FIRST, NONE, USER_NAMESPACES, ProjectIds, next_free
 from engine.testing.uml import run_in_uml
 
 from .private_node import MIB, make_pod
@@ -32,14 +32,14 @@ def test_numbers_follow_those_that_are_taken():
 
 
 def test_another_word_is_refused(tmp_path: Path):
-    with pytest.raises(InvalidInput, match=r"^eviction\.projectQuotas: 'on' is none of off, user-namespaces"):
+    with pytest.raises(InvalidInput, match=r"^eviction\.projectQuotas: expected none, .* got 'on'"):
         ProjectIds(tmp_path, "on", Registry())
 
 
 @pytest.mark.parametrize(
     ("whose", "host_users", "tried"),
     [
-        (OFF, False, False),
+        (NONE, False, False),
         (USER_NAMESPACES, None, False),
         (USER_NAMESPACES, True, False),
         (USER_NAMESPACES, False, True),

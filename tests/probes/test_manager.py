@@ -238,7 +238,7 @@ async def test_metrics_are_the_kubelets_and_only_read_when_scraped(rig):
     assert 'pod="pod-u1"' not in "".join(exposition(rig.registry, prefix="prober_"))
 
 
-@pytest.mark.parametrize(("metrics", "label"), [("pod", 'container=""'), ("off", None)])
+@pytest.mark.parametrize(("metrics", "label"), [("pod", 'container=""'), ("none", None)])
 async def test_metrics_can_be_aggregated_or_off(metrics, label):
     rig = Rig(ProbesSection(metrics=metrics))
     await rig.manager.start()

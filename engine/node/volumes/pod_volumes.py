@@ -19,7 +19,7 @@ from engine.metrics import Registry
 from engine.node.volumes import agent_written, block_device, empty_dir, host_path, local, sub_path
 from engine.node.volumes.claims import BoundVolume, is_of_driver, mount_options
 from engine.node.volumes.contents import Contents
-from engine.node.volumes.project_ids import OFF, ProjectIds
+from engine.node.volumes.project_ids import NONE, ProjectIds
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
 
 Given = Contents | BoundVolume
@@ -34,7 +34,7 @@ class PodVolumes:
         root: Path,
         clock: Callable[[], float] = time.time,
         *,
-        project_quotas: str = OFF,
+        project_quotas: str = NONE,
         registry: Registry | None = None,
     ) -> None:
         self._pods = pods_directory(root)

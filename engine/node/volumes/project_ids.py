@@ -17,7 +17,7 @@ from engine.host import project_quota
 from engine.host.files import replace_file
 from engine.metrics import Registry
 
-OFF: Final = "off"
+NONE: Final = "none"
 USER_NAMESPACES: Final = "user-namespaces"
 ALL: Final = "all"
 
@@ -36,9 +36,10 @@ class ProjectIds:
     def __init__(
         self, pods: Path, whose: str, registry: Registry, project_files: Iterable[Path] = PROJECT_FILES
     ) -> None:
-        if whose not in (OFF, USER_NAMESPACES, ALL):
+        if whose not in (NONE, USER_NAMESPACES, ALL):
             raise InvalidInput(
-                f"{whose!r} is none of {OFF}, {USER_NAMESPACES}, {ALL}", subject="eviction.projectQuotas"
+                f"expected {NONE}, {USER_NAMESPACES} or {ALL}, got {whose!r}",
+                subject="eviction.projectQuotas",
             )
         self._pods, self._whose, self._project_files = pods, whose, project_files
         self._next = FIRST
@@ -52,7 +53,7 @@ class ProjectIds:
     def give(self, pod: Pod, directory: Path, record: Path) -> None:
         """Have the kernel count what is in a new volume, where it can. A file system without such quotas is
         said once. Raises `OSError` if the record cannot be written."""
-        if self._whose == OFF or (self._whose == USER_NAMESPACES and pod.spec.host_users is not False):
+        if self._whose == NONE or (self._whose == USER_NAMESPACES and pod.spec.host_users is not False):
             return
         device = directory.stat().st_dev
         try:
