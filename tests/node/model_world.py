@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -85,7 +85,14 @@ class DirectRuntime(RuntimeClient):
 
     async def close(self) -> None: ...
 
-    async def _answer(self, service: str, name: str, request: Any, timeout: float | None = None) -> bytes:
+    async def _call(
+        self,
+        service: str,
+        name: str,
+        request: Any,
+        read: Callable[[bytes], Any],
+        timeout: float | None = None,
+    ) -> Any:
         runtime = self.world.runtime
         target = runtime.service if service.endswith("RuntimeService") else self.world.image_service
         subject = f"CRI {name}"
@@ -103,7 +110,7 @@ class DirectRuntime(RuntimeClient):
             data: bytes = result if isinstance(result, bytes) else result.SerializeToString()
             await asyncio.sleep(0)
             self._check(subject)
-            return data
+        return self._made(name, read, data)
 
     async def events(self) -> AsyncIterator[cri.ContainerEventResponse]:
         self._check("events")

@@ -72,7 +72,7 @@ class Case:
         self.pod.metadata.uid = "u"
 
     def given(self, text: bytes) -> dict[str, Given]:
-        local = BoundVolume("pv", LocalVolume(str(self.data)))
+        local = BoundVolume("pv", LocalVolume(str(self.data)), directory=self.data)
         return {name: files(text) for name in ("secret", "map")} | {"local": local}
 
     def set_up(self, volumes: PodVolumes, text: bytes = b"1") -> None:
