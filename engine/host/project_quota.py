@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import os
 import struct
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
+from engine.api.errors import Unavailable
+from engine.host.kept import keep, kept
 from engine.host.trees import disk_usage
 
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820
@@ -26,6 +29,7 @@ _GET_QUOTA_OF_PROJECT: Final = (0x800007 << 8) | 2
 _QUOTA: Final = struct.Struct("=QQQQQQQQI4x")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
+log = logging.getLogger("kubengine.files")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
@@ -54,13 +58,28 @@ def counted(directory: Path, project: int) -> tuple[int, int]:
     return space, inodes
 
 
+def keep_project(record: Path, project: int) -> None:
+    """Writes down whose a directory's files are. Raises `Refused`."""
+    keep(record, str(project).encode())
+
+
+def kept_project(record: Path) -> int | None:
+    """What was written down, None where nothing was, or nothing that can be read."""
+    try:
+        return kept(record, int, without="its files are counted one by one")
+    except Unavailable as error:
+        log.warning("%s; its files are counted one by one", error)
+        return None
+
+
 def volume_usage(directory: Path, record: Path) -> tuple[int, int, bool]:
     """Bytes, inodes, and whether the kernel counted them: for the project that `record` names, else, or where
     it counts none, by a walk. `record` lies where no container can write."""
-    try:
-        return *counted(directory, int(record.read_text())), True
-    except (OSError, ValueError):
-        return *disk_usage(directory), False
+    project = kept_project(record)
+    if project is not None:
+        with suppress(OSError):
+            return *counted(directory, project), True
+    return *disk_usage(directory), False
 
 
 class _Directory:

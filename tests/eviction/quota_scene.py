@@ -19,7 +19,7 @@ from engine.api.pod import Container, EmptyDirVolume, Pod, Volume, VolumeMount
 from engine.api.quantity import Quantity
 from engine.cri.paths import project_record
 from engine.eviction.manager import EvictionManager
-from engine.host.project_quota import volume_usage
+from engine.host.project_quota import kept_project, volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes
@@ -94,7 +94,7 @@ async def counted_and_evicted_for(scratch: Path) -> dict[str, Any]:
             "ended": [one.metadata.name for one in ended],
             "decided": [dict(one.inputs) for one in decisions.after(0)],
             "projects": {
-                f"{uid}/{name}": int(project_record(path).read_text())
+                f"{uid}/{name}": kept_project(project_record(path))
                 for uid, of_pod in paths.items()
                 for name, path in of_pod.items()
             },
@@ -102,7 +102,7 @@ async def counted_and_evicted_for(scratch: Path) -> dict[str, Any]:
         volumes.tear_down(hog.uid)
         again = PodVolumes(root, project_quotas="all", registry=registry)
         late = again.set_up(pod("late", work=""), {}, allocatable={})["work"]
-        seen["while open"] = int(project_record(late).read_text())
+        seen["while open"] = kept_project(project_record(late))
         seen["late"] = volume_usage(late, project_record(late))
     seen["metric"] = {
         "/".join(labels): value

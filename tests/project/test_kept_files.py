@@ -28,6 +28,7 @@ from engine.devices import checkpoint_file
 from engine.devices.checkpoint import Checkpoint, Entry, encode
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.host.kept import keep, unsealed
+from engine.host.project_quota import keep_project, kept_project
 from engine.host.tasks import Tasks
 from engine.images import records_file
 from engine.images.records import ImageRecords
@@ -215,6 +216,12 @@ KEPT = [
         "containers/c/record.json",
         lambda d: _state(d).save_container(CONTAINER, BackendNotes()),
         lambda d: [(c.id, c.created_at, c.config) for c, _ in _state(d).load_containers({"s": SANDBOX})],
+    ),
+    Kept(
+        "host/project_quota.py",
+        "project",
+        lambda d: keep_project(d / "project", 1_048_577),
+        lambda d: kept_project(d / "project"),
     ),
     Kept(
         "runtime/addresses.py",

@@ -14,7 +14,6 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.cri.paths import EMPTY_DIR, project_record, volume_path
 from engine.host import project_quota
-from engine.host.files import replace_file
 from engine.metrics import Registry
 
 NONE: Final = "none"
@@ -52,7 +51,7 @@ class ProjectIds:
 
     def give(self, pod: Pod, directory: Path, record: Path) -> None:
         """Have the kernel count what is in a new volume, where it can. A file system without such quotas is
-        said once. Raises `OSError` if the record cannot be written."""
+        said once. Raises `Refused` if the record cannot be written."""
         if self._whose == NONE or (self._whose == USER_NAMESPACES and pod.spec.host_users is not False):
             return
         device = directory.stat().st_dev
@@ -65,7 +64,7 @@ class ProjectIds:
                 self._refused.add(device)
                 log.warning("no project quotas, emptyDirs are counted file by file: %s", error)
             return
-        replace_file(record, f"{project}\n".encode(), mode=0o644)
+        project_quota.keep_project(record, project)
         self._given.inc("given")
 
     def _free(self, directory: Path) -> int:
@@ -80,9 +79,9 @@ class ProjectIds:
     def _taken(self) -> set[int]:
         """Of volumes that are there, and of those whom the host's owner names."""
         records = self._pods.glob(str(project_record(volume_path(Path("*"), EMPTY_DIR, "*"))))
-        texts = [_text(path) for path in records]
+        given = {project for path in records if (project := project_quota.kept_project(path)) is not None}
         words = [word for path in self._project_files for word in _text(path).replace(":", " ").split()]
-        return {int(word) for word in (*texts, *words) if word.strip().isdecimal()}
+        return given | {int(word) for word in words if word.isdecimal()}
 
 
 def next_free(taken: set[int], first: int) -> int:
