@@ -146,7 +146,6 @@ def seen_on_v2(directory: Path) -> dict[str, Any]:
         }})
         """,
         disk=disk,
-        timeout=240,
     )
     return seen
 

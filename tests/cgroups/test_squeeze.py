@@ -104,7 +104,6 @@ def seen_on_v2() -> dict[str, Any]:
             "idle": squeeze_scenes.idle("/idle"),
         }})
         """,
-        timeout=240,
     )
     return seen
 

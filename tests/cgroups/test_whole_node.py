@@ -41,7 +41,6 @@ def in_uml(scenes: list[str], cgroup_root: str, driver: str = "cgroupfs") -> dic
         )
         report(asyncio.run(scenes))
         """,
-        timeout=300,
         systemd=driver == "systemd",
     )
     return seen

@@ -46,7 +46,7 @@ def seen() -> dict[str, Any]:
         from tests.system.unit_scenes import under_its_unit
         report(under_its_unit(pathlib.Path({str(UNIT)!r}), pathlib.Path(SCRATCH)))
         """,
-        timeout=400,
+        timeout=840,
         systemd=True,
     )
     return found
