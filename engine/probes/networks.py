@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
 import socket
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from engine.api.errors import InvalidInput, Refused
+from engine.host.network_namespace import CLONE_NEWNET, socket_in
 
 if TYPE_CHECKING:
     from engine.cri.client import RuntimeClient
 
-_CLONE_NEWNET: Final = 0x40000000
 _NS_GET_NSTYPE: Final = 0xB703
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PodNetworks:
@@ -62,29 +59,6 @@ def open_network(sandbox_id: str, info: str) -> int:
         os.close(found)
         raise
     return found
-
-
-def socket_in(network: int, family: int) -> socket.socket:
-    """A TCP socket that doesn't block, of a network namespace; a thread goes there and ends. Raises
-    `OSError`."""
-    made: list[socket.socket] = []
-    failures: list[OSError] = []
-
-    def make() -> None:
-        try:
-            if _libc.setns(network, _CLONE_NEWNET) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            made.append(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-        except OSError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return made[0]
 
 
 async def connect(
@@ -139,7 +113,7 @@ def _check(network: int, sandbox_id: str) -> None:
     kind = 0
     with contextlib.suppress(OSError):
         kind = fcntl.ioctl(network, _NS_GET_NSTYPE)
-    if kind != _CLONE_NEWNET:
+    if kind != CLONE_NEWNET:
         raise InvalidInput("its network is no namespace", subject=f"sandbox {sandbox_id}")
     here, there = os.stat("/proc/self/ns/net"), os.fstat(network)  # noqa: PTH116
     if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import os
 import socket
-import threading
 from collections.abc import Callable, Sequence
 
 from engine.api.errors import Bug, Refused
+from engine.host.network_namespace import socket_in
 from engine.runtime.backend import ExecResult
 from engine.runtime.failures import TimedOut
 from engine.runtime.records import Container, Sandbox
 from engine.runtime.requests import command_request, host_network
-from engine.runtime.shim import linux, relay
+from engine.runtime.shim import relay
 from engine.runtime.shim.container import ATTACH, open_namespaces
 from engine.runtime.spawning import Spawner
 from engine.runtime.state import BackendNotes, StateDirectory
@@ -147,24 +147,9 @@ class ProcessCommands:
 
 
 def _socket_in(sandbox: Sandbox, family: socket.AddressFamily) -> socket.socket:
-    """A socket that belongs to the pod's network, made by a thread that goes there and never comes back."""
-    made: list[socket.socket] = []
-    failures: list[Exception] = []
-
-    def make() -> None:
-        try:
-            if not host_network(sandbox):
-                namespace = open_namespaces(sandbox.pid, sandbox.start_time, ("net",))["net"]
-                with contextlib.closing(os.fdopen(namespace, "rb")):
-                    linux.setns(namespace, linux.CLONE_NEWNET)
-            made.append(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-        except OSError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    made[0].setblocking(False)
-    return made[0]
+    """A socket that belongs to the pod's network. Raises `OSError`."""
+    if host_network(sandbox):
+        return socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    namespace = open_namespaces(sandbox.pid, sandbox.start_time, ("net",))["net"]
+    with contextlib.closing(os.fdopen(namespace, "rb")):
+        return socket_in(namespace, family)

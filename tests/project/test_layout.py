@@ -157,6 +157,7 @@ HOST_FILES = {
     "loop_devices": "files that are shown as devices",
     "mountinfo": "what is mounted where",
     "mounts": "mounting and unmounting",
+    "network_namespace": "sockets of other networks",
     "notify": "the service manager",
     "project_quota": "what the kernel counts of a directory's files",
     "published": "directories of files that change all at once",
