@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections.abc import AsyncIterator
 from functools import cache
 from typing import NamedTuple
 
@@ -80,15 +81,10 @@ async def run_http2(spec: ProbeSpec, host: str, port: int, network: int = -1) ->
             (head, tail), own = grpc_request(spec.service, "https" if secure else "http"), b""
             answer = GrpcAnswer(grpc.HEALTH)
         async with asyncio.timeout(spec.timeout):
-            context, server = (_tls("h2"), host) if secure else (None, None)
-            reader, writer = await connect(host, port, network, ssl=context, server_hostname=server)
-            connected = True
-            try:
+            async with _connection(host, port, network, _tls("h2") if secure else None) as (reader, writer):
+                connected = True
                 writer.write(with_authority(head, own or name, tail))
                 await _read_http2(answer, reader, writer)
-            finally:
-                with contextlib.suppress(OSError):
-                    writer.transport.abort()
     except TimeoutError:
         reason = Reason.TIMEOUT_RESPONSE if connected else Reason.TIMEOUT_CONNECT
         return Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, 0))
@@ -117,17 +113,10 @@ def _judge_http2(spec: ProbeSpec, host: str, port: int, verdict: int, detail: in
     if verdict != grpc.ANSWERED:
         return Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail, words))
     if spec.kind != "h2c":
-        good = detail == 1
-        return (
-            Outcome(OUTCOME_SUCCESS)
-            if good
-            else Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail))
-        )
-    if not 200 <= detail < 400:
-        return Outcome(OUTCOME_FAILURE, text(spec, host, port, Reason.HTTP_STATUS, detail))
-    if detail >= 300:
-        return Outcome(OUTCOME_WARNING, text(spec, host, port, Reason.FOREIGN_REDIRECT, detail))
-    return Outcome(OUTCOME_SUCCESS)
+        if detail == 1:
+            return Outcome(OUTCOME_SUCCESS)
+        return Outcome(OUTCOME_FAILURE, text(spec, host, port, reason, detail))
+    return _judge_status(spec, host, port, detail, b"")
 
 
 async def run_http(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
@@ -176,10 +165,7 @@ async def _exchange(
     target, header_host, rest = http_request(host, port, path, spec.headers)
     header_host = header_host or authority(host, port).encode()
     request = b"GET " + target + b" HTTP/1.1\r\nHost: " + header_host + b"\r\n" + rest
-    context = _tls() if scheme == "https" else None
-    server = host if context else None
-    reader, writer = await connect(host, port, network, ssl=context, server_hostname=server)
-    try:
+    async with _connection(host, port, network, _tls() if scheme == "https" else None) as (reader, writer):
         writer.write(request)
         await writer.drain()
         verdict = http.MORE
@@ -190,21 +176,33 @@ async def _exchange(
                 return response.eof(reset=True)
             verdict = response.feed(data) if data else response.eof()
         return verdict
+
+
+@contextlib.asynccontextmanager
+async def _connection(
+    host: str, port: int, network: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Broken off at the end, without a farewell. Raises `OSError`."""
+    reader, writer = await connect(host, port, network, ssl=tls, server_hostname=host if tls else None)
+    try:
+        yield reader, writer
     finally:
         with contextlib.suppress(OSError):
             writer.transport.abort()
 
 
 def _judge(spec: ProbeSpec, host: str, port: int, verdict: int, response: HttpResponse) -> Outcome:
-    status = response.status
     if verdict == http.MALFORMED:
         return Outcome(OUTCOME_FAILURE, text(spec, host, port, Reason.MALFORMED, 0))
     if verdict == http.BROKEN:
         return Outcome(OUTCOME_ERROR, text(spec, host, port, Reason.BODY, 0))
+    return _judge_status(spec, host, port, response.status, response.excerpt)
+
+
+def _judge_status(spec: ProbeSpec, host: str, port: int, status: int, excerpt: bytes) -> Outcome:
     if not 200 <= status < 400:
         return Outcome(OUTCOME_FAILURE, text(spec, host, port, Reason.HTTP_STATUS, status))
     if status >= 300:
-        excerpt = response.excerpt
         return Outcome(OUTCOME_WARNING, text(spec, host, port, Reason.FOREIGN_REDIRECT, status, excerpt))
     return Outcome(OUTCOME_SUCCESS)
 
