@@ -20,7 +20,7 @@ from engine.api.kubengine_config import EvictionSection
 from engine.api.moments import whole_second
 from engine.api.node import NodeCondition
 from engine.eviction.cgroup_usage import HeldFile, is_v1
-from engine.eviction.stall import stalled
+from engine.eviction.stall import is_asked_for, stalled
 
 CPU_PRESSURE: Final = "CPUPressure"
 IO_PRESSURE: Final = "IOPressure"
@@ -87,16 +87,14 @@ class Contention:
 
 def contentions(section: EvictionSection) -> list[Contention]:
     """Those that are asked for. Raises `InvalidInput`."""
-    found = []
-    for name, field, percent in (
-        (CPU_PRESSURE, "cpuStall", section.cpu_stall),
-        (IO_PRESSURE, "ioStall", section.io_stall),
-    ):
-        if percent == 0:
-            continue
-        if not 0 < percent < 100:
-            raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject=f"eviction.{field}")
-        found.append(Contention(name, percent, float(section.stall_for)))
+    found = [
+        Contention(name, percent, float(section.stall_for))
+        for name, field, percent in (
+            (CPU_PRESSURE, "cpuStall", section.cpu_stall),
+            (IO_PRESSURE, "ioStall", section.io_stall),
+        )
+        if is_asked_for(percent, f"eviction.{field}")
+    ]
     if float(section.stall_for) < 0:
         raise InvalidInput("expected 0s or more", subject="eviction.stallFor")
     return found

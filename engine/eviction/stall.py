@@ -32,16 +32,21 @@ SHARE_OF_MOST: Final = 0.5
 def stall_thresholds(section: EvictionSection, mount: Path) -> list[Threshold]:
     """None where `memory_stall` is 0. Raises `InvalidInput`."""
     percent = section.memory_stall
-    if percent == 0:
+    if not is_asked_for(percent, "eviction.memoryStall"):
         return []
-    if not 0 < percent < 100:
-        raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject="eviction.memoryStall")
     if float(section.memory_stall_for) <= 0:
         raise InvalidInput("expected more than 0s", subject="eviction.memoryStallFor")
     if is_v1(mount):
         raise InvalidInput("needs cgroup v2", subject="eviction.memoryStall")
     left = Amount.parse(f"{100 - percent}%", "eviction.memoryStall")
     return [Threshold(MEMORY_STALL, left, float(section.memory_stall_for))]
+
+
+def is_asked_for(percent: int, subject: str) -> bool:
+    """Whether a limit of waiting is set: 0 is off. Raises `InvalidInput` for what is no such percentage."""
+    if not 0 <= percent < 100:
+        raise InvalidInput(f"expected 1 to 99, or 0 for off; got {percent}", subject=subject)
+    return percent > 0
 
 
 def stalled(text: bytes, who: bytes, window: bytes) -> int:
