@@ -94,8 +94,9 @@ class BestEffortSqueeze:
         self._decisions.record("best-effort-cpu", outcome, reason, inputs)
 
     def _set(self, milli: int | None) -> None:
-        self.ceiling = milli
-        self._cgroups.limit_best_effort(milli)
+        if milli != self.ceiling:
+            self._cgroups.limit_best_effort(milli)
+            self.ceiling = milli
 
     def _read(self) -> _Counters:
         names = self._cgroups.levels.names

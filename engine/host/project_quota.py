@@ -13,7 +13,8 @@ import fcntl
 import logging
 import os
 import struct
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -36,20 +37,20 @@ _libc.syscall.restype = ctypes.c_long
 
 def assign(directory: Path, project: int) -> None:
     """Let the directory, and what is made in it from now on, belong to a project. Raises `OSError`."""
-    with closing(_Directory(directory)) as opened:
+    with _directory(directory) as opened:
         flags, extent, extents, _project, cow = _ATTRIBUTES.unpack(
-            fcntl.ioctl(opened.descriptor, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))
+            fcntl.ioctl(opened, _GET_ATTRIBUTES, bytes(_ATTRIBUTES.size))
         )
         wanted = _ATTRIBUTES.pack(flags | _PASSED_ON, extent, extents, project, cow)
-        fcntl.ioctl(opened.descriptor, _SET_ATTRIBUTES, wanted)
+        fcntl.ioctl(opened, _SET_ATTRIBUTES, wanted)
 
 
 def counted(directory: Path, project: int) -> tuple[int, int]:
     """Bytes and inodes of a project on the file system that a directory is on. Raises `OSError` where the
     kernel counts none there."""
     answer = ctypes.create_string_buffer(_QUOTA.size)
-    with closing(_Directory(directory)) as opened:
-        if _libc.syscall(_QUOTACTL_FD, opened.descriptor, _GET_QUOTA_OF_PROJECT, project, answer) < 0:
+    with _directory(directory) as opened:
+        if _libc.syscall(_QUOTACTL_FD, opened, _GET_QUOTA_OF_PROJECT, project, answer) < 0:
             number = ctypes.get_errno()
             if number == errno.ENOENT:  # XFS: nobody has used it
                 return 0, 0
@@ -82,9 +83,10 @@ def volume_usage(directory: Path, record: Path) -> tuple[int, int, bool]:
     return *disk_usage(directory), False
 
 
-class _Directory:
-    def __init__(self, path: Path) -> None:
-        self.descriptor = os.open(path, _DIRECTORY)
-
-    def close(self) -> None:
-        os.close(self.descriptor)
+@contextmanager
+def _directory(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, _DIRECTORY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

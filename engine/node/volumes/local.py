@@ -29,16 +29,16 @@ def set_up(
     """
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
     if not is_mount(target):
-        _bind(pod_directory, name, directory, None if "ro" in options else group, policy)
+        shares = group is not None and "ro" not in options and not is_used(pod_directory.parent, name)
+        _bind(directory, target, group if shares else None, policy)
     restrict(target, options)
     return target
 
 
-def _bind(pod_directory: Path, name: str, directory: Path, group: int | None, policy: str | None) -> None:
-    target = volume_path(pod_directory, LOCAL_VOLUME, name)
+def _bind(directory: Path, target: Path, group: int | None, policy: str | None) -> None:
     source = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if group is not None and not is_used(pod_directory.parent, name):
+        if group is not None:
             share_tree(source, group, policy)
         target.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         target.mkdir(mode=0o750, exist_ok=True)
