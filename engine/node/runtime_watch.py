@@ -1,8 +1,8 @@
 """Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
 
-With a stream a relist runs every 300 s; without one, or when one has failed, every second. A relist
-compares ids and states and asks for the full status only of pods in which something differs, so a quiet
-node costs two lists, of which nothing is decoded while they say what they said when all was as known.
+With a stream a relist runs every 300 s; without one, when one has failed, or in doubt, after a second. A
+relist compares ids and states and asks for the full status only of pods in which something differs, so a
+quiet node costs two lists, of which nothing is decoded while they say what they said when all was as known.
 """
 
 from __future__ import annotations
@@ -127,6 +127,8 @@ class RuntimeWatch:
             lambda: [((), self.last_contact())],
         )
         self._touched: dict[str, float] = {}
+        """When something newer than any list asked for earlier was heard of a pod, monotonic."""
+        self._doubts: asyncio.TimerHandle | None = None
         self._agreed: tuple[int, int] | None = None
         """What the lists said when they said what is known, while nothing of that has changed."""
         self.pods: dict[str, PodRecord] = {}
@@ -142,6 +144,18 @@ class RuntimeWatch:
     async def stop(self) -> None:
         await self._following.stop()
         await self._relisting.stop()
+        self._dispel()
+
+    def doubt(self) -> None:
+        """Something may have happened of which no event will tell: a relist is due in a moment."""
+        if self._doubts is None:
+            loop = asyncio.get_running_loop()
+            self._doubts = loop.call_later(self._relist_seconds, self._wake.set)
+
+    def _dispel(self) -> None:
+        if self._doubts is not None:
+            self._doubts.cancel()
+            self._doubts = None
 
     def health(self) -> str:
         """Empty, or why the picture is too old to trust."""
@@ -191,14 +205,21 @@ class RuntimeWatch:
     async def _reread_changed(self, found: dict[str, _Listed], listed_at: float) -> None:
         failure: Exception | None = None
         for uid, listed in found.items():
-            newer = self._touched.get(uid, 0.0) >= listed_at
-            if not newer and listed.states() != _states(self.pod(uid)):
-                try:
-                    await self._reread(uid, listed)
-                except Exception as error:
-                    failure = failure or error
+            if listed.states() == _states(self.pod(uid)):
+                continue
+            if self._is_older(listed_at, uid):
+                self.doubt()
+                continue
+            try:
+                await self._reread(uid, listed)
+            except Exception as error:
+                failure = failure or error
         if failure is not None:
             raise failure
+
+    def _is_older(self, listed_at: float, uid: str) -> bool:
+        """Whether something of the pod was heard after a list was asked for: the list may not have it."""
+        return self._touched.get(uid, 0.0) >= listed_at
 
     def _changed(self, listed: _States) -> set[str]:
         """The uids of the pods of which a list says something else than is known."""
@@ -231,16 +252,23 @@ class RuntimeWatch:
         self._on_change(uid)
 
     async def reread_pod(self, uid: str) -> PodRecord:
-        """Asks the runtime about one pod only, for a pod whose picture is in doubt."""
+        """Asks the runtime about one pod only, for a pod whose picture is in doubt; again where an event came
+        meanwhile."""
+        while True:
+            listed_at = time.monotonic()
+            listed = await self._list_pod(uid)
+            if not self._is_older(listed_at, uid):
+                await self._reread(uid, listed)
+                return self.pod(uid)
+
+    async def _list_pod(self, uid: str) -> _Listed:
         selector = {labels.POD_UID: uid}
         sandboxes = await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(label_selector=selector))
         containers = await self._runtime.list_containers(cri.ContainerFilter(label_selector=selector))
-        listed = _Listed(
+        return _Listed(
             [_Sandbox(*_identity(s.labels), s.id, s.state) for s in sandboxes],
             [_Container(*_identity(c.labels), c.id, c.state, c.pod_sandbox_id) for c in containers],
         )
-        await self._reread(uid, listed)
-        return self.pod(uid)
 
     async def refresh_container(
         self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
@@ -335,6 +363,7 @@ class RuntimeWatch:
         record = self._record(sandbox.labels)
         if record is None:
             return
+        self._touched[record.uid] = time.monotonic()
         changed = False
         if event.container_event_type == cri.CONTAINER_DELETED_EVENT:
             changed = record.drop({event.container_id})
@@ -358,6 +387,7 @@ class RuntimeWatch:
             finally:
                 timer.cancel()
             self._wake.clear()
+            self._dispel()
             try:
                 with self._relisting.step(STEP_SECONDS):
                     await self.relist()

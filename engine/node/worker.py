@@ -372,7 +372,8 @@ class PodWorker:
                 return
 
     async def _failed(self, error: Exception, doing: str = "syncing") -> float:
-        """Says what went wrong; the seconds until another try."""
+        """Says what went wrong; the seconds until another try. The runtime may have done it nevertheless."""
+        self._services.watch.doubt()
         delay = self._failures.met(self.pod, error, doing)
         with contextlib.suppress(Exception):  # it may be what failed
             await self._publishing.publish()

@@ -210,6 +210,7 @@ class Working:
         try:
             await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
         except StartRefused as refused:
+            services.watch.doubt()
             return self._refuse(container, refused)
         self._hand.waiting.pop(name, None)
         self._refused.pop(name, None)

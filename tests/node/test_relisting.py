@@ -16,17 +16,20 @@ from engine.node import runtime_watch
 from engine.node.runtime_watch import RuntimeWatch
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
+from tests.waiting import eventually
 
 UIDS = ["uid-a", "uid-b", "uid-c"]
 
 
 class Relisted:
-    """Three pods of one running container each, and a watch that has no stream."""
+    """Three pods of one running container each, and a watch that has no stream until it is started."""
 
     def __init__(self, client: RuntimeClient) -> None:
         self.client = client
         self.changed: list[str] = []
-        self.watch = RuntimeWatch(client, on_change=self.changed.append, clock=time.time, registry=Registry())
+        self.watch = RuntimeWatch(
+            client, on_change=self.changed.append, clock=time.time, registry=Registry(), relist_seconds=0.05
+        )
         self.containers: dict[str, str] = {}
         self.sandboxes: dict[str, str] = {}
 
@@ -60,6 +63,7 @@ async def relisted(hollow: HollowRuntime) -> AsyncIterator[Relisted]:
         await relisted.add(uid)
     await relisted.quiet()
     yield relisted
+    await relisted.watch.stop()
     await client.close()
 
 
@@ -121,3 +125,59 @@ async def test_quiet_lists_are_not_decoded(relisted: Relisted, monkeypatch: pyte
     await relisted.watch.relist()
     assert len(decoded) == 1
     assert relisted.changed == ["uid-a"]
+
+
+class Overtaken:
+    """The client's calls of a method: while the answer of the first is on its way a pod is made, and the
+    watch has heard so before it comes."""
+
+    def __init__(self, relisted: Relisted, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._relisted = relisted
+        self._call = getattr(relisted.client, method)
+        self.times = 0
+        self.known = False
+        """Whether the pod was known to run when the runtime was asked again."""
+        monkeypatch.setattr(relisted.client, method, self)
+
+    async def __call__(self, *arguments: object) -> object:
+        self.times += 1
+        self.known = self._relisted.watch.runs("uid-d", "c")
+        answer = await self._call(*arguments)
+        if self.times == 1:
+            await self._relisted.add("uid-d")
+            await eventually(lambda: self._relisted.watch.runs("uid-d", "c"))
+        return answer
+
+
+async def test_a_list_that_an_event_has_overtaken_undoes_nothing(
+    relisted: Relisted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = relisted.watch
+    await watch.start()
+    await eventually(lambda: watch.streaming)
+    overtaken = Overtaken(relisted, "read_containers", monkeypatch)
+    watch.doubt()
+    await eventually(lambda: overtaken.times == 2)
+    assert overtaken.known
+
+
+async def test_a_pods_list_that_an_event_has_overtaken_is_asked_for_again(
+    relisted: Relisted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = relisted.watch
+    await watch.start()
+    await eventually(lambda: watch.streaming)
+    overtaken = Overtaken(relisted, "list_containers", monkeypatch)
+    assert [c.state for c in (await watch.reread_pod("uid-d")).containers] == [RUNNING]
+    assert overtaken.times == 2
+
+
+async def test_a_doubt_is_dispelled_by_a_relist_though_the_stream_stands(relisted: Relisted) -> None:
+    watch = relisted.watch
+    await watch.start()
+    await eventually(lambda: watch.streaming)
+    await relisted.quiet()
+    watch.forget("uid-c", [relisted.containers["uid-c"]])
+    assert not watch.runs("uid-c", "c")
+    watch.doubt()
+    await eventually(lambda: watch.runs("uid-c", "c"))
