@@ -1,8 +1,10 @@
 """Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
 
-With a stream a relist runs every 300 s; without one, when one has failed, or in doubt, after a second. A
-relist compares ids and states and asks for the full status only of pods in which something differs, so a
-quiet node costs two lists, of which nothing is decoded while they say what they said when all was as known.
+Without a stream, when one has failed, or in doubt, a relist runs after a second. With a stream they run ever
+more seldom, as nothing tells when a slow runtime has begun to listen: after as long as it has stood, up to
+every 300 s. A relist compares ids and states and asks for the full status only of pods in which something
+differs, so a quiet node costs two lists, of which nothing is decoded while they say what they said when all
+was as known.
 """
 
 from __future__ import annotations
@@ -108,6 +110,7 @@ class RuntimeWatch:
         self._relist_seconds = relist_seconds
         self._began = clock()
         self._streaming = False
+        self._streaming_since = 0.0
         self._stream_lost_at = 0.0
         tasks = tasks or Tasks()
         self._following = tasks.task("runtime-events")
@@ -353,8 +356,9 @@ class RuntimeWatch:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _stream_is_up(self) -> None:
-        """The stream has stood for a moment; one relist catches what came before it."""
+        """The stream has stood for a moment; relists catch what came before it."""
         self._streaming = True
+        self._streaming_since = time.monotonic()
         self._following.works()
         self._wake.set()
 
@@ -376,12 +380,17 @@ class RuntimeWatch:
         if changed:
             self._on_change(record.uid)
 
+    def _period(self) -> float:
+        """Seconds until the next relist, if nothing calls for one."""
+        if not self._streaming or self.last_error:
+            return self._relist_seconds
+        stood = time.monotonic() - self._streaming_since
+        return min(max(stood, self._relist_seconds), RELIST_WITH_EVENTS_SECONDS)
+
     async def _keep_relisting(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            trusted = self._streaming and not self.last_error
-            period = RELIST_WITH_EVENTS_SECONDS if trusted else self._relist_seconds
-            timer = loop.call_later(period, self._wake.set)
+            timer = loop.call_later(self._period(), self._wake.set)
             try:
                 await self._wake.wait()
             finally:

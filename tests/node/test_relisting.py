@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -170,6 +171,25 @@ async def test_a_pods_list_that_an_event_has_overtaken_is_asked_for_again(
     overtaken = Overtaken(relisted, "list_containers", monkeypatch)
     assert [c.state for c in (await watch.reread_pod("uid-d")).containers] == [RUNNING]
     assert overtaken.times == 2
+
+
+async def test_what_happened_before_a_slow_runtime_listened_is_seen(
+    relisted: Relisted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream stands, but tells nothing yet."""
+
+    async def silent() -> AsyncIterator[cri.ContainerEventResponse]:
+        await asyncio.Event().wait()
+        yield cri.ContainerEventResponse()
+
+    monkeypatch.setattr(relisted.client, "events", silent)
+    watch = relisted.watch
+    await watch.start()
+    await eventually(lambda: watch.streaming)
+    before = watch.last_relist
+    await eventually(lambda: watch.last_relist != before)
+    await relisted.add("uid-d")
+    await eventually(lambda: watch.runs("uid-d", "c"))
 
 
 async def test_a_doubt_is_dispelled_by_a_relist_though_the_stream_stands(relisted: Relisted) -> None:
