@@ -1,7 +1,9 @@
 """Tells the API server how pods are, and of those that were deleted that nothing is left of them.
 
-Only what has changed is sent, pods that become ready first, several at once; what fails is tried again
-with back-off for as long as the pod is there. Nothing runs while nothing changes.
+Only what has changed is sent, several pods at once: first those that become ready or cease to be, then those
+in another phase or on their way out. Everything else waits a moment for what follows it: of a pod that starts
+at once the server hears once. What fails is tried again with back-off for as long as the pod is there.
+Nothing runs while nothing changes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
@@ -25,10 +28,20 @@ from engine.cluster.pod_status import TERMINAL, is_ready, status_patch, status_t
 from engine.cluster.resource_version import is_newer
 
 AT_ONCE: Final = 16
+DETAILS_AT_ONCE: Final = 4
+SETTLING_SECONDS: Final = 0.1
 FIRST_RETRY: Final = 0.2
 LAST_RETRY: Final = 10.0
 
 log = logging.getLogger("kubengine.cluster")
+
+
+class _Urgency(IntEnum):
+    """Why a pod is told of, the most urgent first."""
+
+    READINESS = 0
+    PHASE = 1
+    DETAIL = 2
 
 
 class _Answer(msgspec.Struct):
@@ -66,8 +79,9 @@ class PodWriter:
         self._client = client
         self._clock = clock
         self._pods: dict[str, _Told] = {}
-        self._urgent: dict[str, None] = {}
-        self._rest: dict[str, None] = {}
+        self._due: dict[_Urgency, dict[str, float]] = {urgency: {} for urgency in _Urgency}
+        """When each pod may be told of, in the loop's time; the first to come is the first to go."""
+        self._settling: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._followed = True
@@ -80,11 +94,12 @@ class PodWriter:
 
     async def stop(self) -> None:
         """Leaves unsaid what has not been said."""
-        for timer in self._timers.values():
-            timer.cancel()
+        for timer in (*self._timers.values(), self._settling):
+            if timer is not None:
+                timer.cancel()
         self._pods.clear()
-        self._urgent.clear()
-        self._rest.clear()
+        for queue in self._due.values():
+            queue.clear()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -111,8 +126,8 @@ class PodWriter:
         known = self._pods.pop(uid, None)
         if known is not None:
             _settle(known)
-        self._urgent.pop(uid, None)
-        self._rest.pop(uid, None)
+        for queue in self._due.values():
+            queue.pop(uid, None)
         timer = self._timers.pop(uid, None)
         if timer is not None:
             timer.cancel()
@@ -137,8 +152,10 @@ class PodWriter:
         while known is not None and self._followed and known is self._pods.get(uid):
             if not self._patch(known):
                 return
-            known.news = known.news or asyncio.Event()
-            await known.news.wait()
+            news = known.news = known.news or asyncio.Event()
+            if not known.busy:
+                self._mark(uid)
+            await news.wait()
 
     def has_left(self, uid: str) -> bool:
         known = self._pods.get(uid)
@@ -149,16 +166,20 @@ class PodWriter:
         if known.busy:
             known.again = True
         elif uid not in self._timers:
-            urgent = known.ours is not None and is_ready(known.ours) != is_ready(known.server)
-            self._rest.pop(uid, None)
-            (self._urgent if urgent else self._rest)[uid] = None
+            self._line_up(uid, _urgency(known))
             self._pump()
 
+    def _line_up(self, uid: str, urgency: _Urgency) -> None:
+        """Who waits already keeps the place, or goes to a better one."""
+        if any(uid in self._due[better] for better in _Urgency if better <= urgency):
+            return
+        for queue in self._due.values():
+            queue.pop(uid, None)
+        wait = SETTLING_SECONDS if urgency is _Urgency.DETAIL else 0.0
+        self._due[urgency][uid] = asyncio.get_running_loop().time() + wait
+
     def _pump(self) -> None:
-        while len(self._tasks) < AT_ONCE and (self._urgent or self._rest):
-            queue = self._urgent or self._rest
-            uid = next(iter(queue))
-            del queue[uid]
+        while (uid := self._next()) is not None:
             known = self._pods[uid]
             patch = self._patch(known)
             if not (patch or self._is_to_go(known)):
@@ -167,6 +188,24 @@ class PodWriter:
             task = asyncio.create_task(self._work(uid, known, patch), name=f"status of {known.meta.name}")
             self._tasks.add(task)
             task.add_done_callback(self._worked)
+
+    def _next(self) -> str | None:
+        """The uid of who is to be told of now, who waits for it no more."""
+        urgency = next((each for each in _Urgency if self._due[each]), None)
+        at_once = DETAILS_AT_ONCE if urgency is _Urgency.DETAIL else AT_ONCE
+        if urgency is None or len(self._tasks) >= at_once:
+            return None
+        uid, due = next(iter(self._due[urgency].items()))
+        loop = asyncio.get_running_loop()
+        if due > loop.time():
+            self._settling = self._settling or loop.call_at(due, self._has_settled)
+            return None
+        del self._due[urgency][uid]
+        return uid
+
+    def _has_settled(self) -> None:
+        self._settling = None
+        self._pump()
 
     def _worked(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -238,6 +277,16 @@ class PodWriter:
         self._timers.pop(uid, None)
         if uid in self._pods:
             self._mark(uid)
+
+
+def _urgency(known: _Told) -> _Urgency:
+    ours, server = known.ours, known.server
+    if ours is not None and is_ready(ours) != is_ready(server):
+        return _Urgency.READINESS
+    leaves = known.left or known.meta.deletion_timestamp is not None
+    if leaves or known.news is not None or (ours is not None and ours.phase != server.phase):
+        return _Urgency.PHASE
+    return _Urgency.DETAIL
 
 
 def _settle(known: _Told) -> None:

@@ -23,8 +23,8 @@ PODS = "/api/v1/namespaces/default/pods"
 Object = dict[str, Any]
 
 
-def status(phase: str = "Running", ready: str = "False") -> PodStatus:
-    value = {"phase": phase, "conditions": [{"type": "Ready", "status": ready}]}
+def status(phase: str = "Running", ready: str = "False", **more: Any) -> PodStatus:
+    value = {"phase": phase, "conditions": [{"type": "Ready", "status": ready}], **more}
     return msgspec.convert(value, PodStatus, dec_hook=decode_hook)
 
 
@@ -108,6 +108,45 @@ async def test_pods_that_become_ready_come_first(world: World, monkeypatch: pyte
     world.writer.tell(uids[5], status(ready="True"), may_run=True)
     await asyncio.gather(*map(world.writer.settled, uids))
     assert world.sent() == ["p0", "p5", "p1", "p2", "p3", "p4"]
+
+
+async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pod_writer, "AT_ONCE", 1)
+    monkeypatch.setattr(pod_writer, "DETAILS_AT_ONCE", 1)
+    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", 0.0)
+    names = [f"p{number}" for number in range(5)]
+    uids = world.hear(*names)
+    for uid in uids[:3]:
+        world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    world.writer.tell(uids[3], status(), may_run=True)
+    world.writer.tell(uids[4], status(ready="True"), may_run=True)
+    await eventually(lambda: len(world.sent()) == 5)
+    assert world.sent() == ["p0", "p4", "p3", "p1", "p2"]
+
+
+async def test_of_a_pod_that_starts_at_once_the_server_hears_once(world: World):
+    (uid,) = world.hear("a")
+    for reason in ("", "Preparing", "Starting"):
+        world.writer.tell(uid, status("Pending", reason=reason), may_run=True)
+    world.writer.tell(uid, status(ready="True"), may_run=True)
+    await world.writer.settled(uid)
+    assert (world.phase("a"), world.sent()) == ("Running", ["a"])
+
+
+async def test_a_detail_that_nothing_follows_is_told_too(world: World):
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
+
+
+async def test_a_detail_that_somebody_waits_for_waits_for_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", float("inf"))
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    await world.writer.settled(uid)
+    assert world.server.get(f"{PODS}/a")["status"]["reason"] == "Waiting"
 
 
 @pytest.mark.parametrize("fault", [500, 409, 429, Fault.DROP])
