@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import msgspec
+
 from engine._fast.device_checksum import fnv1a_128
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
@@ -21,6 +23,7 @@ from engine.node.kubelet_types import fields
 from engine.node.printed_quantity import printed_quantity
 
 _INLINE = {"TypeMeta", "VolumeSource", "ProbeHandler"}
+_POD_SECURITY = ("core.PodSpec", "SecurityContext")
 _NUMBERS = {"int64", "int32"}
 _ROUNDED = "map[core.ResourceName]resource.Quantity"
 _NO_TIME = "{Time:(time.Time){wall:(uint64)0 ext:(int64)0 loc:(*time.Location)<nil>}}"
@@ -97,7 +100,19 @@ def _text(kind: str, value: Any) -> str:
 
 
 def _struct(kind: str, value: Any) -> str:
-    return f"{{{' '.join([each.label + each.printed(value) for each in _members(kind)])}}}"
+    if value is None or value == {}:
+        return _empty(kind)
+    return _braced([field(value) for field in _fields(kind, value.__class__)])
+
+
+@cache
+def _empty(kind: str) -> str:
+    """A structure of which nothing is given."""
+    return _braced([each.label + each.printed({}) for each in _members(kind)])
+
+
+def _braced(fields: Sequence[str]) -> str:
+    return f"{{{' '.join(fields)}}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +125,17 @@ class _Member:
     print: Callable[[Any], str]
     default: Any
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether the field is nothing but the one of its name."""
+        inherits = self.name in _INLINE or (self.struct, self.name) == _POD_SECURITY
+        return not inherits and self.default is None
+
     def printed(self, owner: Any) -> str:
         return self.print(owner if self.name in _INLINE else self._value(owner))
 
     def _value(self, owner: Any) -> Any:
-        if self.name == "SecurityContext" and self.struct == "core.PodSpec":
+        if (self.struct, self.name) == _POD_SECURITY:
             return _PodSecurity(owner)
         if isinstance(owner, _PodSecurity):
             found = _get(owner.spec.security_context, self.name)
@@ -123,6 +144,27 @@ class _Member:
         if self.default is not None and found in (None, "") and _may_default(self.struct, owner):
             return self.default
         return found
+
+
+@cache
+def _fields(kind: str, owner: type) -> list[Callable[[Any], str]]:
+    """What prints the fields of a structure, found in values of a class."""
+    return [_field(member, owner) for member in _members(kind)]
+
+
+def _field(member: _Member, owner: type) -> Callable[[Any], str]:
+    label, printed = member.label, member.print
+    if not (member.stands_alone and issubclass(owner, msgspec.Struct)):
+        return lambda value: label + member.printed(value)
+    absent, attribute = label + printed(None), _attribute(owner, member.name)
+    if attribute is None:
+        return lambda _: absent
+
+    def field(value: Any) -> str:
+        found = getattr(value, attribute)
+        return absent if found is None else label + printed(found)
+
+    return field
 
 
 @cache

@@ -45,6 +45,7 @@ from engine.node.volumes.sub_path import mount_sub_path, wanted_part
 from engine.wire import cri_v1_pb2 as cri
 
 T = TypeVar("T")
+_RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources))
 
 
 class SandboxRefused(Refused):
@@ -292,7 +293,7 @@ async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]])
 
 def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
     """The cgroup room's values as the runtime takes them; huge pages as (size, limit) pairs."""
-    fields = {field.name: getattr(values, field.name) for field in dataclasses.fields(values)}
+    fields = {name: getattr(values, name) for name in _RESOURCES}
     limits = fields.pop("hugepage_limits")
     return cri.LinuxContainerResources(
         **fields,

@@ -32,11 +32,13 @@ class LastWords:
 
     async def read(self, pod: Pod, record: PodRecord) -> None:
         """Reads what is new, off the loop; forgets containers that are gone."""
-        policies = {c.name: c.termination_message_policy for c in pod.every_container}
-        ended = [c for c in record.containers if c.state == EXITED and c.name in policies]
+        ended = [c for c in record.containers if c.state == EXITED]
         self._messages = {c.id: self._messages[c.id] for c in ended if c.id in self._messages}
+        if len(self._messages) == len(ended):
+            return
+        policies = {c.name: c.termination_message_policy for c in pod.every_container}
         for container in ended:
-            if container.id in self._messages:
+            if container.id in self._messages or container.name not in policies:
                 continue
             try:
                 async with asyncio.timeout(READ_TIMEOUT):
