@@ -6,12 +6,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from sys import intern
+from types import MappingProxyType
+from typing import Final
 
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 
 NORMAL = "Normal"
 WARNING = "Warning"
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 log = logging.getLogger("kubengine.events")
 
@@ -29,14 +34,15 @@ class Event:
     pod: str = ""
     pod_uid: str = ""
     container: str = ""
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=lambda: _NOTHING)
     field_path: str = ""
     claim: str = ""
     claim_uid: str = ""
 
 
 class EventRecorder:
-    """Takes events from every room. Holds the last `capacity`; listeners must not block."""
+    """Takes events from every room. Holds the last `capacity`, in which texts that repeat are held once;
+    listeners must not block."""
 
     def __init__(self, clock: Callable[[], float], capacity: int = 1000) -> None:
         self._clock = clock
@@ -61,13 +67,13 @@ class EventRecorder:
             Event(
                 type,
                 reason,
-                message,
+                intern(message),
                 self._clock(),
-                pod.full_name,
+                intern(pod.full_name),
                 pod.uid,
                 container,
-                annotations or {},
-                _field_path(pod, container) if container else "",
+                annotations or _NOTHING,
+                intern(_field_path(pod, container)) if container else "",
             )
         )
 
