@@ -17,6 +17,7 @@ from typing import Any
 
 from engine.api.errors import Refused, Unavailable
 
+START_SECONDS = 240.0
 STOP_SECONDS = 30.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -56,6 +57,15 @@ class Part:
             raise Unavailable(
                 f"ended with status {status}; its last words:\n{self.last_words()}", subject=self.name
             )
+
+    def wait_for(self, *files: Path) -> None:
+        """Returns when it has written these. Raises `Unavailable` if it ends, or hangs, before."""
+        deadline = time.monotonic() + START_SECONDS
+        while not all(file.exists() for file in files):
+            self.check()
+            if time.monotonic() > deadline:
+                raise Unavailable("does not start", subject=self.name)
+            time.sleep(0.01)
 
     def last_words(self, lines: int = 8) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -100,12 +110,7 @@ class ProbeTarget(Part):
         port_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "engine.bench.probe_target", str(port_file), str(period)]
         super().__init__("probe target", command, directory / "probe-target.log")
-        deadline = time.monotonic() + 20
-        while not port_file.exists():
-            self.check()
-            if time.monotonic() > deadline:
-                raise Unavailable("does not start", subject=self.name)
-            time.sleep(0.01)
+        self.wait_for(port_file)
         self.ports: list[int] = json.loads(port_file.read_text())
 
     def counts(self) -> dict[str, Any]:
@@ -124,12 +129,7 @@ class HollowRuntime(Part):
             kubengine("runtime", "--hollow", "--socket", str(socket), "--stats-file", str(self._stats)),
             directory / "runtime.log",
         )
-        deadline = time.monotonic() + 20
-        while not (socket.exists() and self._stats.exists()):
-            self.check()
-            if time.monotonic() > deadline:
-                raise Unavailable("does not start", subject=self.name)
-            time.sleep(0.01)
+        self.wait_for(socket, self._stats)
 
     def calls(self) -> dict[str, dict[str, int]]:
         """Calls and bytes by method, at most a second old."""

@@ -49,8 +49,12 @@ class ControlPlane:
         )
 
     def __enter__(self) -> Self:
-        self.start_etcd()
-        self.start_apiserver()
+        try:
+            self.start_etcd()
+            self.start_apiserver()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -208,7 +212,7 @@ class ControlPlane:
     def _end(self, name: str) -> None:
         process = self._running.pop(name)
         process.kill()
-        process.wait(20)
+        process.wait(PATIENCE)
 
     def _start(self, *command: str) -> None:
         log = (self._directory / f"{Path(command[0]).name}.log").open("ab")
@@ -218,7 +222,7 @@ class ControlPlane:
 
     def _until_ready(self) -> None:
         context = ssl.create_default_context(cafile=str(self._authority.certificate))
-        end = time.monotonic() + 120
+        end = time.monotonic() + PATIENCE
         request = urllib.request.Request(
             f"https://127.0.0.1:{self._port}/readyz", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
         )
