@@ -52,6 +52,7 @@ class Admission:
     returns when they have stopped; `admit` does both. `kill_pod` ends a victim with its own grace period.
     `leave(uid)` tells of a pod that is to end, `remove(uid)` of one that holds nothing any more. Pods that
     were here before (a restart of the agent) are told with `add`, without a check.
+    `patience` is `admission.patience`.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Admission:
                 subject="preemption.policy",
             )
         self.admitted = AdmittedPods(node, pods)
-        self._admission_section = admission_section or AdmissionSection()
+        self.patience: float = (admission_section or AdmissionSection()).patience
         self._kill_pod = kill_pod
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
@@ -134,7 +135,7 @@ class Admission:
             names = ", ".join(sorted(other.full_name for other in leaving))
             await tell(AWAITING_ROOM, f"what the pod needs is still held by pods that end: {names}")
             try:
-                async with asyncio.timeout(longest_grace(leaving) + self._admission_section.patience):
+                async with asyncio.timeout(longest_grace(leaving) + self.patience):
                     await self._has_room(pod)
             except TimeoutError:
                 self._give_up_waiting(pod)

@@ -19,7 +19,8 @@ GROUP_VERSION = "kubengine.dev/v1alpha1"
 
 class AdmissionSection(Struct, forbid_unknown_fields=True):
     """`patience`: how long a pod that fits waits for pods that are to end and still hold what it needs,
-    beyond the longest of their grace periods, before it is refused."""
+    beyond the longest of their grace periods, before it is refused; and how long for a machine that keeps
+    it out (a full disk)."""
 
     patience: Duration = Duration(60)
 

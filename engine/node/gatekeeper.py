@@ -27,6 +27,7 @@ from engine.devices.manager import DeviceManager
 from engine.eviction.manager import EvictionManager
 from engine.metrics import Registry
 from engine.node.host_support import HostSupport
+from engine.node.machine_faults import MachineWait
 from engine.node.node_resources import NodeResources
 
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
@@ -65,6 +66,10 @@ class Gatekeeper:
     async def ready_to_judge(self, pod: Pod, tell: TellWaiting) -> None:
         """Returns when the pod may be judged: waits, in bounds, for device plugins that come back."""
         await self._devices.await_plugins(pod, self._counted(tell))
+
+    def wait_for_machine(self, tell: TellWaiting) -> MachineWait:
+        """How long a pod bears with a machine that refuses what taking it in needs."""
+        return MachineWait(self._admission.patience, self._counted(tell))
 
     def adopt(self, pod: Pod) -> None:
         """An earlier agent left the pod running: it holds what it has, and is not judged again."""

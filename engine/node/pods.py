@@ -16,16 +16,18 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from engine.admission.verdict import Verdict
-from engine.api.errors import KubengineError, Refused
+from engine.api.errors import KubengineError
 from engine.api.lifecycle import AdmissionRejected, PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod, PodSpec
 from engine.api.qos import is_static
 from engine.api.status import PodCondition
 from engine.cri.records import PodRecord
+from engine.node import machine_faults
 from engine.node.actions import pod_is_finished
 from engine.node.desired import LEAST_GRACE_SECONDS, MANIFESTS
 from engine.node.gatekeeper import Gatekeeper
+from engine.node.machine_faults import is_of_the_machine
 from engine.node.pod.life import STOPPING, PodLife, State
 from engine.node.services import Services
 from engine.node.status import FAILED, SUCCEEDED
@@ -36,8 +38,6 @@ log = logging.getLogger("kubengine.pods")
 _T = TypeVar("_T")
 
 UNEXPECTED = "UnexpectedAdmissionError"
-RETRY_SECONDS = 5.0
-"""How soon a pod is judged again that was turned away because a file could not be written."""
 
 
 class NodePods:
@@ -164,7 +164,7 @@ class NodePods:
 
     def _try_again_later(self) -> None:
         if self._retrying_later is None:
-            later = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._try_again)
+            later = asyncio.get_running_loop().call_later(machine_faults.RETRY_SECONDS, self._try_again)
             self._retrying_later = later
 
     def _try_again(self) -> None:
@@ -268,34 +268,41 @@ class NodePods:
         return worker
 
     async def _enter(self, worker: PodWorker) -> None:
-        """From asked for to taken. Raises `AdmissionRejected`."""
+        """From asked for to taken. A pod that the machine keeps out is judged again, in the bounds of
+        `admission.patience`. Raises `AdmissionRejected`."""
+        wait = self._gatekeeper.wait_for_machine(worker.waits_for)
+        while True:
+            try:
+                await self._take_in(worker)
+            except AdmissionRejected as rejected:
+                if not is_of_the_machine(rejected):
+                    raise
+                if not await wait.goes_on(rejected):
+                    self._try_again_later()
+                    raise
+            else:
+                return
+
+    async def _take_in(self, worker: PodWorker) -> None:
         pod = worker.pod
         await self._gatekeeper.ready_to_judge(pod, worker.waits_for)
-        verdict = await self._or_rejected(pod, self._judge(pod))
+        verdict = await _or_rejected(pod, self._judge(pod))
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
-        await self._or_rejected(pod, self._gatekeeper.settle(pod, verdict, worker.waits_for))
-        self._services.probes.accepted(pod)
+        await _or_rejected(pod, self._settle(worker, verdict))
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._gatekeeper.judge(pod)
 
-    async def _or_rejected(self, pod: Pod, decision: Awaitable[_T]) -> _T:
-        """What stops a decision rejects the pod; for a while only, if it is the machine's refusal."""
+    async def _settle(self, worker: PodWorker, verdict: Verdict) -> None:
+        pod = worker.pod
+        await self._gatekeeper.settle(pod, verdict, worker.waits_for)
         try:
-            return await decision
-        except AdmissionRejected as rejected:
-            if _of_the_machine(rejected.__cause__):
-                self._try_again_later()
+            self._services.probes.accepted(pod)
+        except Exception:
+            self._gatekeeper.released(pod)
             raise
-        except KubengineError as error:
-            if _of_the_machine(error):
-                self._try_again_later()
-            raise AdmissionRejected(UNEXPECTED, str(error)) from error
-        except Exception as error:
-            log.exception("pod %s: admission failed", pod.full_name)
-            raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error
 
     def _employ(self, pod: Pod, life: PodLife, past: Mapping[str, int] = MappingProxyType({})) -> PodWorker:
         worker = PodWorker(
@@ -376,5 +383,14 @@ def _has_finished(pod: Pod, record: PodRecord) -> bool:
     return not record.empty and pod_is_finished(pod, record)
 
 
-def _of_the_machine(error: BaseException | None) -> bool:
-    return isinstance(error, Refused) and error.errno is not None
+async def _or_rejected(pod: Pod, decision: Awaitable[_T]) -> _T:
+    """What stops a decision rejects the pod."""
+    try:
+        return await decision
+    except AdmissionRejected:
+        raise
+    except (KubengineError, OSError) as error:
+        raise AdmissionRejected(UNEXPECTED, str(error)) from error
+    except Exception as error:
+        log.exception("pod %s: admission failed", pod.full_name)
+        raise AdmissionRejected(UNEXPECTED, f"{type(error).__name__}: {error}") from error

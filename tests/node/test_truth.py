@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -13,10 +12,7 @@ from typing import Any
 import pytest
 
 from engine.api.duration import Duration
-from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
-from engine.devices.checkpoint_file import CheckpointFile
-from engine.node import pods
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_rig import GPU, DeviceRig
@@ -171,23 +167,6 @@ async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
     await plugin.start()
     plugin.follow(rig.plugin_dir)
     await eventually(lambda: rig.running("second"))
-
-
-async def test_a_pod_whose_devices_could_not_be_kept_is_judged_again(rig, monkeypatch):
-    replace, failures = CheckpointFile._replace, 0
-
-    def fails(self: CheckpointFile, text: bytes) -> None:
-        nonlocal failures
-        if b"PodUID" in text and failures < 2:
-            failures += 1
-            raise Refused("cannot write", subject=str(self.path), errno=errno.ENOMEM)
-        replace(self, text)
-
-    monkeypatch.setattr(CheckpointFile, "_replace", fails)
-    monkeypatch.setattr(pods, "RETRY_SECONDS", 0.05)
-    rig.wants("a")
-    await eventually(lambda: rig.running("a"))
-    assert failures == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.ALLOCATE_HANGS, Fault.PREFERRED_HANGS])
