@@ -380,17 +380,13 @@ class RuntimeWatch:
         if changed:
             self._on_change(record.uid)
 
-    def _period(self) -> float:
-        """Seconds until the next relist, if nothing calls for one."""
-        if not self._streaming or self.last_error:
-            return self._relist_seconds
-        stood = time.monotonic() - self._streaming_since
-        return min(max(stood, self._relist_seconds), RELIST_WITH_EVENTS_SECONDS)
-
     async def _keep_relisting(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            timer = loop.call_later(self._period(), self._wake.set)
+            stood = (
+                time.monotonic() - self._streaming_since if self._streaming and not self.last_error else 0.0
+            )
+            timer = loop.call_later(relist_period(stood, self._relist_seconds), self._wake.set)
             try:
                 await self._wake.wait()
             finally:
@@ -407,6 +403,11 @@ class RuntimeWatch:
                     log.error("%s", error)
                 self.last_error = str(error) or type(error).__name__
                 self._on_trouble()
+
+
+def relist_period(stood: float, least: float = RELIST_SECONDS) -> float:
+    """Seconds until the next relist, if nothing calls for one, when the stream has stood so long."""
+    return min(max(stood, least), RELIST_WITH_EVENTS_SECONDS)
 
 
 def _with_sandbox_digest(message: bytes) -> tuple[bytes, int]:

@@ -330,15 +330,22 @@ async def test_one_agent_per_root(rig: Rig):
     await second.stop()
 
 
-async def test_a_quiet_node_calls_nobody(rig: Rig, hollow: HollowRuntime):
+async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime):
+    """Ever more seldom, which `test_relisting.py` holds."""
+
+    def calls() -> dict[str, int]:
+        relist = {"ListPodSandbox", "ListContainers"}
+        return {name: count["calls"] for name, count in hollow.counts().items() if name not in relist}
+
     await rig.start()
     for index in range(5):
         rig.write(f"quiet{index}", {"containers": [container()]})
     await eventually(lambda: all(rig.phase(f"quiet{i}") == "Running" for i in range(5)))
     await asyncio.sleep(1.5)
-    before = {name: count["calls"] for name, count in hollow.counts().items()}
+    before = calls()
+    assert before
     await asyncio.sleep(1.5)
-    assert {name: count["calls"] for name, count in hollow.counts().items()} == before
+    assert calls() == before
 
 
 @pytest.fixture

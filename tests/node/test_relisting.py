@@ -14,7 +14,7 @@ from engine.cri.client import RuntimeClient
 from engine.cri.records import EXITED, RUNNING
 from engine.metrics import Registry
 from engine.node import runtime_watch
-from engine.node.runtime_watch import RuntimeWatch
+from engine.node.runtime_watch import RuntimeWatch, relist_period
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.waiting import eventually
@@ -171,6 +171,12 @@ async def test_a_pods_list_that_an_event_has_overtaken_is_asked_for_again(
     overtaken = Overtaken(relisted, "list_containers", monkeypatch)
     assert [c.state for c in (await watch.reread_pod("uid-d")).containers] == [RUNNING]
     assert overtaken.times == 2
+
+
+def test_relists_get_ever_more_seldom_while_the_stream_stands() -> None:
+    assert [relist_period(stood) for stood in (0.0, 1.0, 2.0, 64.0, 299.0, 301.0, 1e6)] == [
+        1.0, 1.0, 2.0, 64.0, 299.0, 300.0, 300.0
+    ]  # fmt: skip
 
 
 async def test_what_happened_before_a_slow_runtime_listened_is_seen(
