@@ -75,7 +75,8 @@ class Admission:
                 subject="preemption.policy",
             )
         self.admitted = AdmittedPods(node, pods)
-        self.patience: float = (admission_section or AdmissionSection()).patience
+        admission_section = admission_section or AdmissionSection()
+        self.patience: float = admission_section.patience
         self._kill_pod = kill_pod
         self._recorder = recorder
         self._decisions = decisions or Decisions(time.time)
