@@ -11,6 +11,8 @@ from engine.api.pod import HostPathVolume, NodeSelector, ResourceList, ResourceR
 from engine.api.struct import Struct
 
 FILESYSTEM, BLOCK = "Filesystem", "Block"
+READ_WRITE_ONCE, READ_WRITE_ONCE_POD = "ReadWriteOnce", "ReadWriteOncePod"
+READ_ONLY_MANY, READ_WRITE_MANY = "ReadOnlyMany", "ReadWriteMany"
 
 
 class PersistentVolumeClaimSpec(Struct):

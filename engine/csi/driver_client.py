@@ -18,14 +18,9 @@ from engine.api.grpc_codes import (
     UNAVAILABLE,
     rpc_error,
 )
+from engine.api.storage import READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE, READ_WRITE_ONCE_POD
 from engine.csi.driver_calls import Amounts, Capabilities, Condition, DriverFailed, NodeInfo, VolumeUsage
-from engine.csi.volume import (
-    READ_ONLY_MANY,
-    READ_WRITE_MANY,
-    READ_WRITE_ONCE,
-    READ_WRITE_ONCE_POD,
-    CsiVolume,
-)
+from engine.csi.volume import CsiVolume
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
 from engine.transport.grpc_channel import CallFailed

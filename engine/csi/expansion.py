@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from engine.api.moments import rfc3339
 from engine.api.quantity import ZERO, Quantity
-from engine.api.storage import PersistentVolumeClaim
-from engine.csi.volume import READ_WRITE_MANY
+from engine.api.storage import READ_WRITE_MANY, PersistentVolumeClaim
 
 _STORAGE: Final = "storage"
 _PENDING, _IN_PROGRESS, _INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"

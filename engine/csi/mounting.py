@@ -68,17 +68,26 @@ class Mounting:
 
     # Made
 
+    async def take(self, uid: str, volume: CsiVolume, *, alone: bool) -> bool:
+        """A pod is to have a persistent volume from now on; with `alone` not if another has it, which is
+        False. Raises `Refused` or `OSError`."""
+        staged, on_disk = self._staged(volume), self._kinds[volume.block]
+        async with self._turn(staged):
+            if alone and await asyncio.to_thread(on_disk.users, staged) - {uid}:
+                return False
+            await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
+        return True
+
     async def stage(
         self, uid: str, volume: CsiVolume, driver: Driver, able: Capabilities, *, attached: bool
     ) -> None:
-        """Makes a persistent volume ready for pods of this node, of which `uid` is one from now on.
+        """Makes a persistent volume ready for pods of this node, of which `uid` is one that took it.
         `attached`: somebody attaches it to the node.
 
         Raises `Refused` or `OSError`.
         """
         staged, on_disk = self._staged(volume), self._kinds[volume.block]
         async with self._turn(staged):
-            await asyncio.to_thread(on_disk.mark, uid, volume, _data(volume))
             if staged in self._ready:
                 return
             await asyncio.to_thread(on_disk.prepare, staged)

@@ -11,11 +11,9 @@ from typing import Final
 
 from engine.api.errors import Refused
 from engine.api.pod import Pod
-from engine.api.storage import CSIDriver, CSIDriverSpec
+from engine.api.storage import READ_WRITE_ONCE, READ_WRITE_ONCE_POD, CSIDriver, CSIDriverSpec
 
 PERSISTENT, EPHEMERAL = "Persistent", "Ephemeral"
-READ_WRITE_ONCE, READ_WRITE_ONCE_POD = "ReadWriteOnce", "ReadWriteOncePod"
-READ_ONLY_MANY, READ_WRITE_MANY = "ReadOnlyMany", "ReadWriteMany"
 GROUP_WITH_FILE_SYSTEM: Final = "ReadWriteOnceWithFSType"
 GROUP_ALWAYS, GROUP_NEVER = "File", "None"
 TOKENS: Final = "csi.storage.k8s.io/serviceAccount.tokens"

@@ -249,3 +249,43 @@ async def test_what_is_no_device_is_not_given_as_one(
     await ask(cluster, block=True)
     said = f'MapVolume.SetUpDevice failed for volume "pv" : {tmp_path}: not a block device'
     await eventually(lambda: messages(joined, "FailedMapVolume") == [said])
+
+
+@pytest.mark.parametrize("kind", ["file system", "directory", "block"])
+async def test_what_one_pod_may_have_waits_until_the_other_has_gone(
+    joined: Joined, cluster: Cluster, device: Path, tmp_path: Path, kind: str
+) -> None:
+    """Through a restart, after which the disk alone says who has it."""
+    block, data = kind == "block", tmp_path / "data"
+    data.mkdir()
+    mode = {"volumeMode": "Block" if block else "Filesystem"}
+    claim(cluster, data if kind == "directory" else device, accessModes=["ReadWriteOncePod"], **mode)
+    await joined.start()
+    await start(cluster, "one", block=block)
+    await ask(cluster, "two", block=block)
+    doing, reason = (
+        ("MapVolume.SetUpDevice", "FailedMapVolume") if block else ("MountVolume.SetUp", "FailedMount")
+    )
+    why = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
+    said = f'{doing} failed for volume "pv" : {why}'
+    await eventually(lambda: messages(joined, reason) == [said])
+    await joined.stop()
+    await joined.start()
+    await eventually(lambda: messages(joined, reason) == [said])
+    await cluster.ready("one")
+    await delete(cluster, "one")
+    await cluster.ready("two")
+
+
+async def test_a_pod_that_has_ended_lets_go_of_its_device(
+    joined: Joined, cluster: Cluster, device: Path
+) -> None:
+    """Which another may have then, though it is for one pod only."""
+    claim(cluster, device, volumeMode="Block", accessModes=["ReadWriteOncePod"])
+    await joined.start()
+    await ask(cluster, "one", block=True, restartPolicy="Never", activeDeadlineSeconds=1)
+    ended = await cluster.until("one", "Failed")
+    directory = joined.root / "pods" / ended["metadata"]["uid"] / "volumeDevices"
+    await eventually(lambda: not directory.exists())
+    await start(cluster, "two", block=True)
+    assert await cluster.pod("one") is not None

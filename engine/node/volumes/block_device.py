@@ -41,6 +41,11 @@ def set_up(pod_directory: Path, name: str, volume: LocalVolume) -> Path:
     return device
 
 
+def users(pods: Path, name: str) -> set[str]:
+    """The pods of those below `pods`, by their uids, that have the device now."""
+    return {link.parents[2].name for link in pods.glob(f"*/{DIRECTORY}/{LOCAL_VOLUME}/{name}")}
+
+
 def forget_kubelets_part(pods: Path, uid: str) -> None:
     """Takes away what a kubelet that gave the pod its devices made beside the links: a second mount of each,
     with a loop device that holds it open. Raises `OSError`."""

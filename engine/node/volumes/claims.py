@@ -15,6 +15,7 @@ from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.storage import (
     BLOCK,
     FILESYSTEM,
+    READ_WRITE_ONCE_POD,
     CSIPersistentVolume,
     LocalVolume,
     PersistentVolume,
@@ -43,6 +44,11 @@ class BoundVolume:
     def block(self) -> bool:
         """A device, not a file system."""
         return self.spec.volume_mode == BLOCK
+
+    @property
+    def for_one_pod(self) -> bool:
+        """Whether no two pods may have it at a time: of several access modes nobody knows which is meant."""
+        return list(self.spec.access_modes or ()) == [READ_WRITE_ONCE_POD]
 
 
 def is_of_driver(volume: Volume, bound: object) -> bool:

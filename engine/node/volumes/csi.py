@@ -37,7 +37,7 @@ from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.growing import Growing, Mounted
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
@@ -86,7 +86,10 @@ class CsiVolumes:
             with refusing(wanted.name, waiting):
                 wanted = replace(wanted, attachment=await self._until(left, self._attached(wanted)))
         source = bound.source if bound is not None else None
-        if isinstance(source, CSIPersistentVolume):
+        if bound is not None and isinstance(source, CSIPersistentVolume):
+            with refusing(wanted.name, SET_UP_DEVICE if wanted.block else SET_UP):
+                if not await self._mounting.take(pod.uid, wanted, alone=bound.for_one_pod):
+                    raise Refused(TAKEN)
             with refusing(wanted.name, making):
                 secret = source.node_stage_secret_ref if able.stages else None
                 staged = replace(wanted, secrets=await self._secret(secret, "NodeStageSecretRef"))

@@ -221,11 +221,14 @@ class VolumeKeeper:
         return bound
 
     async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
-        """What is on local devices is mounted for the node before pods get mounts of it."""
+        """Local volumes are the pod's from now on; what is on devices is mounted for the node first."""
         found = dict(bound)
         for volume in used_volumes(pod):
             each = bound.get(volume.name)
-            if each is not None and isinstance(each.source, LocalVolume) and not each.block:
+            if each is None or not isinstance(each.source, LocalVolume):
+                continue
+            await self._local.take(pod.uid, each)
+            if not each.block:
                 options = mount_options(volume, each)
                 directory = await self._local.set_up(pod.uid, each.name, each.source, options)
                 found[volume.name] = replace(each, directory=directory)

@@ -29,7 +29,7 @@ def set_up(
     """
     target = volume_path(pod_directory, LOCAL_VOLUME, name)
     if not is_mount(target):
-        shares = group is not None and "ro" not in options and not is_used(pod_directory.parent, name)
+        shares = group is not None and "ro" not in options and not users(pod_directory.parent, name)
         _bind(directory, target, group if shares else None, policy)
     restrict(target, options)
     return target
@@ -53,6 +53,7 @@ def check_path(volume: LocalVolume) -> None:
         raise InvalidInput(f"invalid path: {volume.path!r} must be absolute and not contain '..'")
 
 
-def is_used(pods: Path, name: str) -> bool:
-    """Whether a pod of those below `pods` has the volume mounted now."""
-    return any(is_mount(path) for path in pods.glob(f"*/volumes/{LOCAL_VOLUME}/{name}"))
+def users(pods: Path, name: str) -> set[str]:
+    """The pods of those below `pods`, by their uids, that have the volume mounted now."""
+    mounts = pods.glob(f"*/volumes/{LOCAL_VOLUME}/{name}")
+    return {path.parents[2].name for path in mounts if is_mount(path)}

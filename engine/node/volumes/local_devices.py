@@ -1,4 +1,4 @@
-"""Local persistent volumes that are file systems on block devices: each mounted once, for all pods.
+"""Local persistent volumes: who has them, and those that are file systems on block devices, mounted once.
 
 Where a kubelet has it, `<root>/plugins/kubernetes.io/local-volume/mounts/<volume>` is the mount that those of
 pods are made of. It stays as long as one of these does.
@@ -21,8 +21,10 @@ from engine.api.storage import LocalVolume
 from engine.cri.paths import pods_directory
 from engine.host.beneath import opened_parent
 from engine.host.mounts import clear_mount, is_mount
-from engine.node.volumes.local import check_path, is_used
-from engine.node.volumes.refusals import refusing
+from engine.node.volumes import block_device, local
+from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.local import check_path
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
 
 INITIALIZING: Final = "MountVolume.NewMounter initialization failed"
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
@@ -41,8 +43,20 @@ class LocalDevices:
         self._users: defaultdict[str, set[str]] = defaultdict(set)
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    async def take(self, uid: str, bound: BoundVolume) -> None:
+        """A pod is to have a volume from now on. Raises `VolumeRefused` for one that only one pod may have,
+        if another has it."""
+        name = bound.name
+        if bound.for_one_pod:
+            kind = block_device if bound.block else local
+            shown = await asyncio.to_thread(kind.users, self._pods, name)
+            with refusing(name, SET_UP_DEVICE if bound.block else SET_UP):
+                if (shown | self._users[name]) - {uid}:
+                    raise Refused(TAKEN)
+        self._users[name].add(uid)
+
     async def set_up(self, uid: str, name: str, volume: LocalVolume, options: Sequence[str]) -> Path:
-        """The directory of which the pod gets a mount: the volume's own, or where its file system is.
+        """Of what a pod that took the volume gets a mount: its own directory, or where its file system is.
 
         Raises `VolumeRefused`.
         """
@@ -55,7 +69,6 @@ class LocalDevices:
 
         target = self._mounts / name
         async with self._turn(name):
-            self._users[name].add(uid)
             with refusing(name, MOUNT_DEVICE):
                 if await asyncio.to_thread(is_mount, target):
                     return target
@@ -71,8 +84,10 @@ class LocalDevices:
 
     async def leave(self, uid: str) -> None:
         """A pod has let go of volumes, or is to: what nobody has is taken away."""
-        for users in self._users.values():
+        for name, users in list(self._users.items()):
             users.discard(uid)
+            if not users:
+                del self._users[name]
         await self.sweep()
 
     async def sweep(self) -> None:
@@ -82,7 +97,6 @@ class LocalDevices:
         for name in await asyncio.to_thread(os.listdir, self._mounts):
             async with self._turn(name):
                 if not self._users.get(name):
-                    self._users.pop(name, None)
                     await self._try_to_take_away(name)
 
     async def _try_to_take_away(self, name: str) -> None:
@@ -93,7 +107,7 @@ class LocalDevices:
 
     def _take_away(self, name: str) -> None:
         """Unless a pod still has it, which an earlier agent gave it. Raises `OSError`."""
-        if is_used(self._pods, name):
+        if local.users(self._pods, name):
             return
         with opened_parent(self._mounts / name, self._root) as (parent, entry):
             clear_mount(parent, entry)

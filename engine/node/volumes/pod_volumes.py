@@ -117,8 +117,7 @@ class PodVolumes:
 
     def tear_down(self, uid: str) -> None:
         """Unmounts and removes all that a pod has on disk. Raises `Refused` naming the path."""
-        with _refused("let go of devices", self.pod_directory(uid)):
-            block_device.forget_kubelets_part(self._pods, uid)
+        self._remove_devices(uid)
         _remove(self.pod_directory(uid))
 
     def remove_sub_paths(self, uid: str) -> None:
@@ -131,7 +130,14 @@ class PodVolumes:
 
         Raises `Refused` naming the path.
         """
+        self._remove_devices(uid)
         _remove(self.pod_directory(uid) / "volumes")
+
+    def _remove_devices(self, uid: str) -> None:
+        directory = self.pod_directory(uid)
+        with _refused("let go of devices", directory):
+            block_device.forget_kubelets_part(self._pods, uid)
+        _remove(directory / block_device.DIRECTORY)
 
 
 def _remove(directory: Path) -> None:

@@ -10,6 +10,7 @@ from engine.api.errors import KubengineError, Refused
 
 SET_UP: Final = "MountVolume.SetUp failed"
 SET_UP_DEVICE: Final = "MapVolume.SetUpDevice failed"
+TAKEN: Final = "volume uses the ReadWriteOncePod access mode and is already in use by another pod"
 
 
 class VolumeRefused(Refused):
