@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,7 +17,7 @@ from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
-from tests.cluster.control_plane import ControlPlane, Plane
+from tests.cluster.control_plane import ControlPlane, Plane, binaries
 from tests.cluster.scenes import Scene
 
 Connect = Callable[[Path], ApiClient]
@@ -54,10 +52,7 @@ async def client(server: ApiServer, connect: Connect) -> ApiClient:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    binaries = os.environ.get("KUBE_BIN", "")
-    if not (Path(binaries) / "kube-apiserver").is_file() or not binaries or shutil.which("etcd") is None:
-        pytest.skip("needs KUBE_BIN, a folder with kube-apiserver, and etcd on the PATH")
-    with ControlPlane(tmp_path_factory.mktemp("plane"), Path(binaries)) as plane:
+    with ControlPlane(tmp_path_factory.mktemp("plane"), binaries()) as plane:
         yield plane
         assert plane.refused("system:node:n1") == []
 

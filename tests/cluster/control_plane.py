@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -18,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
 
 from engine.api.errors import Unavailable
 from engine.cluster.client import ApiClient, ApiError
@@ -34,10 +37,12 @@ Object = dict[str, Any]
 
 class ControlPlane:
     """Runs while it is entered. `admin` and `node` are kubeconfigs, `bootstrap` one of a user who may only
-    ask for a node's certificate; the node is n1. One that `aggregates` takes other servers' APIs in."""
+    ask for a node's certificate; the node is n1. One that `aggregates` takes other servers' APIs in; one that
+    `asks` lets the authorizer at that address deny what its own would allow."""
 
-    def __init__(self, directory: Path, binaries: Path, *, aggregates: bool = False) -> None:
-        self._directory, self._binaries, self._aggregates = directory, binaries, aggregates
+    def __init__(self, directory: Path, binaries: Path, *, aggregates: bool = False, asks: str = "") -> None:
+        self._directory, self._binaries = directory, binaries
+        self._aggregates, self._asks = aggregates, asks
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._port, self._etcd, self._peer = (free_port() for _ in range(3))
         self._authority = Authority(directory / "authority")
@@ -89,7 +94,7 @@ class ControlPlane:
             f"--kubelet-client-key={caller.key}",
             "--kubelet-preferred-address-types=InternalIP",
             f"--token-auth-file={tokens}",
-            "--authorization-mode=Node,RBAC",
+            *(self._asking() if self._asks else ("--authorization-mode=Node,RBAC",)),
             "--enable-admission-plugins=NodeRestriction",
             "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",
             "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
@@ -111,6 +116,17 @@ class ControlPlane:
             f"--proxy-client-key-file={pair.key}",
             f"--requestheader-client-ca-file={self._authority.certificate}",
             *(f"--requestheader-{name}={value}" for name, value in headers.items()),
+        ]
+
+    def _asking(self) -> list[str]:
+        """Anew each time: no answer is kept."""
+        path = self._directory / "authorizer.kubeconfig"
+        self._write_kubeconfig(path, {"server": self._asks}, {})
+        return [
+            "--authorization-mode=Webhook,Node,RBAC",
+            f"--authorization-webhook-config-file={path}",
+            "--authorization-webhook-version=v1",
+            "--authorization-webhook-cache-unauthorized-ttl=0s",
         ]
 
     def kubeconfig_of(self, user: str) -> Path:
@@ -238,6 +254,10 @@ class ControlPlane:
         authority = base64.b64encode(self._authority.certificate.read_bytes()).decode()
         cluster = {"server": f"https://127.0.0.1:{self._port}", "certificate-authority-data": authority}
         path = self._directory / f"{name}.kubeconfig"
+        self._write_kubeconfig(path, cluster, user)
+        return path
+
+    def _write_kubeconfig(self, path: Path, cluster: dict[str, Any], user: dict[str, Any]) -> None:
         path.write_text(
             json.dumps(
                 {
@@ -248,7 +268,14 @@ class ControlPlane:
                 }
             )
         )
-        return path
+
+
+def binaries() -> Path:
+    """The folder that KUBE_BIN names; the test is skipped where there is none."""
+    named = os.environ.get("KUBE_BIN", "")
+    if not named or not (Path(named) / "kube-apiserver").is_file() or shutil.which("etcd") is None:
+        pytest.skip("needs KUBE_BIN, a folder with kube-apiserver, and etcd on the PATH")
+    return Path(named)
 
 
 @dataclass

@@ -1,0 +1,82 @@
+"""Pods and the objects that they name, as users make them on a server, and what the server says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+from engine.cluster.client import ApiError
+from tests.cluster.control_plane import Object, Plane
+from tests.waiting import PATIENCE, eventually
+
+NAMESPACE = "/api/v1/namespaces/default"
+
+
+async def make(plane: Plane, kind: str, name: str, **fields: Any) -> Object:
+    """An object that an earlier test may have left is made anew."""
+    try:
+        await plane.admin.delete(f"{NAMESPACE}/{kind}/{name}", {"gracePeriodSeconds": 0})
+    except ApiError as error:
+        if error.code != 404:
+            raise
+    return await plane.admin.create(f"{NAMESPACE}/{kind}", {"metadata": {"name": name}, **fields}, Object)
+
+
+async def run(plane: Plane, name: str, spec: Object) -> None:
+    """A pod of the node; the server may refuse one whose service account it does not know yet."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                await make(plane, "pods", name, spec={"nodeName": "n1", **spec})
+                return
+            except ApiError as error:
+                if error.code != 403:
+                    raise
+                await asyncio.sleep(0.1)
+
+
+def is_ready(pod: Object) -> bool:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+async def gone(plane: Plane, name: str) -> None:
+    async def missing() -> bool:
+        listed = await plane.admin.get(f"{NAMESPACE}/pods", Object)
+        return all(pod["metadata"]["name"] != name for pod in listed["items"])
+
+    await plane.admin.delete(f"{NAMESPACE}/pods/{name}", {"gracePeriodSeconds": 1})
+    await eventually(missing)
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def mounting(source: Object, **spec: Any) -> Object:
+    """A pod that mounts one volume at /v."""
+    container = {"name": "c", "image": "busybox:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    return {"containers": [container], "volumes": [{"name": "v", **source}], **spec}
+
+
+def waiting(pod: Object) -> Object:
+    """Why its container waits."""
+    states = [each["state"] for each in pod.get("status", {}).get("containerStatuses", ())]
+    found: Object = states[0].get("waiting", {}) if states else {}
+    return found
+
+
+async def said(plane: Plane, pod: str, text: str, *more: str) -> None:
+    """An event of the pod has this text, or begins with it and has `more` in it."""
+
+    def is_it(message: str) -> bool:
+        if not more:
+            return message == text
+        return message.startswith(text) and all(each in message for each in more)
+
+    async def heard() -> bool:
+        events = (await plane.admin.get(f"{NAMESPACE}/events", Object))["items"]
+        return any(each["involvedObject"]["name"] == pod and is_it(each["message"]) for each in events)
+
+    await eventually(heard)
