@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,3 +27,9 @@ def run(*command: str) -> str:
     """What a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
     return done.stdout.strip()
+
+
+def grow_disk(file: Path, device: Path, size: int) -> None:
+    """The disk upon a file has so many bytes from now on."""
+    os.truncate(file, size)
+    run("losetup", "-c", str(device))

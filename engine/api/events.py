@@ -25,7 +25,7 @@ log = logging.getLogger("kubengine.events")
 class Event:
     """What happened to whom. `pod` is `namespace/name`, empty for the node; `at` is a Unix time; `field_path`
     is where in the pod the container is written. With a `claim` (its name) the event is about that one of the
-    pod's."""
+    pod's, with a `volume` about that persistent volume."""
 
     type: str
     reason: str
@@ -38,6 +38,8 @@ class Event:
     field_path: str = ""
     claim: str = ""
     claim_uid: str = ""
+    volume: str = ""
+    volume_uid: str = ""
 
 
 class EventRecorder:
@@ -92,6 +94,10 @@ class EventRecorder:
             )
         )
 
+    def volume(self, volume: ObjectMeta, type: str, reason: str, message: str) -> None:
+        """Record an event about a persistent volume."""
+        self._record(Event(type, reason, message, self._clock(), volume=volume.name, volume_uid=volume.uid))
+
     def node(self, type: str, reason: str, message: str) -> None:
         """Record an event about the node."""
         self._record(Event(type, reason, message, self._clock()))
@@ -100,7 +106,7 @@ class EventRecorder:
         self._events.append(event)
         level = logging.WARNING if event.type == WARNING else logging.INFO
         part = event.container or event.claim
-        about = f"{event.pod}/{part}" if part else event.pod or "node"
+        about = f"{event.pod}/{part}" if part else event.pod or event.volume or "node"
         log.log(level, "%s %s: %s", event.reason, about, event.message)
         for listener in self._listeners:
             listener(event)

@@ -19,7 +19,7 @@ BURST: Final = 25
 REFILL: Final = 300.0
 REMEMBERED: Final = 4096
 
-Object = tuple[str, str]
+Object = tuple[str, ...]
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -57,7 +57,8 @@ class EventSeries:
 
     def next(self, event: Event, name: str) -> Said | None:
         """What to write for `event`, None for nothing; `name` is a fresh name in case it is a new one."""
-        reason: tuple[str, ...] = (event.pod, event.pod_uid, event.claim, event.type, event.reason)
+        about = (event.pod, event.pod_uid, event.claim, event.volume)
+        reason: tuple[str, ...] = (*about, event.type, event.reason)
         if self._are_many(reason, event):
             event = replace(event, message=f"(combined from similar events): {event.message}")
             key = reason
@@ -70,7 +71,7 @@ class EventSeries:
             else Said(event, name, 1, event.at, key)
         )
         _remember(self._said, key, said)
-        return said if self._may_speak((event.pod, event.pod_uid), event.at) else None
+        return said if self._may_speak(about, event.at) else None
 
     def anew(self, said: Said, name: str) -> Said:
         """The server has forgotten the event that was to be counted up: it is made again under `name`."""

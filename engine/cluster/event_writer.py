@@ -32,7 +32,8 @@ log = logging.getLogger("kubengine.cluster")
 
 
 def event_object(said: Said, node: str) -> dict[str, Any]:
-    """The v1 Event. Events about the node name it without a uid of its own and stand in `default`."""
+    """The v1 Event. Those about the node name it without a uid of its own; what has no namespace is spoken of
+    in `default`."""
     event = said.event
     namespace, _, name = event.pod.partition("/")
     about: dict[str, Any] = (
@@ -42,6 +43,8 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
     )
     if event.claim:
         about |= {"kind": "PersistentVolumeClaim", "name": event.claim, "uid": event.claim_uid}
+    if event.volume:
+        about |= {"kind": "PersistentVolume", "name": event.volume, "uid": event.volume_uid}
     if event.field_path:
         about["fieldPath"] = event.field_path
     return {
@@ -145,4 +148,5 @@ class EventWriter:
 
     def _name(self, event: Event) -> str:
         """As client-go names events: the object and the nanoseconds in hexadecimal."""
-        return f"{event.claim or event.pod.partition('/')[2] or self._node}.{int(event.at * 1e9):x}"
+        name = event.claim or event.pod.partition("/")[2] or event.volume or self._node
+        return f"{name}.{int(event.at * 1e9):x}"

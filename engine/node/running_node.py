@@ -173,7 +173,6 @@ class RunningNode:
             self.attachments,
             registry=setting.registry,
             tasks=tasks,
-            recorder=recorder,
             clock=clock,
             usage_seconds=max(config.volume_stats_agg_period, FILES_SECONDS),
         )
@@ -183,7 +182,7 @@ class RunningNode:
             volumes,
             self._belonging.objects,
             csi,
-            LocalDevices(setting.root),
+            LocalDevices(setting.root, recorder),
             host_ips=lambda: addresses.ips,
             node=self.description.current,
             allocatable=gatekeeper.allocatable,

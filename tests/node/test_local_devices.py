@@ -81,6 +81,13 @@ def messages(joined: Joined, reason: str = "FailedMount") -> list[str]:
     return [event.message for event in joined.node.recorder if event.reason == reason]
 
 
+def said_of_volume(cluster: Cluster) -> list[str]:
+    """What events of its persistent volume say on the server."""
+    events = cluster.server.list("/api/v1/namespaces/default/events")
+    about = {"apiVersion": "v1", "kind": "PersistentVolume", "name": "pv"}
+    return [each["message"] for each in events if about.items() <= each["involvedObject"].items()]
+
+
 def options(path: Path) -> frozenset[str]:
     return next(mount.options for mount in mounted() if mount.point == str(path))
 
@@ -135,7 +142,8 @@ async def test_a_device_with_nothing_on_it_is_not_for_reading(
     claim(cluster, device)
     await joined.start()
     await ask(cluster, read_only=True)
-    why = f"cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
+    about = f"local: failed to mount device {device} at {for_all(joined)} (fstype: ext4), error"
+    why = f"{about} cannot mount unformatted disk {device} as we are manipulating it in read-only mode"
     said = f'MountVolume.MountDevice failed for volume "pv" : {why}'
     await eventually(lambda: messages(joined) == [said])
     assert not for_all(joined).exists()
@@ -157,7 +165,12 @@ async def test_what_is_on_a_device_is_never_written_over(
     await joined.start()
     await ask(cluster)
     await eventually(lambda: len(messages(joined)) == 1)
-    assert f"failed to mount device {device}" in messages(joined)[0]
+    about = f"local: failed to mount device {device} at {for_all(joined)} (fstype: "
+    assert messages(joined)[0].startswith(f'MountVolume.MountDevice failed for volume "pv" : {about}')
+    mismatch = f'MountVolume failed for volume "pv" {about}'
+    await eventually(lambda: len(said_of_volume(cluster)) == 1)
+    assert said_of_volume(cluster)[0].startswith(mismatch)
+    assert messages(joined, "FailedMountOnFilesystemMismatch") == said_of_volume(cluster)
     assert await asyncio.to_thread(run, "blkid", "-p", "-o", "export", str(device)) == before
 
 

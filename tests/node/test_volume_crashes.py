@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.meta import ObjectMeta
 from engine.api.pod import (
     Container,
     EmptyDirVolume,
@@ -22,10 +24,11 @@ from engine.api.pod import (
     PodSecurityContext,
     PodSpec,
     Volume,
+    VolumeDevice,
     VolumeMount,
 )
 from engine.api.references import ConfigMapVolume, PersistentVolumeClaimVolume, SecretVolume
-from engine.api.storage import LocalVolume
+from engine.api.storage import BLOCK, LocalVolume, PersistentVolumeSpec
 from engine.host import mounts
 from engine.host.mountinfo import mounts_below
 from engine.host.published import PublishedFile
@@ -54,26 +57,32 @@ class Case:
     def __init__(self, directory: Path) -> None:
         self.root = directory / "root"
         self.data = directory / "data"
+        self.disk = directory / "disk"
         (self.data / "kept").mkdir(parents=True)
+        os.mknod(self.disk, stat.S_IFBLK | 0o600, os.makedev(7, 250))
         names = ("memory", "secret", "map", "local")
         mounted = [VolumeMount(name=name, mount_path=f"/{name}") for name in names]
+        devices = [VolumeDevice(name="disk", device_path="/disk")]
         self.pod = Pod(
             spec=PodSpec(
-                containers=[Container(name="c", volume_mounts=mounted)],
+                containers=[Container(name="c", volume_mounts=mounted, volume_devices=devices)],
                 security_context=PodSecurityContext(fs_group=77),
                 volumes=[
                     Volume("memory", empty_dir=EmptyDirVolume(medium="Memory")),
                     Volume("secret", secret=SecretVolume("s")),
                     Volume("map", config_map=ConfigMapVolume("m")),
                     Volume("local", persistent_volume_claim=PersistentVolumeClaimVolume("c")),
+                    Volume("disk", persistent_volume_claim=PersistentVolumeClaimVolume("d")),
                 ],
             )
         )
         self.pod.metadata.uid = "u"
 
     def given(self, text: bytes) -> dict[str, Given]:
-        local = BoundVolume("pv", LocalVolume(str(self.data)), directory=self.data)
-        return {name: files(text) for name in ("secret", "map")} | {"local": local}
+        local = BoundVolume(ObjectMeta(name="pv"), LocalVolume(str(self.data)), directory=self.data)
+        block = PersistentVolumeSpec(volume_mode=BLOCK)
+        disk = BoundVolume(ObjectMeta(name="disk"), LocalVolume(str(self.disk)), block)
+        return {name: files(text) for name in ("secret", "map")} | {"local": local, "disk": disk}
 
     def set_up(self, volumes: PodVolumes, text: bytes = b"1") -> None:
         paths = volumes.set_up(self.pod, self.given(text), allocatable={})
@@ -147,7 +156,8 @@ def nothing_is_left(case: Case) -> None:
 def is_whole(case: Case) -> bool:
     volumes = case.root / "pods/u/volumes"
     shown = [volumes / f"kubernetes.io~{name}" for name in ("secret/secret", "configmap/map")]
-    return all(
+    link = volumes.parent / "volumeDevices/kubernetes.io~local-volume/disk"
+    return link.readlink() == case.disk and all(
         (path / "a").read_bytes() == SECRET
         and sorted(p.name for p in path.iterdir() if not p.name.startswith("..")) == ["a", "d"]
         and sum(p.name.startswith("..") for p in path.iterdir()) == 2

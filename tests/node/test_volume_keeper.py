@@ -167,7 +167,6 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             Attachments(lambda: None),
             registry=Registry(),
             tasks=Tasks(),
-            recorder=recorder,
             clock=lambda: NOW,
             usage_seconds=60.0,
         )
@@ -175,7 +174,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             volumes,
             objects,
             csi,
-            LocalDevices(tmp_path / "root"),
+            LocalDevices(tmp_path / "root", recorder),
             host_ips=lambda: ("192.0.2.1",),
             node=Node,
             allocatable=dict,

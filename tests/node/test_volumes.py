@@ -511,7 +511,7 @@ def test_a_local_volume_is_mounted_once_and_shared_with_one_group(
 ) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    bound = {"v": BoundVolume("pv", LocalVolume(str(data)), directory=data)}
+    bound = {"v": BoundVolume(ObjectMeta(name="pv"), LocalVolume(str(data)), directory=data)}
     first, second = pod(Volume("v"), group=77), pod(Volume("v"), group=88)
     second.metadata.uid = "u2"
     for one in (first, first, second, second):

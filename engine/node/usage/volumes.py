@@ -22,7 +22,7 @@ from engine.host.project_quota import volume_usage
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import claim_name, is_of_driver
 from engine.node.volumes.csi_storage import CsiStorage
-from engine.node.volumes.keeper import MadeVolume
+from engine.node.volumes.made import MadeVolume
 
 Entry = dict[str, Any]
 _NONE: Final = dict.fromkeys(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
+from engine.api.meta import ObjectMeta
 from engine.api.node import Node
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.storage import (
@@ -31,14 +32,18 @@ _PROTECTED = "kubernetes.io/pvc-protection"
 
 @dataclass(frozen=True, slots=True)
 class BoundVolume:
-    """A persistent volume by its name, of one of three kinds; what else was said of it, and its claim.
-    `directory` is what a pod gets a mount of, where the volume is local and no device."""
+    """A persistent volume, of one of three kinds; what else was said of it, and its claim. `directory` is
+    what a pod gets a mount of, where the volume is local and no device."""
 
-    name: str
+    metadata: ObjectMeta
     source: HostPathVolume | LocalVolume | CSIPersistentVolume
     spec: PersistentVolumeSpec = field(default_factory=PersistentVolumeSpec)
     claim: PersistentVolumeClaim = field(default_factory=PersistentVolumeClaim)
     directory: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
 
     @property
     def block(self) -> bool:
@@ -144,7 +149,7 @@ def _usable(bound: PersistentVolume, claim: PersistentVolumeClaim, node: Node) -
         raise VolumeRefused(f'{doing}.NodeAffinity check failed for volume "{name}" : {text}')
     source = (None if block else spec.host_path) or spec.local or spec.csi
     if source is not None:
-        return BoundVolume(name, source, spec, claim)
+        return BoundVolume(bound.metadata, source, spec, claim)
     step = "SetUpDevice" if block else "SetUp"
     raise VolumeRefused(f'{doing}.{step} failed for volume "{name}" : no volume plugin matched')
 

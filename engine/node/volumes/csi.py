@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from engine.api.errors import Missing, Refused, Unavailable
-from engine.api.events import EventRecorder
+from engine.api.grpc_codes import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE
 from engine.api.moments import rfc3339
 from engine.api.pod import Pod, Volume
 from engine.api.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
 from engine.csi import places
-from engine.csi.driver_calls import Driver
+from engine.csi.driver_calls import Driver, DriverFailed
 from engine.csi.drivers import Drivers
 from engine.csi.mounting import Mounting
 from engine.csi.volume import (
@@ -36,14 +37,16 @@ from engine.csi.volume import (
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.growing import Growing, Mounted
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
+from engine.node.volumes.made import MadeVolume
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, NotGrown, refusing
 
 ATTACH_SECONDS: Final = 123.0
 DEFAULT_TOKEN_SECONDS: Final = 3600
 
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
 MAP_POD_DEVICE: Final = "MapVolume.MapPodDevice failed"
+_EXPANDING: Final = "Expander.NodeExpand failed to expand the volume"
+_INFEASIBLE: Final = frozenset({INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE})
 
 T = TypeVar("T")
 
@@ -58,8 +61,6 @@ class CsiVolumes:
         mounting: Mounting,
         objects: ClusterObjects,
         attachments: Attachments,
-        recorder: EventRecorder,
-        clock: Callable[[], float],
     ) -> None:
         self._node = node
         self._drivers = drivers
@@ -68,10 +69,11 @@ class CsiVolumes:
         self._attachments = attachments
         self._used: dict[str, set[str]] = {}
         self._again: dict[str, set[str]] = {}
-        self._growing = Growing(node, drivers, objects, recorder, self._secret, clock)
 
-    async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
-        """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+    async def set_up(
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+    ) -> MadeVolume:
+        """Raises `VolumeRefused`. `left` is set when nobody waits any more."""
         wanted = _wanted(pod, volume, bound)
         making, publishing = _doing(wanted)
         with refusing(wanted.name, making):
@@ -100,11 +102,10 @@ class CsiVolumes:
             path = await self._mounting.publish(pod.uid, published, driver, able, again=again)
         if again:
             self._again.setdefault(pod.uid, set()).add(volume.name)
-        if bound is not None:
-            staging = self._mounting.staging(wanted)
-            mounted = Mounted(pod, bound, wanted, path, staging, able.expands and not wanted.read_only)
-            await self._growing.at_mount(mounted)
-        return path
+        if bound is None:
+            return MadeVolume(path)
+        expand = partial(self._expand, wanted, path)
+        return MadeVolume(path, bound, expand, grows=able.expands)
 
     def key(self, pod: Pod, volume: Volume, bound: BoundVolume | None) -> tuple[str, str]:
         """A volume's driver and handle."""
@@ -115,21 +116,33 @@ class CsiVolumes:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._again.get(uid, set())
 
-    def may_grow(self, uid: str) -> set[str]:
-        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
-        return self._growing.may_grow(uid)
-
-    async def grow(self, uid: str, bound: BoundVolume) -> None:
-        """A pod's volume may have become larger. Raises `VolumeRefused`."""
-        await self._growing.meanwhile(uid, bound)
-
     async def withdraw(self, uid: str) -> None:
         """Takes away all that a pod has. Raises `Refused`."""
         self._again.pop(uid, None)
         await self._mounting.withdraw(uid)
-        self._growing.leave(uid)
         for name in self._used.pop(uid, ()):
             self._attachments.release(name, uid)
+
+    async def _expand(self, wanted: CsiVolume, path: Path, bound: BoundVolume, size: int) -> None:
+        """Raises `NotGrown`, `Refused` where the driver cannot be asked."""
+        driver = self._drivers.get(wanted.driver)
+        able = await driver.capabilities()
+        if not able.expands:
+            text = f"NodeExpand is not supported by the CSI driver {wanted.driver}"
+            raise NotGrown(text, unsupported=True)
+        assert isinstance(bound.source, CSIPersistentVolume)
+        secrets = await self._secret(bound.source.node_expand_secret_ref, "NodeExpandSecretRef")
+        volume, staging = replace(wanted, secrets=secrets), self._mounting.staging(wanted)
+        try:
+            await driver.expand(volume, able, path, staging, size)
+        except DriverFailed as failure:
+            infeasible = failure.code in _INFEASIBLE
+            raise NotGrown(
+                f"{_EXPANDING}{'' if infeasible else ' :'} {failure}",
+                settled=failure.settled,
+                infeasible=infeasible,
+                in_use=failure.code == FAILED_PRECONDITION,
+            ) from failure
 
     def _use(self, uid: str, wanted: CsiVolume) -> None:
         """Said before it is used, so that nobody detaches it meanwhile."""

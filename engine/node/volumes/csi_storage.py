@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from engine.api.events import EventRecorder
 from engine.api.pod import Pod, Volume
 from engine.csi import places
 from engine.csi.records import DriverRecords
@@ -17,6 +16,7 @@ from engine.metrics import Registry
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.made import MadeVolume
 
 if TYPE_CHECKING:
     from engine.csi.drivers import Drivers
@@ -48,11 +48,10 @@ class CsiStorage:
         *,
         registry: Registry,
         tasks: Tasks,
-        recorder: EventRecorder,
         clock: Callable[[], float],
         usage_seconds: float,
     ) -> None:
-        self._recorder, self._clock, self._usage_seconds = recorder, clock, usage_seconds
+        self._clock, self._usage_seconds = clock, usage_seconds
         self._root = root
         self._node = node
         self._objects = objects
@@ -71,9 +70,7 @@ class CsiStorage:
         drivers = Drivers(self._records, self._registry)
         mounting = Mounting(self._root, self._node, drivers, self._tasks, self._attachments)
         usages = VolumeUsages(drivers, self._tasks, self._clock, self._usage_seconds)
-        volumes = CsiVolumes(
-            self._node, drivers, mounting, self._objects, self._attachments, self._recorder, self._clock
-        )
+        volumes = CsiVolumes(self._node, drivers, mounting, self._objects, self._attachments)
         return _Parts(drivers, mounting, volumes, usages)
 
     @property
@@ -95,21 +92,15 @@ class CsiStorage:
     async def deregister(self, name: str, socket: Path) -> None:
         await self._parts.drivers.deregister(name, socket)
 
-    async def set_up(self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event) -> Path:
-        """Where containers find it. Raises `VolumeRefused`. `left` is set when nobody waits any more."""
+    async def set_up(
+        self, pod: Pod, volume: Volume, bound: BoundVolume | None, left: asyncio.Event
+    ) -> MadeVolume:
+        """Raises `VolumeRefused`. `left` is set when nobody waits any more."""
         return await self._parts.volumes.set_up(pod, volume, bound, left)
 
     def to_publish_again(self, uid: str) -> set[str]:
         """The names of a pod's volumes whose drivers want to be asked again and again."""
         return self._parts.volumes.to_publish_again(uid) if self._loaded else set()
-
-    def may_grow(self, uid: str) -> set[str]:
-        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
-        return self._parts.volumes.may_grow(uid) if self._loaded else set()
-
-    async def grow(self, uid: str, bound: BoundVolume) -> None:
-        """A pod's volume may have become larger. Raises `VolumeRefused`."""
-        await self._parts.volumes.grow(uid, bound)
 
     async def usage(
         self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]

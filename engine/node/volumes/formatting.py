@@ -1,4 +1,4 @@
-"""File systems on block devices, by the machine's own programs: blkid, mkfs, fsck, mount.
+"""File systems on block devices, by the machine's own programs: blkid, mkfs, fsck, mount, resize2fs.
 
 A device on which there is nothing gets a file system; one that holds something is never written over. Source:
 kubelet v1.36 (`mount-utils`).
@@ -20,7 +20,7 @@ from engine.host.child import Printed, run_child
 LOOK_SECONDS: Final = 60.0
 MOUNT_SECONDS: Final = 120.0
 WORK_SECONDS: Final = 3600.0
-"""Of making and of checking a file system."""
+"""Of making, checking and growing a file system."""
 
 DEFAULT_KIND: Final = "ext4"
 PARTITIONS: Final = "unknown data, probably partitions"
@@ -33,11 +33,49 @@ _OPTIONS = {"ext3": ("-F", "-m0"), "ext4": ("-F", "-m0"), "xfs": ("-f",)}
 log = logging.getLogger("kubengine.volumes")
 
 
+class FilesystemMismatch(Refused):
+    """What is on a device is no file system of the kind that was asked for, and is not mounted as one."""
+
+
 async def format_and_mount(device: Path, target: Path, kind: str, options: Sequence[str]) -> None:
-    """Mounts a device with a file system of this kind, made where there is none. Raises `Refused`."""
+    """Mounts a device with a file system of this kind, made where there is none.
+
+    Raises `InvalidInput` for what is no kind, `FilesystemMismatch` and `Refused`.
+    """
     if not _KIND.fullmatch(kind):
         raise InvalidInput(f"{kind!r} is no kind of file system")
+    about = f"local: failed to mount device {device} at {target} (fstype: {kind}), error"
+    try:
+        await _format_and_mount(device, target, kind, options)
+    except FilesystemMismatch as error:
+        raise FilesystemMismatch(f"{about} {error}") from error
+    except Refused as error:
+        raise Refused(f"{about} {error}") from error
+
+
+async def grow_file_system(device: Path, mount: Path) -> None:
+    """Gives the file system on a device, which is mounted there, all of its room. Raises `Refused`."""
+    found = await _found(device)
+    commands = {
+        **{kind: ["resize2fs", str(device)] for kind in ("ext3", "ext4")},
+        "xfs": ["xfs_growfs", "-d", str(mount)],
+        "btrfs": ["btrfs", "filesystem", "resize", "max", str(mount)],
+    }
+    if not found:
+        return
+    command = commands.get(found)
+    if command is None:
+        text = f"resize of format {found} is not supported for device {device} mounted at {mount}"
+        raise Refused(f"ResizeFS.Resize - {text}")
+    grown = await _run(command, WORK_SECONDS)
+    if grown.code:
+        text = f"resize of device {command[-1]} failed: exit status {grown.code}"
+        raise Refused(f"{text}. {command[0]} output: {_words(grown)}")
+
+
+async def _format_and_mount(device: Path, target: Path, kind: str, options: Sequence[str]) -> None:
     read_only = "ro" in options
+    mounting = [*options, "defaults"]
     found = await _found(device)
     if found:
         if not read_only:
@@ -49,13 +87,14 @@ async def format_and_mount(device: Path, target: Path, kind: str, options: Seque
         log.info("%s holds nothing: it gets a file system of kind %s", device, kind)
         made = await _run([f"mkfs.{kind}", *_OPTIONS.get(kind, ()), str(device)], WORK_SECONDS)
         if made.code:
-            raise Refused(f'format of disk "{device}" failed: type:("{kind}") output:({_words(made)})')
-    command = ["mount", "-t", kind, "-o", ",".join([*options, "defaults"]), str(device), str(target)]
+            asked = f'type:("{kind}") target:("{target}") options:("{",".join(mounting)}")'
+            why = f"errcode:(exit status {made.code}) output:({_words(made)})"
+            raise Refused(f'format of disk "{device}" failed: {asked} {why}')
+    command = ["mount", "-t", kind, "-o", ",".join(mounting), str(device), str(target)]
     mounted = await _run(command, MOUNT_SECONDS)
     if mounted.code:
-        other = f" (it holds {found})" if found and found != kind else ""
-        text = f"local: failed to mount device {device} at {target} (fstype: {kind}), error"
-        raise Refused(f"{text} {_words(mounted)}{other}")
+        text = f"mount failed: exit status {mounted.code}: {_words(mounted)}"
+        raise FilesystemMismatch(f"{text} (it holds {found})") if found not in ("", kind) else Refused(text)
 
 
 async def _found(device: Path) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from engine.api.duration import doubled
 from engine.api.errors import Missing, Refused
@@ -25,12 +25,23 @@ from engine.api.storage import LocalVolume
 from engine.host.tasks import Tasks
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
-from engine.node.volumes.claims import BoundVolume, bound_volume, claim_name, is_of_driver, mount_options
+from engine.node.volumes.claims import (
+    BoundVolume,
+    bound_volume,
+    claim_name,
+    is_of_driver,
+    is_read_only,
+    mount_options,
+)
 from engine.node.volumes.contents import Contents, ContentSource
 from engine.node.volumes.csi_storage import CsiStorage
 from engine.node.volumes.local_devices import LocalDevices
+from engine.node.volumes.made import MadeVolume
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
 from engine.node.volumes.refusals import VolumeRefused, refusing
+
+if TYPE_CHECKING:
+    from engine.node.volumes.growing import Growing
 
 FIRST_RETRY_SECONDS: Final = 1.0
 LAST_RETRY_SECONDS: Final = 120.0
@@ -39,14 +50,6 @@ REPUBLISH_SECONDS: Final = 60.0
 GROWTH_SECONDS: Final = 60.0
 
 log = logging.getLogger("kubengine.volumes")
-
-
-@dataclass(frozen=True, slots=True)
-class MadeVolume:
-    """Where containers find a volume, and what its claim, if it has one, is bound to."""
-
-    path: Path
-    bound: BoundVolume | None = None
 
 
 class VolumeKeeper:
@@ -145,6 +148,8 @@ class VolumeKeeper:
         await self._csi.withdraw(uid)
         await asyncio.to_thread(remove, uid)
         await self._local.leave(uid)
+        if self._has_claims:
+            self._growing.leave(uid)
         self._kept.pop(uid, None)
 
     async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
@@ -159,8 +164,10 @@ class VolumeKeeper:
                 paths = await asyncio.to_thread(
                     self._volumes.set_up, kept.pod, given, allocatable=self._allocatable()
                 )
-                paths |= await self._of_drivers(kept, bound)
-                kept.made = {name: MadeVolume(path, bound.get(name)) for name, path in paths.items()}
+                made_here = {name: self._made(bound.get(name), path) for name, path in paths.items()}
+                volumes = made_here | await self._of_drivers(kept, bound)
+                await self._grow_at_mount(kept.pod, volumes)
+                kept.made = volumes
                 kept.shown = True
                 self._look_again_at(kept, contents)
             if kept.stale:
@@ -170,7 +177,7 @@ class VolumeKeeper:
                 made.set_exception(error)
         else:
             if not made.done():
-                made.set_result(paths)
+                made.set_result({name: volume.path for name, volume in volumes.items()})
         finally:
             made.cancel()
 
@@ -230,11 +237,16 @@ class VolumeKeeper:
             await self._local.take(pod.uid, each)
             if not each.block:
                 options = mount_options(volume, each)
-                directory = await self._local.set_up(pod.uid, each.name, each.source, options)
+                directory = await self._local.set_up(pod.uid, each, each.source, options)
                 found[volume.name] = replace(each, directory=directory)
         return found
 
-    async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, Path]:
+    def _made(self, bound: BoundVolume | None, path: Path) -> MadeVolume:
+        if bound is None or not isinstance(bound.source, LocalVolume):
+            return MadeVolume(path, bound)
+        return MadeVolume(path, bound, self._local.expand, grows=True)
+
+    async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
         """Beside each other; the first refusal is raised when all have ended."""
         volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
         making = (self._csi.set_up(kept.pod, v, bound.get(v.name), kept.leaving) for v in volumes)
@@ -242,7 +254,25 @@ class VolumeKeeper:
         for failure in made:
             if isinstance(failure, BaseException):
                 raise failure
-        return {v.name: path for v, path in zip(volumes, made, strict=True) if isinstance(path, Path)}
+        found = zip(volumes, made, strict=True)
+        return {volume.name: each for volume, each in found if isinstance(each, MadeVolume)}
+
+    @cached_property
+    def _growing(self) -> Growing:
+        """A node without claims has no use for it."""
+        from engine.node.volumes.growing import Growing
+
+        return Growing(self._node().metadata.name, self._objects, self._recorder, self._clock)
+
+    @property
+    def _has_claims(self) -> bool:
+        return "_growing" in self.__dict__
+
+    async def _grow_at_mount(self, pod: Pod, volumes: Mapping[str, MadeVolume]) -> None:
+        for volume in used_volumes(pod):
+            made = volumes.get(volume.name)
+            if made is not None and made.expand is not None:
+                await self._growing.at_mount(pod, made, read_only=is_read_only(volume))
 
     async def _publish_again(self, kept: _Kept) -> None:
         names = self._csi.to_publish_again(kept.pod.uid)
@@ -254,7 +284,7 @@ class VolumeKeeper:
 
     async def _grow(self, kept: _Kept) -> None:
         """A claim that cannot be read now is read again in its time."""
-        claims = self._csi.may_grow(kept.pod.uid)
+        claims = self._may_grow(kept.pod.uid)
         for volume in used_volumes(kept.pod):
             claim = claim_name(kept.pod, volume)
             if claim is None or claim not in claims or kept.left:
@@ -265,9 +295,13 @@ class VolumeKeeper:
                 log.info("of %s: %s", kept.pod.full_name, error)
                 continue
             try:
-                await self._csi.grow(kept.pod.uid, bound)
+                await self._growing.meanwhile(kept.pod.uid, bound)
             except VolumeRefused as error:
                 raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
+
+    def _may_grow(self, uid: str) -> set[str]:
+        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        return self._growing.may_grow(uid) if self._has_claims else set()
 
     async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
         for volume in used_volumes(kept.pod):
@@ -293,7 +327,7 @@ class VolumeKeeper:
         first = min((each.renew_at for each in contents.values()), default=float("inf"))
         if self._csi.to_publish_again(kept.pod.uid):
             first = min(first, self._clock() + REPUBLISH_SECONDS)
-        if self._csi.may_grow(kept.pod.uid):
+        if self._may_grow(kept.pod.uid):
             first = min(first, self._clock() + GROWTH_SECONDS)
         if first != float("inf"):
             self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))

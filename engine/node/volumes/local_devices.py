@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
-from engine.api.errors import Refused
+from engine.api.errors import KubengineError, Refused
+from engine.api.events import WARNING, EventRecorder
 from engine.api.storage import LocalVolume
 from engine.cri.paths import pods_directory
 from engine.host.beneath import opened_parent
@@ -24,10 +25,11 @@ from engine.host.mounts import clear_mount, is_mount
 from engine.node.volumes import block_device, local
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.local import check_path
-from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, refusing
+from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, NotGrown, refusing
 
 INITIALIZING: Final = "MountVolume.NewMounter initialization failed"
 MOUNT_DEVICE: Final = "MountVolume.MountDevice failed"
+MISMATCH: Final = "FailedMountOnFilesystemMismatch"
 _MOUNTS: Final = "plugins/kubernetes.io/local-volume/mounts"
 
 log = logging.getLogger("kubengine.volumes")
@@ -36,11 +38,13 @@ log = logging.getLogger("kubengine.volumes")
 class LocalDevices:
     """Under the node's directory `root`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, recorder: EventRecorder) -> None:
         self._root = root
+        self._recorder = recorder
         self._mounts = root / _MOUNTS
         self._pods = pods_directory(root)
         self._users: defaultdict[str, set[str]] = defaultdict(set)
+        self._mismatches: dict[str, str] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def take(self, uid: str, bound: BoundVolume) -> None:
@@ -55,17 +59,18 @@ class LocalDevices:
                     raise Refused(TAKEN)
         self._users[name].add(uid)
 
-    async def set_up(self, uid: str, name: str, volume: LocalVolume, options: Sequence[str]) -> Path:
+    async def set_up(self, uid: str, bound: BoundVolume, volume: LocalVolume, options: Sequence[str]) -> Path:
         """Of what a pod that took the volume gets a mount: its own directory, or where its file system is.
 
         Raises `VolumeRefused`.
         """
+        name = bound.name
         with refusing(name):
             check_path(volume)
         with refusing(name, INITIALIZING):
             if not await asyncio.to_thread(_is_device, volume):
                 return Path(volume.path)
-        from engine.node.volumes.formatting import DEFAULT_KIND, format_and_mount
+        from engine.node.volumes.formatting import DEFAULT_KIND, FilesystemMismatch, format_and_mount
 
         target = self._mounts / name
         async with self._turn(name):
@@ -76,11 +81,27 @@ class LocalDevices:
                 try:
                     kind = DEFAULT_KIND if volume.fs_type is None else volume.fs_type
                     await format_and_mount(Path(volume.path), target, kind or DEFAULT_KIND, options)
-                except BaseException:
+                except BaseException as error:
                     self._users[name].discard(uid)
                     await self._try_to_take_away(name)
+                    if isinstance(error, FilesystemMismatch):
+                        self._say_mismatch(bound, error)
                     raise
+                self._mismatches.pop(name, None)
         return target
+
+    async def expand(self, bound: BoundVolume, _: int) -> None:
+        """What is on a device gets all the room there is. Raises `NotGrown`."""
+        assert isinstance(bound.source, LocalVolume)
+        try:
+            if bound.block or not await asyncio.to_thread(_is_device, bound.source):
+                return
+            from engine.node.volumes.formatting import grow_file_system
+
+            async with self._turn(bound.name):
+                await grow_file_system(Path(bound.source.path), self._mounts / bound.name)
+        except (KubengineError, OSError) as error:
+            raise NotGrown(str(error)) from error
 
     async def leave(self, uid: str) -> None:
         """A pod has let go of volumes, or is to: what nobody has is taken away."""
@@ -98,6 +119,13 @@ class LocalDevices:
             async with self._turn(name):
                 if not self._users.get(name):
                     await self._try_to_take_away(name)
+
+    def _say_mismatch(self, bound: BoundVolume, error: Exception) -> None:
+        """To who looks at the volume, once while it stays the same."""
+        text = f'MountVolume failed for volume "{bound.name}" {error}'
+        if self._mismatches.get(bound.name) != text:
+            self._mismatches[bound.name] = text
+            self._recorder.volume(bound.metadata, WARNING, MISMATCH, text)
 
     async def _try_to_take_away(self, name: str) -> None:
         try:

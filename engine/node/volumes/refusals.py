@@ -21,6 +21,24 @@ class VolumeRefused(Refused):
         super().__init__(message, errno=errno)
 
 
+class NotGrown(Refused):
+    """A volume that is not made larger. `settled`: nothing of it is under way any more; `infeasible`: it
+    cannot have that size; `in_use`: not as long as pods here have it; `unsupported`: nobody here could."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        settled: bool = True,
+        infeasible: bool = False,
+        in_use: bool = False,
+        unsupported: bool = False,
+    ) -> None:
+        self.settled, self.infeasible = settled, infeasible
+        self.in_use, self.unsupported = in_use, unsupported
+        super().__init__(message)
+
+
 @contextmanager
 def refusing(volume: str, doing: str = SET_UP) -> Iterator[None]:
     """What goes wrong with a volume is raised as `VolumeRefused` naming it and what failed."""
