@@ -42,7 +42,7 @@ help:
 	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/'
 	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 runs its kernels under qemu'
-	@echo 'make deb              the Debian package in dist/'
+	@echo 'make deb              the Debian packages in dist/: a node, and the planner'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
 

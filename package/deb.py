@@ -1,6 +1,7 @@
-"""Builds the Debian package: `deb.py WHEEL DIRECTORY` writes DIRECTORY/kubengine_VERSION_ARCHITECTURE.deb.
+"""Builds the Debian packages: `deb.py WHEEL DIRECTORY` writes DIRECTORY/kubengine_VERSION_ARCHITECTURE.deb,
+and kubengine-plan with the library that only the planner needs and that is larger than all the rest.
 
-Debian has none of the libraries in the versions that are needed, so the package brings those that it was
+Debian has none of the libraries in the versions that are needed, so the packages bring those that they were
 tried with: an environment in /usr/lib/kubengine for the distribution's Python, compiled beforehand.
 """
 
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import zipfile
 from importlib.metadata import Distribution, PathDistribution
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import man
 import manylinux
@@ -24,6 +25,12 @@ from engine.api.version import engine_version
 HERE = Path(__file__).parent
 HOME = Path("usr/lib/kubengine")
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+SITE = HOME / f"lib/{PYTHON}/site-packages"
+PLANNERS = "pyarrow"
+FOR_COMPILERS = {".a", ".c", ".cc", ".cpp", ".h", ".hpp", ".pxd", ".pxi", ".pyi", ".pyx"}
+FOR_LINKERS = ("pyarrow/lib[!.]*.so", "pyarrow/lib*.so.*.*")
+NOT_USED = ("pyarrow/*flight*", "pyarrow/*s3*")
+"""Services that no plan is read from; pyarrow does without these two."""
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/kubengine",
     "zsh": "usr/share/zsh/vendor-completions/_kubengine",
@@ -36,30 +43,30 @@ main()
 """
 
 
-def build(wheel: Path, directory: Path) -> Path:
-    """The package of `wheel` and of what it requires."""
+def build(wheel: Path, directory: Path) -> list[Path]:
+    """The packages of `wheel` and of what it requires: the node's and the planner's."""
     with tempfile.TemporaryDirectory() as name:
-        tree = Path(name, "kubengine")
-        environment(tree, wheel)
-        put(tree / "usr/bin/kubengine", COMMAND, 0o755)
-        put(tree / "lib/systemd/system/kubengine.service", (HERE / "kubengine.service").read_text())
-        put(tree / "etc/kubengine/config.yaml", (HERE.parent / "examples/containerd-config.yaml").read_text())
-        put(tree / "etc/default/kubengine", (HERE / "debian/default").read_text())
-        put(tree / "usr/share/doc/kubengine/copyright", (HERE / "debian/copyright").read_text())
+        node, planner = Path(name, "kubengine"), Path(name, "kubengine-plan")
+        environment(node, wheel)
+        libraries(node, planner, wheel)
+        put(node / "usr/bin/kubengine", COMMAND, 0o755)
+        put(node / "lib/systemd/system/kubengine.service", (HERE / "kubengine.service").read_text())
+        put(node / "etc/kubengine/config.yaml", (HERE.parent / "examples/containerd-config.yaml").read_text())
+        put(node / "etc/default/kubengine", (HERE / "debian/default").read_text())
         for file in (HERE / "monitoring").iterdir():
-            put(tree / "usr/share/kubengine/monitoring" / file.name, file.read_text())
+            put(node / "usr/share/kubengine/monitoring" / file.name, file.read_text())
         for page, text in man.pages():
-            path = tree / f"usr/share/man/man1/{page}.1.gz"
+            path = node / f"usr/share/man/man1/{page}.1.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(gzip.compress(text.encode(), mtime=0))
         for shell, target in COMPLETIONS.items():
-            put(tree / target, run(sys.executable, "-m", "engine.cli", "completion", shell))
-        control(tree, wheel)
+            put(node / target, run(sys.executable, "-m", "engine.cli", "completion", shell))
+        for script in ("postinst", "prerm", "postrm"):
+            put(node / "DEBIAN" / script, (HERE / "debian" / script).read_text(), 0o755)
+        kept = sorted(path.relative_to(node) for path in (node / "etc").rglob("*") if path.is_file())
+        put(node / "DEBIAN/conffiles", "".join(f"/{path}\n" for path in kept))
         directory.mkdir(parents=True, exist_ok=True)
-        architecture = run("dpkg", "--print-architecture").strip()
-        package = directory / f"kubengine_{engine_version()}_{architecture}.deb"
-        run("dpkg-deb", "--build", "--root-owner-group", "-Zzstd", "-z3", str(tree), str(package))
-        return package
+        return [package(tree, wheel, directory) for tree in (node, planner)]
 
 
 def environment(tree: Path, wheel: Path) -> None:
@@ -68,18 +75,31 @@ def environment(tree: Path, wheel: Path) -> None:
     (home / "bin").mkdir(parents=True)
     (home / "bin/python3").symlink_to(f"/usr/bin/{PYTHON}")
     put(home / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
-    packages = home / f"lib/{PYTHON}/site-packages"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--no-deps", "--no-index"]
-    run(*pip, "--target", str(packages), str(wheel))
-    shutil.rmtree(packages / "bin", ignore_errors=True)
+    run(*pip, "--target", str(tree / SITE), str(wheel))
+    shutil.rmtree(tree / SITE / "bin", ignore_errors=True)
+
+
+def libraries(node: Path, planner: Path, wheel: Path) -> None:
+    """What `wheel` requires, where it belongs, and all of it compiled."""
     for distribution in requirements(wheel):
-        for file in distribution.files or ():
-            if not {"..", "__pycache__", "tests"} & set(file.parts):
-                target = packages / file
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(str(file.locate()), target)
+        tree = planner if distribution.name == PLANNERS else node
+        for file in filter(is_run, distribution.files or ()):
+            target = tree / SITE / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(str(distribution.locate_file(file)), target)
     compile_ahead = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
-    run(*compile_ahead, "-s", str(tree), "-p", "/", str(packages))
+    for tree in (node, planner):
+        run(*compile_ahead, "-s", str(tree), "-p", "/", str(tree / SITE))
+
+
+def is_run(file: PurePath) -> bool:
+    """Whether a file of a library is there to be run, not for its own tests or for who compiles with it."""
+    return (
+        not {"..", "__pycache__", "tests"} & set(file.parts)
+        and file.suffix not in FOR_COMPILERS
+        and not any(file.match(pattern) for pattern in (*FOR_LINKERS, *NOT_USED))
+    )
 
 
 def requirements(wheel: Path) -> list[Distribution]:
@@ -97,22 +117,22 @@ def requirements(wheel: Path) -> list[Distribution]:
     return list(found.values())
 
 
-def control(tree: Path, wheel: Path) -> None:
-    """What dpkg is told: the relations to other packages, configuration files and scripts."""
-    size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file()) // 1024
+def package(tree: Path, wheel: Path, directory: Path) -> Path:
+    """Tells dpkg what is in `tree` and how it relates to other packages, and packs it."""
+    architecture = run("dpkg", "--print-architecture").strip()
     (major, minor), _ = manylinux.needs(wheel)
     values = {
         "version": engine_version(),
-        "architecture": run("dpkg", "--print-architecture").strip(),
-        "size": size,
+        "architecture": architecture,
+        "size": sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file()) // 1024,
         "python": PYTHON,
         "libc": f"{major}.{minor}",
     }
-    put(tree / "DEBIAN/control", (HERE / "debian/control").read_text().format(**values))
-    kept = sorted(path.relative_to(tree) for path in (tree / "etc").rglob("*") if path.is_file())
-    put(tree / "DEBIAN/conffiles", "".join(f"/{path}\n" for path in kept))
-    for script in ("postinst", "prerm", "postrm"):
-        put(tree / "DEBIAN" / script, (HERE / "debian" / script).read_text(), 0o755)
+    put(tree / "usr/share/doc" / tree.name / "copyright", (HERE / "debian/copyright").read_text())
+    put(tree / "DEBIAN/control", (HERE / f"debian/control.{tree.name}").read_text().format(**values))
+    target = directory / f"{tree.name}_{engine_version()}_{architecture}.deb"
+    run("dpkg-deb", "--build", "--root-owner-group", "-Zzstd", "-z3", str(tree), str(target))
+    return target
 
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:
@@ -126,4 +146,4 @@ def run(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build(Path(sys.argv[1]), Path(sys.argv[2]))}\n")
+    sys.stdout.writelines(f"{built}\n" for built in build(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -35,6 +35,9 @@ COMMANDS: dict[str, str] = {
     "status": "Show the pods of a running agent.",
 }
 
+PACKAGES = {"pyarrow": "kubengine-plan"}
+"""Libraries that a node does without, and the Debian package that brings each."""
+
 
 class _LazyGroup(click.Group):
     """A group whose help needs no subcommand's imports."""
@@ -45,7 +48,14 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"engine.cli.{cmd_name.replace('-', '_')}")
+        try:
+            module = import_module(f"engine.cli.{cmd_name.replace('-', '_')}")
+        except ModuleNotFoundError as error:
+            if error.name not in PACKAGES:
+                raise
+            raise click.ClickException(
+                f"{error.name}: not installed (Debian: {PACKAGES[error.name]})"
+            ) from error
         command: click.Command = module.command
         command.name = cmd_name
         return command
