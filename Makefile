@@ -144,15 +144,17 @@ clean:
 	rm -f engine/_fast/*.so engine/_fast/*.c engine/_fast/*/*.so engine/_fast/*/*.c
 	find engine tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Installs what is missing and starts no service of it; a machine without a package mirror goes on without.
+# Installs what is missing and starts no service of it, now or at boot; a machine without a package mirror goes on without.
 START_POLICY := /usr/sbin/policy-rc.d
 define apt-install
 	missing=; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
-	if [ -n "$$missing" ]; then echo "installing$$missing"; \
+	if [ -n "$$missing" ]; then echo "installing$$missing"; asleep=; \
+	  for p in $$missing; do systemctl -q is-enabled $$p.service 2>/dev/null || asleep="$$asleep $$p.service"; done; \
 	  if [ ! -e $(START_POLICY) ]; then trap 'rm -f $(START_POLICY)' EXIT; \
 	    trap 'exit 1' INT TERM; printf '#!/bin/sh\nexit 101\n' >$(START_POLICY); chmod 755 $(START_POLICY); fi; \
 	  { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing \
-	    >/dev/null; } || echo "could not install$$missing; going on without" >&2; fi
+	    >/dev/null; } || echo "could not install$$missing; going on without" >&2; \
+	  for u in $$asleep; do systemctl -q disable $$u 2>/dev/null || :; done; fi
 endef
 
 # Whether a compiler, and a Python with headers and venv, are there.
