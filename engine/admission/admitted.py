@@ -34,6 +34,11 @@ class _Leaving:
     holds: bool
 
 
+def _told(node: Node) -> tuple[object, ...]:
+    """What its `NodeFacts` follow from, as it is now."""
+    return node.metadata.name, dict(node.labels), list(node.spec.taints or ()), dict(node.allocatable)
+
+
 class AdmittedPods:
     """A node and its pods. `check` costs the same however many pods there are.
 
@@ -47,6 +52,7 @@ class AdmittedPods:
     def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
         """Raises `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
         self.node = NodeFacts.of(node)
+        self._told = _told(node)
         self.table = PodTable()
         self._sums = Sums(self.table, self.node)
         self._ports = UsedPorts()
@@ -79,7 +85,10 @@ class AdmittedPods:
 
     def set_node(self, node: Node) -> None:
         """The node's allocatable, labels or taints changed. Pods that are there stay."""
-        facts = NodeFacts.of(node)
+        told = _told(node)
+        if told == self._told:
+            return
+        facts, self._told = NodeFacts.of(node), told
         if facts != self.node:
             self.node = facts
             self._sums.set_node(facts)

@@ -93,6 +93,13 @@ class NodeDescription:
             ),
         )
 
+    def judging(self) -> Node:
+        """As `current`, with no more than what pods are judged by: labels, taints, what can be given."""
+        metadata, spec = self._known or (self._metadata, self._spec)
+        return Node(
+            metadata=metadata, spec=spec, status=NodeStatus(allocatable=self._resources.allocatable())
+        )
+
     async def complete(self) -> Node:
         """As `own`, with images (without where the runtime doesn't answer), and addresses found anew."""
         await self._addresses.look()

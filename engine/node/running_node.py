@@ -151,7 +151,7 @@ class RunningNode:
             devices=managers.devices,
             admission=managers.admission,
             support=_host_support(config, runtime_health),
-            node=self.description.current,
+            node=self.description.judging,
             resources=resources,
             cgroups=cgroups,
             registry=setting.registry,
@@ -328,7 +328,7 @@ class RunningNode:
         self._pod_cidr.heard(spec.pod_cidrs or ())
         self.attachments.heard(status)
         self._events.look_at_schedulable(unschedulable=spec.unschedulable)
-        self.managers.admission.set_node(self.description.current())
+        self.managers.admission.set_node(self.description.judging())
         if judged_anew:
             self.pods.something_changed()
 
@@ -340,7 +340,7 @@ class RunningNode:
 
     def _capacity_changed(self) -> None:
         self._belonging.conditions_changed()
-        self.managers.admission.set_node(self.description.current())
+        self.managers.admission.set_node(self.description.judging())
         self.pods.something_changed()
         for uid in self.managers.devices.state.pods:
             self.pods.notify(uid)

@@ -12,7 +12,7 @@ from engine._fast import _predicates_c, _predicates_py, _requests_c, _requests_p
 from engine.admission import AdmittedPods
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
-from engine.api.node import Node
+from engine.api.node import Node, Taint
 from engine.api.pod import Pod
 
 GPU, OTHER = "example.com/gpu", "example.com/other"
@@ -124,3 +124,18 @@ def test_what_a_node_has_holds_from_when_it_is_told():
     assert not admitted.expect_if_it_fits(pod("u", asked))
     admitted.set_node(node(cpu="8"))
     assert admitted.expect_if_it_fits(pod("u", asked))
+
+
+def test_a_node_that_was_changed_in_place_is_seen_again():
+    told = node()
+    admitted = AdmittedPods(told)
+    asked = {"containers": [{"name": "c", "resources": {"requests": {"cpu": "5"}}}]}
+    told.allocatable.update(node(cpu="8").allocatable)
+    admitted.set_node(told)
+    assert not admitted.check(pod("u", asked))
+    told.spec.taints = [Taint(key="k", effect="NoExecute")]
+    admitted.set_node(told)
+    assert admitted.check(pod("u", asked))
+    told.spec.taints.clear()
+    admitted.set_node(told)
+    assert not admitted.check(pod("u", asked))
