@@ -287,3 +287,10 @@ def test_a_node_whose_pods_use_more_than_can_be_counted_is_named(cluster):
     full = replace(cluster, pods=cluster.pods.set_column(at, "usage/memory", pa.array(held)))
     with pytest.raises(InvalidInput, match=cluster.node_names[0]):
         evict(full, EvictParameters(threshold="90%"))
+
+
+def test_a_threshold_beyond_64_bits_is_never_covered(cluster):
+    rows = evict(cluster, EvictParameters(threshold="16Ei")).table.to_pylist()
+    missing = {row["node"]: row["amount"] for row in rows if row["decision"] == "stuck"}
+    assert missing.keys() == set(cluster.node_names)
+    assert all(2**62 < amount < 2**63 for amount in missing.values())

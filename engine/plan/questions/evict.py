@@ -1,6 +1,6 @@
 """evict: who goes first under memory, disk or PID pressure, and when it is over.
 
-Per node `eviction_course` plays the agent's own decisions until nothing is due: thresholds hard and soft
+`eviction_course` plays the agent's own decisions until nothing is due: thresholds hard and soft
 (`engine.eviction.thresholds`), merged and timed by `engine.eviction.pressure`, pods in the order of
 `engine.tables.eviction`. As on a node one pod goes at a time and critical pods stay.
 """
@@ -8,7 +8,8 @@ Per node `eviction_course` plays the agent's own decisions until nothing is due:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,13 +27,13 @@ from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, PodRows, Rows
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import Evictions, Store, Usage, course, nearest
+from engine.plan.questions.eviction_course import Courses, Evictions, Store, Usage, nearest
 from engine.plan.questions.image_columns import image_columns, image_slice
-from engine.plan.questions.node_stores import KINDS, NodeStores, Resource
+from engine.plan.questions.node_stores import KINDS, Kind, NodeStores, Resource
+from engine.plan.questions.pods_in_order import NodesPods
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.schema import MAX_AMOUNT
-from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC
-from engine.tables.eviction import eviction_order
+from engine.tables import QOS_NAMES
 
 
 class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -92,84 +93,104 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     )
     images = _unused_images(snapshot, parameters, configurations, rows)
     standing = snapshot.tables.columns.priority.astype(np.int64) << 3 | snapshot.tables.columns.qos << 1
-    rules: dict[tuple[str, Layout], tuple[list[Threshold], float]] = {}
+    alike: dict[tuple[str, Layout, tuple[int, ...]], list[int]] = {}
     for node in range(snapshot.node_count):
-        layout = stores.layouts[node]
-        key = configurations.key(node), layout
-        if key not in rules:
-            rules[key] = _rules(configurations.of(node), layout, main, parameters)
-        thresholds, transition_period = rules[key]
-        mine = stores.of(node)
+        key = configurations.key(node), stores.layouts[node], stores.readable[node]
+        alike.setdefault(key, []).append(node)
+    say: list[Callable[[], None]] = [lambda: None] * snapshot.node_count
+    for (_, layout, readable), nodes in alike.items():
+        mine = stores.of(np.array(nodes, np.int64), layout, readable)
         for store in mine:
-            store.images = images(node) if IMAGEFS_AVAILABLE in store.signals else 0
-        if not thresholds:
-            rows.add(node, "calm", "", f"no threshold for {main}", 0, kind.unit)
-        elif not any(main in store.signals for store in mine):
-            rows.add(node, "unknown", "", f"no reading of {main}", 0, kind.unit)
-        else:
-            _play(rows, snapshot, node, mine, thresholds, transition_period, layout, parameters, standing)
+            if IMAGEFS_AVAILABLE in store.signals:
+                store.images = np.array([images(node) for node in nodes], np.int64)
+        rules = _rules(configurations.of(nodes[0]), layout, main, parameters)
+        if not rules.thresholds or not any(main in store.signals for store in mine):
+            decision, what = ("unknown", "reading of") if rules.thresholds else ("calm", "threshold for")
+            for node in nodes:
+                say[node] = partial(rows.add, node, decision, "", f"no {what} {main}", 0, kind.unit)
+            continue
+        played = _Played(rows, snapshot, nodes, mine, rules, kind, parameters.max_evictions, standing)
+        for place, node in enumerate(nodes):
+            say[node] = partial(played.say, place)
+    for say_of_node in say:
+        say_of_node()
     return rows.answer()
 
 
-def _play(
-    rows: Rows,
-    snapshot: Snapshot,
-    node: int,
-    stores: Sequence[Store],
-    thresholds: Sequence[Threshold],
-    transition_period: float,
-    layout: Layout,
-    parameters: EvictParameters,
-    standing: NDArray[np.int64],
-) -> None:
-    kind = KINDS[parameters.resource]
-    columns = snapshot.tables.columns
-    first = int(snapshot.offsets[node])
-    mine = np.arange(first, snapshot.offsets[node + 1], dtype=np.int32)
+class _Rules(NamedTuple):
+    """Nodes' thresholds for the resource, their transition period in seconds, their layout."""
 
-    def order(use: Usage) -> NDArray[np.int64]:
-        ranked = eviction_order(columns, mine, kind.ranked, *use)
-        stays = columns.flags[ranked] & (STATIC | MIRROR | CRITICAL)
-        places: NDArray[np.int64] = ranked[stays == 0].astype(np.int64) - first
-        return places
+    thresholds: list[Threshold]
+    transition_period: float
+    layout: Layout
 
-    before = [store.available for store in stores]
-    found = course(
-        stores,
-        thresholds,
-        layout=layout,
-        transition_period=transition_period,
-        order=order,
-        max_evictions=parameters.max_evictions,
-    )
-    if found.began is None:
-        threshold, distance = nearest(thresholds, stores) or (thresholds[0], 0)
-        rows.add(node, "calm", "", f"{threshold.signal} is above {threshold.value}", distance, kind.unit)
-        return
-    evicted = 0
-    for step in found.steps:
-        if isinstance(step, Evictions):
-            evicted += len(step.pods)
-            pods = first + step.pods
-            rows.add_pods(node, "evict", PodRows(pods, standing[pods] | step.known, step.freed), kind.unit)
-            continue
-        said = f"{step.threshold.signal} below {step.threshold.value}"
-        if step.decision == "waits":
-            rows.add(node, "waits", "", said, step.amount, "s")
-        else:
-            rows.add(node, "reclaim", "", "unused images", step.amount, kind.unit)
-    for store, available in zip(stores, before, strict=True):
-        used, left = store.capacity - available, store.capacity - store.available
-        rows.add_use(node, store.signals[0].partition(".")[0], used, left, kind.unit)
-    signal, value = found.began.signal, found.began.value
-    if found.missing:
-        reason = f"{signal} stays below {value} after {evicted} evicted"
-        rows.add(node, "stuck", "", reason, found.missing, kind.unit)
-        return
-    left = next(store.available for store in stores if signal in store.signals)
-    rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", left, kind.unit)
-    for condition, seconds in found.clears.items():
-        rows.add(node, "clears", condition, "after the transition period", seconds, "s")
+
+class _Played:
+    """The courses of nodes with the same rules and stores, and what is said of each."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        snapshot: Snapshot,
+        nodes: Sequence[int],
+        stores: Sequence[Store],
+        rules: _Rules,
+        kind: Kind,
+        max_evictions: int,
+        standing: NDArray[np.int64],
+    ) -> None:
+        self._rows, self._nodes, self._unit, self._standing = rows, nodes, kind.unit, standing
+        self._signals = [store.signals for store in stores]
+        places, distances = nearest(rules.thresholds, stores)
+        self._nearest = [rules.thresholds[place] for place in places.tolist()], distances.tolist()
+        before = [(store.capacity - store.available).tolist() for store in stores]
+        self._courses = Courses(
+            stores,
+            rules.thresholds,
+            layout=rules.layout,
+            transition_period=rules.transition_period,
+            order=NodesPods(snapshot, np.array(nodes, np.int64), kind.ranked).in_order,
+            pods=snapshot.placed,
+            max_evictions=max_evictions,
+        ).found
+        self._available = [store.available.tolist() for store in stores]
+        self._used = list(
+            zip(before, [(store.capacity - store.available).tolist() for store in stores], strict=True)
+        )
+
+    def say(self, place: int) -> None:
+        """Put the rows of one of the nodes."""
+        rows, node, unit = self._rows, self._nodes[place], self._unit
+        found = self._courses[place]
+        if found.began is None:
+            threshold, distance = (values[place] for values in self._nearest)
+            rows.add(node, "calm", "", f"{threshold.signal} is above {threshold.value}", distance, unit)
+            return
+        evicted = 0
+        for step in found.steps:
+            if isinstance(step, Evictions):
+                evicted += len(step.pods)
+                keys = self._standing[step.pods] | step.known
+                rows.add_pods(node, "evict", PodRows(step.pods, keys, step.freed), unit)
+                continue
+            said = f"{step.threshold.signal} below {step.threshold.value}"
+            if step.decision == "waits":
+                rows.add(node, "waits", "", said, step.amount, "s")
+            else:
+                rows.add(node, "reclaim", "", "unused images", step.amount, unit)
+        for signals, (used, left) in zip(self._signals, self._used, strict=True):
+            rows.add_use(node, signals[0].partition(".")[0], used[place], left[place], unit)
+        signal, value = found.began.signal, found.began.value
+        if found.missing:
+            reason = f"{signal} stays below {value} after {evicted} evicted"
+            rows.add(node, "stuck", "", reason, found.missing, unit)
+            return
+        available = next(
+            there for there, signals in zip(self._available, self._signals, strict=True) if signal in signals
+        )[place]
+        rows.add(node, "relieved", "", f"{signal} was below {value}: {evicted} evicted", available, unit)
+        for condition, seconds in found.clears.items():
+            rows.add(node, "clears", condition, "after the transition period", seconds, "s")
 
 
 def _reason(standing: int) -> str:
@@ -196,10 +217,7 @@ def _unused_images(
     return of
 
 
-def _rules(
-    config: KubeletConfiguration, layout: Layout, signal: str, parameters: EvictParameters
-) -> tuple[list[Threshold], float]:
-    """A node's thresholds for the resource, and its transition period in seconds."""
+def _rules(config: KubeletConfiguration, layout: Layout, signal: str, parameters: EvictParameters) -> _Rules:
     changed: dict[str, Any] = {}
     if parameters.threshold:
         hard = HARD_DEFAULTS if config.eviction_hard is None else config.eviction_hard
@@ -211,7 +229,8 @@ def _rules(
     config = msgspec.structs.replace(config, **changed)
     thresholds = with_container_filesystem(thresholds_from_config(config), layout)
     wanted = KINDS[parameters.resource].signals
-    return [t for t in thresholds if t.signal in wanted], float(config.eviction_pressure_transition_period)
+    mine = [threshold for threshold in thresholds if threshold.signal in wanted]
+    return _Rules(mine, float(config.eviction_pressure_transition_period), layout)
 
 
 def _usage(snapshot: Snapshot, parameters: EvictParameters, rows: Rows) -> Usage:

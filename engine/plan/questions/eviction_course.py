@@ -1,17 +1,19 @@
-"""The course of eviction on one node, look by look, with availability computed instead of read.
+"""The courses of eviction on nodes with the same thresholds, look by look, with availability computed
+instead of read.
 
 Every decision is the agent's: `PressureTracker` says what is met and due, `layout.reclaims` what is cleaned
 up first, `eviction_order` who goes. Use stays as it is, so time matters for grace periods alone: looks are
 `LOOK_INTERVAL` apart while one runs, and a pod is gone as soon as it is evicted. Looks that can only find
 what the last one found are not made: pods go together up to the one whose end changes which thresholds are
-met. Pure: values in, steps out.
+met. Nodes on which the same thresholds were met at every look so far are looked at together, as the tracker
+sees nothing else of them. Pure: values in, steps out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,24 +24,27 @@ from engine.eviction.layout import Layout, reclaims
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.signals import Observation, Observations
 from engine.eviction.thresholds import Threshold
+from engine.plan.questions.pods_in_order import PodsInOrder
 
 LOOK_INTERVAL: Final = float(EvictionSection().interval)
 """Seconds between the agent's looks."""
 
 Usage = tuple[NDArray[np.int64], NDArray[np.uint8]]
 """int64[pods] in the store's unit, and uint8[pods]: whether it is known."""
+Amounts = NDArray[np.int64]
 
 
 @dataclass(slots=True)
 class Store:
-    """What runs short (memory, a file system, process ids) with the signals that watch it; `use` is what this
-    node's pods hold of it, `images` the bytes of unused images in it."""
+    """What runs short (memory, a file system, process ids) with the signals that watch it. int64[nodes] each:
+    its size, what is available of it, the bytes of unused images in it; `use` is what the snapshot's pods
+    hold of it."""
 
     signals: tuple[str, ...]
-    capacity: int
-    available: int
+    capacity: Amounts
+    available: Amounts
+    images: Amounts
     use: Usage
-    images: int = 0
 
 
 class Step(NamedTuple):
@@ -51,8 +56,8 @@ class Step(NamedTuple):
 
 
 class Evictions(NamedTuple):
-    """Pods that go one after another because of `threshold`: their places among the node's, what each frees
-    of what it is about, and whether that is known. int64[n], int64[n], uint8[n]."""
+    """Pods that go one after another because of `threshold`: their rows in the snapshot, what each frees of
+    what it is about, and whether that is known. int64[n], int64[n], uint8[n]."""
 
     threshold: Threshold
     pods: NDArray[np.int64]
@@ -60,129 +65,215 @@ class Evictions(NamedTuple):
     known: NDArray[np.uint8]
 
 
-class Course(NamedTuple):
-    """`began` is the threshold that was due first, None if none was; `missing` what is still short in the end
-    (0: relieved); `clears` the seconds after which each node condition that was raised is gone again."""
+@dataclass(slots=True)
+class Course:
+    """One node's. `began` is the threshold that was due first, None if none was; `missing` what is still
+    short in the end (0: relieved); `clears` the seconds after which each node condition that was raised is
+    gone again."""
 
-    steps: Sequence[Step | Evictions]
-    began: Threshold | None
-    missing: int
-    clears: Mapping[str, int]
-
-
-def course(
-    stores: Sequence[Store],
-    thresholds: Sequence[Threshold],
-    *,
-    layout: Layout,
-    transition_period: float,
-    order: Callable[[Usage], NDArray[np.int64]],
-    max_evictions: int,
-) -> Course:
-    """What follows until no threshold is due any more, or nobody is left to evict. `order` gives the places
-    of the pods that may be evicted, first to go first. `stores` are one or more."""
-    tracker = PressureTracker(thresholds, transition_period)
-    store_of = {signal: store for store in stores for signal in store.signals}
-    limits = [_limits(thresholds, store) for store in stores]
-    orders: dict[int, NDArray[np.int64]] = {}
-    gone = np.zeros(len(stores[0].use[0]), bool)
-    left_to_evict = max_evictions
-    steps: list[Step | Evictions] = []
+    steps: list[Step | Evictions]
     began: Threshold | None = None
-    missing = look = 0
-    now = 0.0
-    while True:
-        look += 1
-        seen = tracker.look(_observations(store_of, look), now)
+    missing: int = 0
+    clears: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Limit(NamedTuple):
+    """int64[nodes]: the amounts of `store` at which a threshold begins or ceases to be met, or covered."""
+
+    store: Store
+    amounts: Amounts
+
+
+@dataclass(slots=True)
+class _Alike:
+    """Nodes whose looks have found the same so far."""
+
+    nodes: NDArray[np.int64]
+    tracker: PressureTracker
+    looks: int = 0
+    now: float = 0.0
+    began: Threshold | None = None
+
+
+class Courses:
+    """What follows on each node until no threshold is due any more, or nobody is left to evict: `found`, and
+    in `stores` (one or more, the same on each node) what is available then. `order` gives the pods that may
+    be evicted of some nodes (their positions), first to go first; `pods` is how many the snapshot has."""
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        thresholds: Sequence[Threshold],
+        *,
+        layout: Layout,
+        transition_period: float,
+        order: Callable[[Usage, NDArray[np.int64]], PodsInOrder],
+        pods: int,
+        max_evictions: int,
+    ) -> None:
+        count = len(stores[0].capacity)
+        self.found = [Course([]) for _ in range(count)]
+        self._stores, self._layout, self._transition_period = stores, layout, transition_period
+        self._store_of = {signal: store for store in stores for signal in store.signals}
+        self._limits = [
+            _Limit(store, limits(threshold, store.capacity, reclaimed=reclaimed))
+            for threshold in thresholds
+            for store in stores
+            if threshold.signal in store.signals
+            for reclaimed in ((False, True) if threshold.min_reclaim is not None else (False,))
+        ]
+        self._order = order
+        self._orders: dict[int, PodsInOrder] = {}
+        self._gone = np.zeros(pods, bool)
+        self._left_to_evict = np.full(count, max_evictions, np.int64)
+        everywhere = np.arange(count, dtype=np.int64)
+        self._pressed = everywhere[self._met(everywhere) != 0]
+        looking = [_Alike(everywhere, PressureTracker(thresholds, transition_period))]
+        while looking:
+            looking.extend(self._look(looking.pop()))
+
+    def _met(self, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which limits are not reached, a bit for each."""
+        met = np.zeros(len(nodes), np.int64)
+        for bit, (store, amounts) in enumerate(self._limits):
+            met |= (store.available[nodes] < amounts[nodes]).astype(np.int64) << bit
+        return met
+
+    def _look(self, before: _Alike) -> Iterator[_Alike]:
+        """Those that are to be looked at again."""
+        for nodes in self._apart(before.nodes):
+            tracker = replace(before.tracker, last_seen=dict(before.tracker.last_seen))
+            alike = replace(before, nodes=nodes, tracker=tracker, looks=before.looks + 1)
+            self._follow(alike)
+            if len(alike.nodes):
+                yield alike
+
+    def _apart(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Nodes by what is met on them."""
+        met, which = np.unique(self._met(nodes), return_inverse=True)
+        return [nodes[which == number] for number in range(len(met))]
+
+    def _follow(self, alike: _Alike) -> None:
+        """One look, and what is done after it; nodes whose course has ended are left out from then on."""
+        seen = alike.tracker.look(self._observations(int(alike.nodes[0]), alike.looks), alike.now)
+        if not seen.act_on and not seen.waiting:
+            last_seen = alike.tracker.last_seen.items()
+            clears = {condition: round(at + self._transition_period) for condition, at in last_seen}
+            for course in self._courses(alike.nodes):
+                course.began, course.clears = alike.began, clears
+            alike.nodes = alike.nodes[:0]
+            return
         if not seen.act_on:
-            if not seen.waiting:
-                break
             threshold, left = min(seen.waiting, key=lambda waiting: waiting[1])
-            steps.append(Step("waits", threshold, math.ceil(left)))
-            now += max(math.ceil(left / LOOK_INTERVAL), 1) * LOOK_INTERVAL
-            continue
+            for course in self._courses(alike.nodes):
+                course.steps.append(Step("waits", threshold, math.ceil(left)))
+            alike.now += max(math.ceil(left / LOOK_INTERVAL), 1) * LOOK_INTERVAL
+            return
         threshold = seen.act_on[0]
-        began = began or threshold
-        cleaned = _clean_up(stores, layout, threshold)
-        if cleaned:
-            steps.append(Step("reclaim", threshold, cleaned))
-            if tracker.is_relieved(_observations(store_of, look)):
-                continue
-        short = store_of[threshold.signal]
-        use, known = short.use
-        if id(use) not in orders:
-            orders[id(use)] = order(short.use)
-        pods = orders[id(use)]
-        pods = pods[~gone[pods]][:left_to_evict]
-        if not len(pods):
-            missing = max(_missing(due, store_of[due.signal]) for due in seen.act_on)
-            break
-        pods = pods[: _let_go(stores, limits, pods)]
-        gone[pods] = True
-        left_to_evict -= len(pods)
-        steps.append(Evictions(threshold, pods, use[pods], known[pods]))
-    clears = {} if missing else {c: round(at + transition_period) for c, at in tracker.last_seen.items()}
-    return Course(steps, began, missing, clears)
+        alike.began = alike.began or threshold
+        stuck = self._evict(self._clean_up(alike, threshold), threshold)
+        for node in stuck.tolist():
+            missing = max(self._missing(due, node) for due in seen.act_on)
+            self.found[node].began, self.found[node].missing = alike.began, missing
+        alike.nodes = np.setdiff1d(alike.nodes, stuck, assume_unique=True)
+
+    def _courses(self, nodes: NDArray[np.int64]) -> Iterator[Course]:
+        return map(self.found.__getitem__, nodes.tolist())
+
+    def _observations(self, node: int, look: int) -> Observations:
+        return {
+            signal: Observation(int(store.available[node]), int(store.capacity[node]), float(look))
+            for signal, store in self._store_of.items()
+        }
+
+    def _missing(self, threshold: Threshold, node: int) -> int:
+        store = self._store_of[threshold.signal]
+        return threshold.limit(int(store.capacity[node]), reclaimed=True) - int(store.available[node])
+
+    def _clean_up(self, alike: _Alike, threshold: Threshold) -> NDArray[np.int64]:
+        """Delete unused images where `threshold` lets the agent do that; the nodes that this does not
+        relieve."""
+        nodes = alike.nodes
+        if "images" not in reclaims(self._layout, threshold.signal):
+            return nodes
+        cleaned = np.zeros(len(nodes), np.int64)
+        for store in self._stores:
+            cleaned += store.images[nodes]
+            store.available[nodes] += store.images[nodes]
+            store.images[nodes] = 0
+        for course, amount in zip(self._courses(nodes), cleaned.tolist(), strict=True):
+            if amount:
+                course.steps.append(Step("reclaim", threshold, amount))
+        relieved = [
+            some
+            for some in self._apart(nodes[cleaned > 0])
+            if alike.tracker.is_relieved(self._observations(int(some[0]), alike.looks))
+        ]
+        return np.setdiff1d(nodes, np.concatenate(relieved), assume_unique=True) if relieved else nodes
+
+    def _evict(self, nodes: NDArray[np.int64], threshold: Threshold) -> NDArray[np.int64]:
+        """Evict on each node until one of its limits has been crossed; the nodes where nobody is left."""
+        if not len(nodes):
+            return nodes
+        use, known = self._store_of[threshold.signal].use
+        if id(use) not in self._orders:
+            self._orders[id(use)] = self._order((use, known), self._pressed)
+        listed = self._orders[id(use)].of(nodes)
+        listed = listed.where(~self._gone[listed.pods]).first(self._left_to_evict[nodes])
+        empty = listed.counts == 0
+        stuck, nodes, listed = nodes[empty], nodes[~empty], listed.among(~empty)
+        if not len(nodes):
+            return stuck
+        going = listed.first(self._let_go(nodes, listed))
+        self._gone[going.pods] = True
+        self._left_to_evict[nodes] -= going.counts
+        freed, is_known = use[going.pods], known[going.pods]
+        ends = going.counts.cumsum()
+        for course, begin, end in zip(
+            self._courses(nodes), (ends - going.counts).tolist(), ends.tolist(), strict=True
+        ):
+            mine = slice(begin, end)
+            course.steps.append(Evictions(threshold, going.pods[mine], freed[mine], is_known[mine]))
+        return stuck
+
+    def _let_go(self, nodes: NDArray[np.int64], listed: PodsInOrder) -> NDArray[np.int64]:
+        """Let pods go until what is available of a store has crossed one of its limits, all of them if it
+        never does; how many went of each node."""
+        count = listed.counts
+        freed: dict[int, NDArray[np.int64]] = {}
+        for store in self._stores:
+            use = store.use[0]
+            if id(use) not in freed:
+                freed[id(use)] = listed.running(use[listed.pods])
+        for store, amounts in self._limits:
+            before = store.available[nodes]
+            after = before[listed.which] + freed[id(store.use[0])]
+            reached = after >= amounts[nodes][listed.which]
+            crossed = reached == (before < amounts[nodes])[listed.which]
+            count = np.minimum(count, listed.until(crossed))
+        last = listed.begins + count - 1
+        for store in self._stores:
+            store.available[nodes] += freed[id(store.use[0])][last]
+        return count
 
 
-def _limits(thresholds: Sequence[Threshold], store: Store) -> set[int]:
-    """Amounts at which a threshold of this store begins or ceases to be met, or to be covered."""
-    watching = [threshold for threshold in thresholds if threshold.signal in store.signals]
-    return {t.limit(store.capacity, reclaimed=reclaimed) for t in watching for reclaimed in (False, True)}
+def limits(threshold: Threshold, capacity: Amounts, *, reclaimed: bool = False) -> Amounts:
+    """`Threshold.limit` of many capacities; amounts beyond 64 bits are the last of those."""
+    sizes, which = np.unique(capacity, return_inverse=True)
+    found = [threshold.limit(size, reclaimed=reclaimed) for size in sizes.tolist()]
+    return np.array([min(max(amount, -(2**63)), 2**63 - 1) for amount in found], np.int64)[which]
 
 
-def _let_go(stores: Sequence[Store], limits: Sequence[set[int]], pods: NDArray[np.int64]) -> int:
-    """Let pods go until what is available of a store has crossed one of its limits, all of them if it never
-    does; how many went."""
-    count = len(pods)
-    freed: dict[int, NDArray[np.int64]] = {}
-    for store, amounts in zip(stores, limits, strict=True):
-        use = store.use[0]
-        if id(use) not in freed:
-            freed[id(use)] = use[pods].cumsum()
-        for limit in amounts:
-            short = limit - store.available
-            crossed = freed[id(use)] >= short if short > 0 else freed[id(use)] < short
-            first = int(crossed.argmax())
-            if crossed[first]:
-                count = min(count, first + 1)
-    for store in stores:
-        store.available += int(freed[id(store.use[0])][count - 1])
-    return count
-
-
-def _observations(store_of: Mapping[str, Store], look: int) -> Observations:
-    return {
-        signal: Observation(store.available, store.capacity, float(look))
-        for signal, store in store_of.items()
-    }
-
-
-def _clean_up(stores: Sequence[Store], layout: Layout, threshold: Threshold) -> int:
-    """Bytes freed by deleting unused images, if `threshold` lets the agent do that."""
-    if "images" not in reclaims(layout, threshold.signal):
-        return 0
-    freed = 0
-    for store in stores:
-        freed += store.images
-        store.available += store.images
-        store.images = 0
-    return freed
-
-
-def _missing(threshold: Threshold, store: Store) -> int:
-    return threshold.limit(store.capacity, reclaimed=True) - store.available
-
-
-def nearest(thresholds: Sequence[Threshold], stores: Sequence[Store]) -> tuple[Threshold, int] | None:
-    """The threshold with the least above it, and how much that is; None if none can be judged."""
-    distances = [
-        (store.available - threshold.limit(store.capacity), index)
-        for index, threshold in enumerate(thresholds)
-        for store in stores
-        if threshold.signal in store.signals
-    ]
-    if not distances:
-        return None
-    distance, index = min(distances)
-    return thresholds[index], distance
+def nearest(thresholds: Sequence[Threshold], stores: Sequence[Store]) -> tuple[NDArray[np.int64], Amounts]:
+    """Of each node the place of the threshold with the least above it, and how much that is; the first, and
+    0, if none can be judged."""
+    least = np.full(len(stores[0].capacity), 2**63 - 1, np.int64)
+    place = np.zeros(len(least), np.int64)
+    judged = False
+    for index, threshold in enumerate(thresholds):
+        for store in stores:
+            if threshold.signal in store.signals:
+                distance = store.available - limits(threshold, store.capacity)
+                place[distance < least] = index
+                least, judged = np.minimum(least, distance), True
+    return place, least if judged else np.zeros_like(least)

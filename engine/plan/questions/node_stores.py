@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,13 +78,29 @@ class _Held:
     whether it is known of every pod."""
 
     use: Usage
-    before: Sequence[int]
-    growth: Sequence[int]
-    known: Sequence[bool]
+    before: Unusable
+    growth: Unusable
+    known: NDArray[np.bool_]
+
+
+class _Column(NamedTuple):
+    """One store of all nodes, before the growth: what is read of it, where it can be, and what pods hold."""
+
+    signals: tuple[str, ...]
+    capacity: Unusable
+    available: Unusable
+    held: _Held
+
+    @property
+    def readable(self) -> NDArray[np.bool_]:
+        known: NDArray[np.bool_] = (self.capacity > 0) & (self.available >= 0)
+        return known
 
 
 class NodeStores:
-    """`of(node)` gives a node's stores after its pods' growth; those that cannot be read are left out.
+    """Each node's stores after its pods' growth; those that cannot be read are left out. Of each node
+    `layouts` and `readable` (the places of its stores among its layout's) say which it has, and `of` gives
+    those of nodes for which both are the same.
 
     `usage` is what pods use in all, known or assumed; `given` is a signal and, from the capacities, what is
     available in its store on every node.
@@ -117,30 +133,45 @@ class NodeStores:
         self._put_use("all", usage, grow(*usage))
         if any(layout != "shared" for layout in self.layouts):
             self._divide(snapshot, usage, grow, rows)
+        self._columns = {layout: self._stores(layout) for layout in set(self.layouts)}
+        places = {
+            layout: [column.readable.tolist() for column in columns]
+            for layout, columns in self._columns.items()
+        }
+        self.readable = [
+            tuple(place for place, has in enumerate(places[layout]) if has[node])
+            for node, layout in enumerate(self.layouts)
+        ]
 
-    def of(self, node: int) -> list[Store]:
-        mine = slice(int(self._offsets[node]), int(self._offsets[node + 1]))
-        uses = {name: (held.use[0][mine], held.use[1][mine]) for name, held in self._held.items()}
-        stores = []
-        for group in KINDS[self._resource].stores[self.layouts[node]]:
-            capacity, available = (int(values[node]) for values in self._readings[group[0]])
-            part = self._part(group, self.layouts[node])
-            held = self._held[part]
-            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE and capacity < 0 and held.known[node]:
-                capacity = self._allocatable_limit(node)
-                available = max(capacity - held.before[node], 0)
+    def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[Store]:
+        """Their columns, one entry for each of the nodes; no images are in them."""
+        found = []
+        for place in readable:
+            column = self._columns[layout][place]
+            available = column.available[nodes] - column.held.growth[nodes]
+            images = np.zeros(len(nodes), np.int64)
+            found.append(Store(column.signals, column.capacity[nodes], available, images, column.held.use))
+        return found
+
+    def _stores(self, layout: Layout) -> list[_Column]:
+        columns = []
+        for group in KINDS[self._resource].stores[layout]:
+            capacity, available = self._readings[group[0]]
+            held = self._held[self._part(group, layout)]
+            if group[0] == ALLOCATABLE_MEMORY_AVAILABLE:
+                limited = np.flatnonzero((capacity < 0) & held.known)
+                limits = np.array([self._allocatable_limit(node) for node in limited.tolist()], np.int64)
+                capacity, available = capacity.copy(), available.copy()
+                capacity[limited], available[limited] = limits, np.maximum(limits - held.before[limited], 0)
             if self._given and self._given_signal in group:
-                available = int(self._given[group[0]][node])
-            if capacity > 0 and available >= 0:
-                stores.append(Store(group, capacity, available - held.growth[node], uses[part]))
-        return stores
+                available = self._given[group[0]]
+            columns.append(_Column(group, capacity, available, held))
+        return columns
 
     def _put_use(self, part: str, before: Usage, grown: Unusable) -> None:
         unknown = _per_node(1 - before[1].astype(np.int64), self._offsets)
         uses = [self._sums(values) for values in (before[0], grown)]
-        self._held[part] = _Held(
-            (grown, before[1]), uses[0].tolist(), (uses[1] - uses[0]).tolist(), (unknown == 0).tolist()
-        )
+        self._held[part] = _Held((grown, before[1]), uses[0], uses[1] - uses[0], unknown == 0)
 
     def _sums(self, values: Unusable) -> Unusable:
         """Per node. Raises `InvalidInput` where it is more than amounts go."""

@@ -1,0 +1,96 @@
+"""Pods of several nodes, one node after another, each node's in an order: first pods and sums of all nodes
+at once, and who goes first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.plan.snapshot.columns import Snapshot
+from engine.tables import CRITICAL, MIRROR, STATIC
+from engine.tables.eviction import Ranked, eviction_order
+
+
+@dataclass(frozen=True)
+class PodsInOrder:
+    """`pods` int64[m] are rows of a snapshot; `counts` int64[n] says how many each node has of them."""
+
+    pods: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @cached_property
+    def begins(self) -> NDArray[np.int64]:
+        """int64[n]: where each node's pods begin."""
+        return self.counts.cumsum() - self.counts
+
+    @cached_property
+    def which(self) -> NDArray[np.int64]:
+        """int64[m]: each pod's node."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def of(self, nodes: NDArray[np.int64]) -> PodsInOrder:
+        """Of some nodes."""
+        return self._taken(self.begins[nodes], self.counts[nodes])
+
+    def first(self, most: NDArray[np.int64]) -> PodsInOrder:
+        """At most so many of each node."""
+        return self._taken(self.begins, np.minimum(self.counts, most))
+
+    def among(self, nodes: NDArray[np.bool_]) -> PodsInOrder:
+        """Without nodes that have no pods here and are not among `nodes`."""
+        return PodsInOrder(self.pods, self.counts[nodes])
+
+    def where(self, kept: NDArray[np.bool_]) -> PodsInOrder:
+        """Some of the pods."""
+        counts = np.bincount(self.which[kept], minlength=len(self.counts))
+        return PodsInOrder(self.pods[kept], counts)
+
+    def running(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[m]: sums from a node's first pod to each. Every node has pods."""
+        sums, begins = values.cumsum(), self.begins
+        before: NDArray[np.int64] = (sums[begins] - values[begins])[self.which]
+        return sums - before
+
+    def until(self, marked: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """int64[n]: how many there are up to the first marked one, all if none is. Every node has pods."""
+        number = np.arange(1, len(self.pods) + 1)
+        first: NDArray[np.int64] = np.minimum.reduceat(
+            np.where(marked, number, len(self.pods) + 1), self.begins
+        )
+        return np.minimum(first - self.begins, self.counts)
+
+    def _taken(self, begins: NDArray[np.int64], counts: NDArray[np.int64]) -> PodsInOrder:
+        ends = counts.cumsum()
+        places = np.repeat(begins - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
+        return PodsInOrder(self.pods[places], counts)
+
+
+class NodesPods:
+    """The pods of some nodes of a snapshot, as eviction takes them."""
+
+    def __init__(self, snapshot: Snapshot, nodes: NDArray[np.int64], ranked: Ranked) -> None:
+        self._columns, self._node_of = snapshot.tables.columns, snapshot.column("node")
+        self._begins = snapshot.offsets[nodes]
+        self._counts = snapshot.offsets[nodes + 1] - self._begins
+        self._nodes, self._ranked = nodes, ranked
+
+    def in_order(
+        self, usage: tuple[NDArray[np.int64], NDArray[np.uint8]], which: NDArray[np.int64]
+    ) -> PodsInOrder:
+        """Those that may be evicted of the nodes at these places, by what they use; no other node has any."""
+        counts = np.zeros_like(self._counts)
+        counts[which] = self._counts[which]
+        ends = counts.cumsum()
+        rows = np.repeat(self._begins - (ends - counts), counts) + np.arange(int(counts.sum()))
+        ranked = eviction_order(
+            self._columns, rows.astype(np.int32), self._ranked, usage[0][rows], usage[1][rows]
+        )
+        ranked = ranked[self._columns.flags[ranked] & (STATIC | MIRROR | CRITICAL) == 0].astype(np.int64)
+        place = np.searchsorted(self._nodes, self._node_of[ranked])
+        bits = len(ranked).bit_length()
+        sorted_places = np.sort(place << bits | np.arange(len(ranked)))
+        pods = ranked[sorted_places & ((1 << bits) - 1)]
+        return PodsInOrder(pods, np.bincount(place, minlength=len(counts)))
