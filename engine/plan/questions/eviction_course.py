@@ -221,7 +221,8 @@ class Courses:
         listed = self._orders[id(use)].of(nodes)
         listed = listed.where(~self._gone[listed.pods]).first(self._left_to_evict[nodes])
         empty = listed.counts == 0
-        stuck, nodes, listed = nodes[empty], nodes[~empty], listed.among(~empty)
+        stuck: NDArray[np.int64] = nodes[empty]
+        nodes, listed = nodes[~empty], listed.among(~empty)
         if not len(nodes):
             return stuck
         going = listed.first(self._let_go(nodes, listed))

@@ -60,7 +60,8 @@ class PodsInOrder:
         first: NDArray[np.int64] = np.minimum.reduceat(
             np.where(marked, number, len(self.pods) + 1), self.begins
         )
-        return np.minimum(first - self.begins, self.counts)
+        until: NDArray[np.int64] = np.minimum(first - self.begins, self.counts)
+        return until
 
     def _taken(self, begins: NDArray[np.int64], counts: NDArray[np.int64]) -> PodsInOrder:
         ends = counts.cumsum()
