@@ -36,7 +36,8 @@ log = logging.getLogger("kubengine.pods")
 
 
 class Gatekeeper:
-    """`node()` is the node as pods are judged by it now. Keeps what pods hold of it: `engine.node.services.Accounts`."""
+    """`node()` is the node as pods are judged by it now. Keeps what pods hold of it:
+    `engine.node.services.Accounts`."""
 
     def __init__(
         self,
