@@ -31,9 +31,10 @@ SETTLE_SECONDS = 0.02
 TICK_SECONDS = 0.02
 """A file written twice within a tick of the file system's clock may carry one time for both."""
 READ_AT_ONCE = 64
-"""So many manifests are read before what they say is followed."""
+"""So many manifests are read before what they say is followed, then as many again as have been read: who is
+told has the whole list to go through."""
 STEP_SECONDS = 60.0
-"""A look at the directory, or a reading of so many, that takes longer is stuck."""
+"""A look at the directory, or the reading of a manifest, that takes longer is stuck."""
 RETRY_SECONDS = 0.2
 """How soon what could not be read is tried again the first time; each pause is twice the one before."""
 FIRST_LOOK_SECONDS = 10.0
@@ -145,12 +146,14 @@ class ManifestDirectory:
             self._ensure_watch()
             unread = await self._take_stock()
         held = self._uids.held() if unread else {}
-        for first in range(0, len(unread), READ_AT_ONCE):
+        told = READ_AT_ONCE
+        for count, path in enumerate(unread, 1):
             with self._task.step(STEP_SECONDS):
-                for path in unread[first : first + READ_AT_ONCE]:
-                    self._changed |= self._read_file(path, held)
-                    await asyncio.sleep(0)
-                self._tell_changes()
+                self._changed |= self._read_file(path, held)
+                await asyncio.sleep(0)
+                if count in (told, len(unread)):
+                    self._tell_changes()
+                    told = 2 * count
 
     async def _take_stock(self) -> list[Path]:
         """Forgets files that are gone; those to be read."""

@@ -46,7 +46,7 @@ class World:
         source = ManifestDirectory(
             self.manifests,
             node_name="n1",
-            period=0.05,
+            period=3600,
             clock=time.time,
             uids=StaticUids(list, AcceptedPods(lambda uid: self.staging / uid)),
             on_change=self.hear,
@@ -73,11 +73,11 @@ async def test_the_first_look_is_told_whole(world: World) -> None:
         assert world.told == [list("abcde")]
 
 
-async def test_later_ones_are_told_in_parts(world: World) -> None:
+async def test_later_ones_are_told_in_parts_that_grow(world: World) -> None:
     async with world.followed():
-        world.write(*"abcde")
-        await eventually(lambda: world.told[-1] == list("abcde"))
-    assert world.told == [[], list("ab"), list("abcd"), list("abcde")]
+        world.write(*"abcdefghij")
+        await eventually(lambda: world.told[-1] == list("abcdefghij"))
+    assert world.told == [[], list("ab"), list("abcd"), list("abcdefgh"), list("abcdefghij")]
 
 
 async def test_one_that_goes_while_others_are_read_is_no_fault(world: World) -> None:
