@@ -54,6 +54,8 @@ class NodePods:
         self._found: dict[str, Pod] | None = None
         """What runs from before and has no worker yet; None until it was looked for."""
         self._unmeasured: set[PodWorker] = set()
+        self._unsatisfied: set[PodWorker] = set()
+        """Those that may want room that they have not got: not taken in, or with a resize."""
         self._retrying: asyncio.Handle | None = None
         self._retrying_later: asyncio.TimerHandle | None = None
 
@@ -128,7 +130,7 @@ class NodePods:
             known = self._adopt(pod, life)
         elif known.life.wanted:
             if known.wanted.spec != pod.spec and not (leaves or self._is_refused(known)):
-                known.update(pod)
+                self._update(known, pod)
             elif known.wanted.metadata != pod.metadata:
                 known.describe(pod.metadata)
         elif not leaves:
@@ -136,6 +138,10 @@ class NodePods:
         if leaves:
             known.remove(max(pod.metadata.deletion_grace_period_seconds or 0, LEAST_GRACE_SECONDS))
         return True
+
+    def _update(self, worker: PodWorker, pod: Pod) -> None:
+        self._unsatisfied.add(worker)
+        worker.update(pod)
 
     def _is_refused(self, worker: PodWorker) -> bool:
         """A pod of the API that was rejected has failed for good; what a manifest asks for is tried again."""
@@ -169,7 +175,10 @@ class NodePods:
 
     def _try_again(self) -> None:
         self._retrying = self._retrying_later = None
-        for worker in list(self._workers.values()):
+        if not self._unsatisfied:
+            return
+        self._unsatisfied = {worker for worker in self._unsatisfied if worker.may_want_room}
+        for worker in [each for each in self._workers.values() if each in self._unsatisfied]:
             if worker.waits_for_room:
                 worker.notify()
             elif worker.life.state is State.REJECTED and not self._is_refused(worker):
@@ -264,7 +273,7 @@ class NodePods:
         if life.state is State.WORKING:
             self._services.probes.accepted(here)
         if here.spec != pod.spec:
-            worker.update(pod)
+            self._update(worker, pod)
         return worker
 
     async def _enter(self, worker: PodWorker) -> None:
@@ -291,6 +300,7 @@ class NodePods:
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
         await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
         await _or_rejected(pod, self._settle(worker, verdict))
+        self._unsatisfied.discard(worker)
 
     async def _judge(self, pod: Pod) -> Verdict:
         return self._gatekeeper.judge(pod)
@@ -313,6 +323,8 @@ class NodePods:
             moved_on=self._moved_on,
             past=past,
         )
+        if life.state is State.ENTERING:
+            self._unsatisfied.add(worker)
         self._workers[pod.uid] = worker
         self._namesakes.setdefault(pod.full_name, []).append(worker)
         return worker
@@ -323,6 +335,7 @@ class NodePods:
         self._services.belonging.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
             return
+        self._unsatisfied.discard(worker)
         uid, name = worker.pod.uid, worker.pod.full_name
         if self._workers.get(uid) is worker:
             del self._workers[uid]

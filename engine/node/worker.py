@@ -139,6 +139,11 @@ class PodWorker:
         resize = self._hand.resize
         return resize is not None and resize.waiting
 
+    @property
+    def may_want_room(self) -> bool:
+        """Whether it is not taken in yet, or is to have other amounts than it has."""
+        return self.life.state in (State.ENTERING, State.REJECTED) or self._hand.resize is not None
+
     def end(self, end: PodEnd) -> None:
         """Fail the pod for good, if it has not ended yet."""
         self._tell(Event.FAIL, end)
