@@ -1,5 +1,5 @@
-"""Pods' emptyDirs on an ext4 with project quotas; run inside a kernel that has them by `test_project_quotas`,
-it returns what it saw."""
+"""Pods' emptyDirs on a file system with project quotas; run inside a kernel that has them by
+`test_project_quotas`, it returns what it saw."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from .private_node import MIB, make_pod
 
 _FINIT_MODULE = 313
 _DISK = os.makedev(98, 0)
+MODULES = {"ext4": ("quota_tree.ko", "quota_v2.ko"), "xfs": ()}
+"""What the kernel of the tests has to load to count projects."""
 
 
-def mounted(scratch: Path) -> Path:
-    """The kernel's disk, an ext4 whose projects are counted."""
+def mounted(scratch: Path, kind: str) -> Path:
+    """The kernel's disk, whose projects are counted."""
     libc = ctypes.CDLL(None, use_errno=True)
     modules = Path(f"/usr/lib/uml/modules/{os.uname().release}/kernel/fs/quota")
-    for name in ("quota_tree.ko", "quota_v2.ko"):
+    for name in MODULES[kind]:
         with (modules / name).open("rb") as module:
             assert libc.syscall(_FINIT_MODULE, module.fileno(), b"", 0) == 0, ctypes.get_errno()
     os.mknod(scratch / "disk", 0o600 | stat.S_IFBLK, _DISK)
     (scratch / "fs").mkdir()
-    subprocess.run(["mount", "-t", "ext4", "-o", "prjquota", scratch / "disk", scratch / "fs"], check=True)
+    subprocess.run(["mount", "-t", kind, "-o", "prjquota", scratch / "disk", scratch / "fs"], check=True)
     return scratch / "fs"
 
 
@@ -55,9 +57,9 @@ def pod(name: str, **volumes: str) -> Pod:
     )
 
 
-async def counted_and_evicted_for(scratch: Path) -> dict[str, Any]:
+async def counted_and_evicted_for(scratch: Path, kind: str) -> dict[str, Any]:
     """A pod writes beyond its emptyDir's limit into a file that it deleted; its neighbour writes less."""
-    root = mounted(scratch)
+    root = mounted(scratch, kind)
     registry, decisions = Registry(), Decisions(time.time)
     volumes = PodVolumes(root, project_quotas="all", registry=registry)
     hog, calm = pod("hog", work="4Mi", other=""), pod("calm", work="4Mi")

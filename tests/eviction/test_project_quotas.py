@@ -1,8 +1,9 @@
-"""emptyDirs counted by the kernel: on an ext4 with project quotas in a kernel that has them, and what becomes
-of them where there are none."""
+"""emptyDirs counted by the kernel: on ext4 and XFS with project quotas in a kernel that has them, and what
+becomes of them where there are none."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from engine.testing.uml import run_in_uml
 from .private_node import MIB, make_pod
 
 TESTS = Path(__file__).parents[1]
+MAKE: dict[str, tuple[Any, ...]] = {
+    "ext4": (64 * MIB, "mkfs.ext4", "-O", "quota,project", "-E", "quotatype=prjquota"),
+    "xfs": (320 * MIB, "mkfs.xfs"),
+}
 METRIC = "kubengine_project_quota_volumes_total"
 
 
@@ -79,18 +84,21 @@ def test_a_record_that_says_nothing_leaves_the_walk(tmp_path: Path, text: str):
 
 @pytest.mark.uml
 @pytest.mark.slow
-def test_a_deleted_file_that_is_open_is_counted_and_evicted_for(tmp_path: Path):
+@pytest.mark.parametrize("kind", MAKE)
+def test_a_deleted_file_that_is_open_is_counted_and_evicted_for(tmp_path: Path, kind: str):
+    room, program, *options = MAKE[kind]
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program} (Debian: xfsprogs)")
     disk = tmp_path / "disk"
     with disk.open("wb") as file:
-        file.truncate(64 * MIB)
-    options = ["-O", "quota,project", "-E", "quotatype=prjquota"]
-    subprocess.run(["mkfs.ext4", "-q", *options, disk], check=True)
+        file.truncate(room)
+    subprocess.run([program, "-q", *options, disk], check=True)
     seen: dict[str, Any] = run_in_uml(
         f"""
         import asyncio, pathlib
         sys.path[:0] = [{str(TESTS.parent)!r}]
         from tests.eviction.quota_scene import counted_and_evicted_for
-        report(asyncio.run(counted_and_evicted_for(pathlib.Path(SCRATCH))))
+        report(asyncio.run(counted_and_evicted_for(pathlib.Path(SCRATCH), {kind!r})))
         """,
         disk=disk,
     )
