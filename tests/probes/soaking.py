@@ -1,18 +1,22 @@
 """Many containers with a one-second liveness probe on the hollow runtime, in this process's own network.
 
-`python soaking.py KIND CONTAINERS PROBES`, inside a network namespace of its own, until each has had so
-many probes; prints one JSON object. An answer may take as long as a starved machine needs.
-A failing liveness probe restarts the container, as the node would.
+`python soaking.py KIND CONTAINERS PROBES [BURNERS]`, in a network namespace of its own, until each has had so
+many probes; prints one JSON object. A failing liveness probe restarts the container, as the node does.
+An answer may take as long as a starved machine needs. With BURNERS, processes that take all the processor
+time they get beside the agent, it has a second, and what answers goes before them all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,18 @@ PROBES = {
     "grpc": {"grpc": {"port": 9090}},
     "exec": {"exec": {"command": ["true"]}},
 }
-OFTEN = {"periodSeconds": 1, "timeoutSeconds": int(PATIENCE)}
+PATIENT, IN_A_SECOND = int(PATIENCE), 1
+BEHIND = 10
+"""How much nicer the agent and its burners are than the containers that it probes."""
 IMAGE = "docker.io/library/busybox:latest"
 
 
 class Containers:
     """What the node does for these pods: run them, tell the prober, restart on a liveness failure."""
 
-    def __init__(self, client: RuntimeClient) -> None:
+    def __init__(self, client: RuntimeClient, timeout: int) -> None:
         self.client = client
+        self.often = {"periodSeconds": 1, "timeoutSeconds": timeout}
         self.manager: ProbeManager
         self.sandboxes: dict[str, tuple[str, cri.PodSandboxConfig]] = {}
         self.restarts = 0
@@ -52,7 +59,7 @@ class Containers:
         uid, address = f"uid-{number}", f"127.1.{number // 250}.{number % 250 + 1}"
         manifest = {
             "metadata": {"name": f"pod-{number}", "namespace": "soak", "uid": uid},
-            "spec": {"containers": [{"name": "app", "image": IMAGE, "livenessProbe": {**probe, **OFTEN}}]},
+            "spec": {"containers": [{"name": "app", "image": IMAGE, "livenessProbe": probe | self.often}]},
         }
         config = cri.PodSandboxConfig(
             metadata=cri.PodSandboxMetadata(name=f"pod-{number}", uid=uid, namespace="soak"),
@@ -103,13 +110,13 @@ def open_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def soak(kind: str, containers: int, probes: int) -> dict[str, Any]:
+async def soak(kind: str, containers: int, probes: int, timeout: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ks-") as directory:
         async with HollowRuntime(Path(directory) / "cri.sock") as runtime:
             client = RuntimeClient(str(runtime.socket))
             await client.pull_image(IMAGE)
             before = open_descriptors()
-            node = Containers(client)
+            node = Containers(client, timeout)
             recorder = EventRecorder(time.time)
             node.manager = ProbeManager(
                 section=ProbesSection(),
@@ -144,15 +151,31 @@ async def soak(kind: str, containers: int, probes: int) -> dict[str, Any]:
 
 def main() -> None:
     kind, containers, probes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    burners = int(sys.argv[4]) if len(sys.argv) > 4 else 0
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     server = [sys.executable, str(Path(__file__).with_name("answering.py"))]
     with subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as answering:
         assert answering.stdout is not None
         answering.stdout.readline()
-        found = asyncio.run(soak(kind, containers, probes))
+        with burning(burners):
+            found = asyncio.run(soak(kind, containers, probes, IN_A_SECOND if burners else PATIENT))
         assert answering.stdin is not None
         answering.stdin.close()
     print(json.dumps(found))  # noqa: T201
+
+
+@contextmanager
+def burning(number: int) -> Iterator[None]:
+    """This process has to share with so many that never sleep."""
+    if number:
+        os.nice(BEHIND)
+    burners = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
 
 
 if __name__ == "__main__":
