@@ -17,8 +17,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,7 @@ from engine.wire import cri_v1_pb2 as cri
 
 HERE = Path(__file__).parent
 PORT = 18480
+PODS = 64
 TARGETS = {
     "tcp": (0, f"tcp://127.0.0.1:{PORT + 2}", PORT + 2),
     "http": (1, f"http://127.0.0.1:{PORT}/healthz", PORT),
@@ -99,6 +101,50 @@ def test_beyond_the_system_calls(programs: Path, kind: str) -> None:
     print(
         f"\n{kind}: {min(ours):.1f} µs a probe, bare calls {min(calls):.1f} µs, ratio "
         f"{min(ours) / min(calls):.2f} (goal 1.3); goal {GOALS_MICROSECONDS[kind]} µs"
+    )
+
+
+@contextmanager
+def pods(programs: Path) -> Iterator[list[int]]:
+    """Descriptors of the network namespaces of `PODS` servers, each on its own loopback."""
+    script = 'ip link set lo up; exec "$0" "$@"'
+    command = ["unshare", "--net", "sh", "-c", script, programs / "probe_server", str(PORT), "1"]
+    with ExitStack() as stack:
+        networks = []
+        for _ in range(PODS):
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+            networks.append(os.open(f"/proc/{process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC))
+            stack.callback(os.close, networks[-1])
+        yield networks
+
+
+@pytest.fixture(scope="module")
+def as_many_servers(programs: Path) -> Iterator[None]:
+    """They share the ports of the node."""
+    with ExitStack() as stack:
+        for _ in range(PODS):
+            stack.enter_context(serving(programs, PORT, 1))
+        yield
+
+
+@pytest.mark.usefixtures("as_many_servers")
+@pytest.mark.parametrize("kind", ["tcp", "http", "grpc"])
+def test_from_inside_pods(programs: Path, kind: str) -> None:
+    """`network: pod` beside probes of as many servers in the node's network."""
+    with pods(programs) as networks:
+        ways: dict[str, dict[str, Any]] = {"node": {"spread": PODS}, "pod": {"networks": networks}}
+        spent: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(3):
+            for way, options in ways.items():
+                found = measure(TARGETS[kind][1], probes=5000, period=1.0, seconds=3.0, **options)
+                assert found.failed == found.errored == found.entries_into_python == 0
+                spent[way].append(found.cpu_per_probe * 1e6)
+    node, pod = min(spent["node"]), min(spent["pod"])
+    print(
+        f"\n{kind} from inside: {pod:.1f} µs a probe, the node's {node:.1f} µs: {pod / node:.2f} (goal 1.2)"
     )
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
@@ -22,6 +22,7 @@ from engine._fast.probing._state_py import RUNNING, Observation
 from engine.api.errors import InvalidInput
 from engine.probes.request import grpc_request, http_request
 
+NETWORK_OF_THE_NODE: Final = -1
 _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 
@@ -82,19 +83,21 @@ def measure(
     spread: int = 1,
     max_connections: int = 1024,
     core: int | None = None,
+    networks: Sequence[int] = (NETWORK_OF_THE_NODE,),
 ) -> Measured:
     """Register `probes` probes of one target and watch them for `seconds` after a period of settling.
 
     `spread` uses that many addresses 127.x.y.z from the target's on (IPv4), because one address has
     only 28,000 ports to come from and each connection keeps one for a minute. `core` is where the loop
-    must stay.
+    must stay. `networks` are descriptors of network namespaces from which the probes are made, by turns.
     """
     kind, address, port, path = parse_target(url)
     if probes < 1 or period < 0.01 or seconds <= 0 or spread < 1:
         raise InvalidInput("needs at least 1 probe, a period of 0.01 s, and a duration", subject=url)
     loop = ProbeLoop(max_connections=max_connections)
     for n in range(probes):
-        _register(loop, kind, _spread(address, n % spread), port, path, period, timeout)
+        where = _spread(address, n % spread), port, networks[n % len(networks)]
+        _register(loop, kind, where, path, period, timeout)
     return watch(loop, settle=min(period, 10.0) + 0.1, seconds=seconds, core=core)
 
 
@@ -140,7 +143,7 @@ def first_bytes(url: str) -> bytes:
     """What a probe of the target sends first."""
     kind, address, port, path = parse_target(url)
     loop = ProbeLoop()
-    key = _register(loop, kind, address, port, path, 1.0, 1.0)
+    key = _register(loop, kind, (address, port, NETWORK_OF_THE_NODE), path, 1.0, 1.0)
     loop.close()
     return loop.request(key)
 
@@ -161,8 +164,10 @@ def _sum(rows: Any) -> list[int]:
 
 
 def _register(
-    loop: ProbeLoop, kind: str, address: str, port: int, path: str, period: float, timeout: float
+    loop: ProbeLoop, kind: str, where: tuple[str, int, int], path: str, period: float, timeout: float
 ) -> int:
+    """`where`: address, port and network."""
+    address, port, network = where
     key = loop.add(
         type=0,
         kind=_KINDS[kind],
@@ -175,12 +180,12 @@ def _register(
         first_in=random.random() * period,
     )
     if kind == "http":
-        loop.target(key, address, port, *http_request(address, port, path))
+        loop.target(key, address, port, *http_request(address, port, path), network=network)
     elif kind == "grpc":
         head, tail = grpc_request(path)
-        loop.target(key, address, port, head, b"", tail)
+        loop.target(key, address, port, head, b"", tail, network=network)
     else:
-        loop.target(key, address, port)
+        loop.target(key, address, port, network=network)
     loop.observe(key, Observation(container=1, state=RUNNING, started=True))
     return key
 
