@@ -17,6 +17,7 @@ import pytest
 
 from engine._fast import _json_split_c, _json_split_py, _preemption_c, _preemption_py
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize, write_snapshot
+from engine.plan.cluster import Cluster, ask
 from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.evict import EvictParameters, evict
@@ -38,6 +39,13 @@ def million(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def loaded(million) -> Snapshot:
     return SnapshotFile(million).load()
+
+
+@pytest.fixture(scope="module")
+def small_nodes(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "small-nodes.kes"
+    write_snapshot(synthesize(130_000, 30, 1), path)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +139,22 @@ def test_evict_most_pods(benchmark, loaded):
     asked = EvictParameters(threshold="90%", use="80%")
     answer = benchmark.pedantic(evict, args=(loaded, asked), rounds=3)
     assert len(answer) > 700_000
+
+
+def test_load_130_000_small_nodes(benchmark, small_nodes):
+    """Goal: under 1 s."""
+    benchmark.group = "130,000 nodes × 30 pods"
+    benchmark.pedantic(lambda: SnapshotFile(small_nodes).load(), rounds=3)
+
+
+def test_ask_130_000_small_nodes(benchmark, small_nodes):
+    """A question after loading as `kubengine plan` asks it, columns and sums included; goal: under 1 s."""
+    benchmark.group = "130,000 nodes × 30 pods"
+
+    def loaded() -> tuple[tuple[Cluster, str, PreemptParameters], dict[str, object]]:
+        return (Cluster(SnapshotFile(small_nodes).load()), "preempt", CRITICAL), {}
+
+    benchmark.pedantic(ask, setup=loaded, rounds=3)
 
 
 def test_memory(benchmark, million, capsys):
