@@ -142,14 +142,20 @@ class ControlPlane:
         return self._authority
 
     def refused(self, user: str) -> list[str]:
-        """What the server has forbidden a user so far."""
+        """What the server has forbidden a user so far, but for what it allowed when it was asked again: its
+        authorizer may learn of a pod later than the pod's node."""
         lines = (self._directory / "audit.log").read_text().splitlines()
-        events = [json.loads(line) for line in lines]
-        return [
-            f"{event['verb']} {event['requestURI']}"
-            for event in events
-            if event["user"].get("username") == user and event.get("responseStatus", {}).get("code") == 403
-        ]
+        refused: dict[str, str] = {}
+        for event in map(json.loads, lines):
+            code = event.get("responseStatus", {}).get("code")
+            if event["user"].get("username") != user or code is None:
+                continue
+            about = json.dumps(event.get("objectRef"), sort_keys=True)
+            if code == 403:
+                refused[about] = f"{event['verb']} {event['requestURI']}"
+            elif code < 400:
+                refused.pop(about, None)
+        return list(refused.values())
 
     def start_controllers(self) -> None:
         """The scheduler and the controller-manager, which signs what the authority would."""
