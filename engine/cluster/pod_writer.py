@@ -29,7 +29,7 @@ from engine.cluster.resource_version import is_newer
 
 AT_ONCE: Final = 16
 DETAILS_AT_ONCE: Final = 4
-SETTLING_SECONDS: Final = 0.1
+SETTLING_SECONDS: Final = 0.5
 FIRST_RETRY: Final = 0.2
 LAST_RETRY: Final = 10.0
 
