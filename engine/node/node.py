@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,8 +237,8 @@ class Node:
     def healthz(self) -> list[tuple[str, str | None]]:
         return self.running.healthz()
 
-    async def stats_summary(self) -> dict[str, Any]:
-        """What the node and its pods use, as the kubelet's Summary."""
+    async def stats_summary(self) -> Iterable[bytes]:
+        """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
         return await self.running.stats_summary()
 
     async def claims_usage(self) -> list[dict[str, Any]]:

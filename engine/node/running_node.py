@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -416,8 +416,8 @@ class RunningNode:
             *tasks,
         ]
 
-    async def stats_summary(self) -> dict[str, Any]:
-        """What the node and its pods use, as the kubelet's Summary."""
+    async def stats_summary(self) -> Iterable[bytes]:
+        """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
         return await self._summaries.current()
 
     async def usage(self) -> NodeUsage:

@@ -134,8 +134,8 @@ async def _route(view: ServedNode, request: Request) -> Response:
         case "/stats/summary":
             summary = await view.stats_summary()
             if request.query.get("only_cpu_and_memory") == "true":
-                summary = only_cpu_and_memory(to_builtins(summary))
-            return Response(200, JSON, to_json(summary))
+                return Response(200, JSON, to_json(only_cpu_and_memory(_read(summary))))
+            return Response(200, JSON, summary)
     return failure(404, f"no such page: {request.path}")
 
 
@@ -145,11 +145,15 @@ async def _resources(view: ServedNode) -> str:
 
     try:
         read_at = (await view.usage()).time
-        summary = to_builtins(await view.stats_summary())
+        summary = _read(await view.stats_summary())
     except KubengineError as error:
         logger.error("no resource metrics: %s", error)
         return scrape_error(1)
     return "".join(resource_metrics(summary, read_at))
+
+
+def _read(summary: Iterable[bytes]) -> dict[str, Any]:
+    return msgspec.json.decode(b"".join(summary), type=dict[str, Any])
 
 
 _CPU_AND_MEMORY = frozenset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -47,8 +47,8 @@ class ServedNode(Protocol):
         """Each check with what is wrong, None when it is well."""
         ...
 
-    async def stats_summary(self) -> Any:
-        """The kubelet's `Summary`, as JSON-able data."""
+    async def stats_summary(self) -> Iterable[bytes]:
+        """The kubelet's `Summary` as JSON, in pieces."""
         ...
 
     async def claims_usage(self) -> Sequence[Mapping[str, Any]]:

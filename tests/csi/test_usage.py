@@ -14,6 +14,7 @@ from engine.testing.csi_driver import ALL, HANGS, RPC
 from tests.cluster_rig import Object
 from tests.csi_rig import CLAIMED, INLINE, CsiRig
 from tests.node_rig import container
+from tests.summaries import summary_of
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -32,7 +33,7 @@ CLAIM = {"name": "claim", "namespace": "default"}
 
 async def volumes(csi: CsiRig, name: str = "p") -> dict[str, Object]:
     """Of a pod, by name; their times are left out."""
-    summary = await csi.node.stats_summary()
+    summary = await summary_of(csi.node)
     pod = next(pod for pod in summary["pods"] if pod["podRef"]["name"] == name)
     return {v["name"]: {k: value for k, value in v.items() if k != "time"} for v in pod["volume"]}
 
@@ -161,7 +162,7 @@ async def test_other_volumes_have_a_kubelets_figures(csi: CsiRig, tmp_path: Path
     assert found["local"]["capacityBytes"] == disk.f_blocks * disk.f_frsize
     assert found["local"]["usedBytes"] > 0
     assert found["local"]["pvcRef"] == CLAIM
-    summary = await csi.node.stats_summary()
+    summary = await summary_of(csi.node)
     ephemeral = next(p for p in summary["pods"] if p["podRef"]["name"] == "p")["ephemeral-storage"]
     counted = found["disk"]["usedBytes"] + found["config"]["usedBytes"]
     assert counted <= ephemeral["usedBytes"] < counted + 50_000, "memory and claims do not count"

@@ -27,6 +27,7 @@ from engine.server.metrics_text import exposition
 from engine.wire import cri_v1_pb2 as cri
 from tests.cluster_rig import Cluster, Joined
 from tests.node_rig import Rig, container
+from tests.summaries import summary_of
 from tests.waiting import eventually
 
 Value = Callable[..., float]
@@ -172,9 +173,9 @@ async def test_writable_layers_have_a_file_system_of_their_own_where_the_runtime
     images, containers = usage(tmp_path, 7), usage(Path("/proc"), 9)
     node = await rig.start()
     monkeypatch.setattr(RuntimeClient, "image_fs_info", told)
-    shown = (await node.stats_summary())["node"]["runtime"]
+    shown = (await summary_of(node))["node"]["runtime"]
     assert (shown["imageFs"]["usedBytes"], shown["containerFs"]["usedBytes"]) == (7, 9)
     assert shown["imageFs"]["capacityBytes"] > shown["containerFs"]["capacityBytes"] == 0
     containers = images
-    shown = (await node.stats_summary())["node"]["runtime"]
+    shown = (await summary_of(node))["node"]["runtime"]
     assert shown["imageFs"] == shown["containerFs"]

@@ -12,6 +12,7 @@ import pytest
 from engine.runtime.hollow import HollowRuntime
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
+from tests.summaries import summary_of
 from tests.waiting import eventually
 
 
@@ -32,7 +33,7 @@ async def counted(rig: DeviceRig) -> dict[str, Any]:
     admission: Any = node.rooms["admission"]
     probes: Any = node.rooms["probes"]
     devices: Any = node.rooms["devices"]
-    summary = await node.stats_summary()
+    summary = await summary_of(node)
     return {
         "active": sorted(pod.metadata.name for pod in node.active_pods()),
         "admission": (admission.describe()["pods"], admission.describe()["used"]),

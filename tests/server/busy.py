@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.api.moments import rfc3339
+from engine.api.struct import to_json
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.node_metrics import count_node
 from engine.node.usage import shown
@@ -66,16 +67,14 @@ class BusyView(SecuredView):
                 (self.tree / group / name).write_text(text)
         return await self.sampler.sample()
 
-    async def stats_summary(self) -> Any:
+    async def stats_summary(self) -> Iterable[bytes]:
         usage = await self.usage()
         (pod,) = usage.pods
         reference = {"name": "p", "namespace": "default", "uid": "u"}
         group = shown.group(usage.sample(pod.containers[0]))
         containers = [{"name": "c", "startTime": rfc3339(2.0), **group}]
-        return {
-            "node": shown.group(usage.sample(usage.root)),
-            "pods": [{"podRef": reference, "containers": containers, **shown.group(usage.sample(pod.group))}],
-        }
+        whole = {"podRef": reference, "containers": containers, **shown.group(usage.sample(pod.group))}
+        return [to_json({"node": shown.group(usage.sample(usage.root)), "pods": [whole]})]
 
 
 def let_it_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:

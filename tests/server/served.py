@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
+from engine.api.struct import to_json
 from engine.metrics import Registry
 from engine.node.usage.group import Groups
 from engine.node.usage.used import NodeUsage, UsedGroup
@@ -44,8 +45,8 @@ class View:
     def healthz(self) -> Sequence[tuple[str, str | None]]:
         return self.checks
 
-    async def stats_summary(self) -> Any:
-        return self.summary
+    async def stats_summary(self) -> Iterable[bytes]:
+        return [to_json(self.summary)]
 
     async def claims_usage(self) -> list[Any]:
         return self.claims

@@ -12,6 +12,7 @@ from engine.api.status import ContainerStatus
 from engine.server.resource_metrics import resource_metrics
 from engine.testing.containerd import Containerd
 from tests.node_rig import Rig
+from tests.summaries import summary_of
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
 
@@ -69,7 +70,7 @@ async def test_the_summary_says_what_pods_use(rig: Rig):
     await rig.start()
     rig.write("used", {"containers": [container()]})
     await eventually(lambda: rig.phase("used") == "Running")
-    summary = await rig.node.stats_summary()
+    summary = await summary_of(rig.node)
     assert summary["node"]["nodeName"] == "n1"
     assert 0 < summary["node"]["fs"]["availableBytes"] < summary["node"]["fs"]["capacityBytes"]
     used = next(p for p in summary["pods"] if p["podRef"]["name"] == "used-n1")
@@ -86,7 +87,7 @@ async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_
     rig.write("half", {"containers": half, "restartPolicy": "OnFailure"})
     await eventually(lambda: rig.phase("used") == "Running" and rig.phase("done") == "Succeeded")
     await eventually(lambda: any(s.state.terminated for s in rig.pod("half").status.container_statuses))
-    summary = await rig.node.stats_summary()
+    summary = await summary_of(rig.node)
     shown = {pod["podRef"]["name"]: pod for pod in summary["pods"]}
     assert shown.keys() >= {"used-n1", "half-n1"}
     for name in ("used-n1", "half-n1"):

@@ -67,7 +67,7 @@ def _pieces(series: Sequence[Series], piece: int) -> Iterator[bytes]:
         for at, value in zip(labels, values.tolist(), strict=True):
             if value != ABSENT:
                 label = text[begins[at] : begins[at + 1]]
-                pending += b"%b%b%b} %b%b\n" % (heading, opening, label, _number(value, point), ending)
+                pending += b"%b%b%b} %b%b\n" % (heading, opening, label, number(value, point), ending)
                 heading = b""
                 if len(pending) >= piece:
                     yield bytes(pending)
@@ -76,7 +76,8 @@ def _pieces(series: Sequence[Series], piece: int) -> Iterator[bytes]:
         yield bytes(pending)
 
 
-def _number(value: int, point: int) -> bytes:
+def number(value: int, point: int) -> bytes:
+    """`value / 10**point`, without zeros at its end."""
     digits = str(abs(value)).zfill(point + 1)
     whole, part = digits[: len(digits) - point], digits[len(digits) - point :].rstrip("0")
     return f"{'-' if value < 0 else ''}{whole}{'.' if part else ''}{part}".encode()

@@ -67,6 +67,11 @@ class GroupTable:
         """PSI's microseconds of each group."""
         return self.numbers[:, _STALLED[resource, kind]]
 
+    def averages(self, resource: str, kind: str) -> list[NDArray[np.int64]]:
+        """The same, and the averages over 10, 60 and 300 seconds in hundredths of a percent."""
+        begin = _STALLED[resource, kind]
+        return [self.numbers[:, at] for at in range(begin, begin + 4)]
+
     @cached_property
     def working_set(self) -> NDArray[np.int64]:
         """Bytes in use less the page cache that nobody touched lately."""

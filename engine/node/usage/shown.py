@@ -54,6 +54,11 @@ def group(sample: GroupSample) -> dict[str, Any]:
 
 
 def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
+    """What went over devices, and when it was read."""
+    return {"time": rfc3339(now), **devices(interfaces)}
+
+
+def devices(interfaces: Sequence[Interface]) -> dict[str, Any]:
     """eth0's numbers stand for all, as with the kubelet; each interface follows."""
     each = [
         {
@@ -66,7 +71,7 @@ def network(interfaces: Sequence[Interface], now: float) -> dict[str, Any]:
         for one in interfaces
     ]
     first = next((one for one in each if one["name"] == ETH0), {"name": ""})
-    return {"time": rfc3339(now), **first, "interfaces": each}
+    return {**first, "interfaces": each}
 
 
 def psi(sample: GroupSample, name: str) -> dict[str, Any] | None:

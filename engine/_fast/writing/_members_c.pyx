@@ -1,0 +1,143 @@
+"""The compiled text of many objects; `_members_py` states its rules."""
+
+import numpy as np
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.ref cimport Py_DECREF, PyObject
+from libc.stdint cimport INT64_MAX, int64_t
+from libc.string cimport memcpy
+
+from engine._fast.writing._exposition_py import PIECE
+
+cdef extern from "Python.h":
+    PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t) except NULL
+    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
+    char *raw_bytes "PyBytes_AS_STRING"(PyObject *)
+
+cdef extern from "members.h" nogil:
+    enum:
+        M_OPEN
+        M_CLOSE
+        M_MOMENT
+        M_MOST_STEPS
+    ctypedef struct e_text:
+        const char *at
+        size_t length
+    ctypedef struct m_step:
+        e_text text
+        const int64_t *values
+        int form
+    ctypedef struct m_form:
+        m_step steps[128]
+        int count
+        int64_t rows
+    int64_t e_longest(const int64_t *, int64_t, int64_t)
+    size_t m_most(const m_form *)
+    char *m_members(char *, const char *, const m_form *, int64_t)
+
+
+cdef class _Form:
+    """One form, and what keeps its memory alive."""
+
+    cdef m_form form
+    cdef list kept
+
+    def __init__(self, steps):
+        cdef const int64_t[::1] column
+        cdef bytes text
+        cdef int at = 0, depth = 0, form
+        self.kept = []
+        self.form.count, self.form.rows = len(steps), INT64_MAX
+        if len(steps) > M_MOST_STEPS:
+            raise ValueError(f"a form of {len(steps)} steps")
+        for text, values, form in steps:
+            depth += (form == M_OPEN) - (form == M_CLOSE)
+            if depth < 0 or not M_MOMENT <= form <= 18 or (values is None) != (form in (M_OPEN, M_CLOSE)):
+                raise ValueError("a form that is none")
+            self.form.steps[at] = m_step(e_text(PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text)), NULL, form)
+            if values is not None:
+                column = np.ascontiguousarray(values)
+                self.form.rows = min(self.form.rows, column.shape[0])
+                if column.shape[0]:
+                    self.form.steps[at].values = &column[0]
+                self.kept.append(column)
+            self.kept.append(text)
+            at += 1
+        if depth:
+            raise ValueError(f"a form that leaves {depth} objects open")
+
+
+cdef class _Page:
+    """All of a page."""
+
+    cdef bytes text
+    cdef const int64_t[::1] ends
+    cdef const int64_t[::1] which
+    cdef const int64_t[::1] rows
+    cdef list forms
+    cdef Py_ssize_t next
+    cdef size_t most
+
+    def __init__(self, texts, forms, which, rows):
+        cdef _Form form
+        cdef int64_t longest
+        cdef Py_ssize_t i
+        self.text = texts[0]
+        self.ends, self.which = np.ascontiguousarray(texts[1]), np.ascontiguousarray(which)
+        self.rows = np.ascontiguousarray(rows)
+        if not self.ends.shape[0] == self.which.shape[0] == self.rows.shape[0]:
+            raise ValueError(f"{len(texts[1])} texts, {len(which)} forms, {len(rows)} rows")
+        longest = e_longest(&self.ends[0] if self.ends.shape[0] else NULL, self.ends.shape[0],
+                            PyBytes_GET_SIZE(self.text))
+        if longest < 0:
+            raise ValueError("texts don't end one after another")
+        self.forms = [_Form(steps) for steps in forms]
+        self.next = 0
+        self.most = 0
+        for form in self.forms:
+            self.most = max(self.most, m_most(&form.form))
+        self.most += longest
+        for i in range(self.which.shape[0]):
+            if self.which[i] < -1 or self.which[i] >= len(self.forms):
+                raise ValueError("a form that is not there")
+            if self.which[i] >= 0:
+                form = self.forms[self.which[i]]
+                if not 0 <= self.rows[i] < form.form.rows:
+                    raise ValueError(
+                        f"form {self.which[i]} has {form.form.rows} rows, and others are asked for"
+                    )
+
+    cdef bytes piece(self, Py_ssize_t size):
+        cdef _Form form
+        cdef PyObject *text = PyBytes_FromStringAndSize(NULL, size + self.most)
+        cdef char *start = raw_bytes(text)
+        cdef char *out = start
+        cdef char *begin
+        cdef const char *source = PyBytes_AS_STRING(self.text)
+        cdef int64_t first, length
+        while self.next < self.ends.shape[0] and out - start < size:
+            first = self.ends[self.next - 1] if self.next else 0
+            length = self.ends[self.next] - first
+            memcpy(out, source + first, length)
+            begin = out
+            out += length
+            if self.which[self.next] >= 0:
+                form = <_Form>self.forms[self.which[self.next]]
+                out = m_members(out, begin, &form.form, self.rows[self.next])
+            self.next += 1
+        _PyBytes_Resize(&text, out - start)
+        result = <object>text
+        Py_DECREF(result)
+        return <bytes>result
+
+
+def filled(texts, forms, which, rows, Py_ssize_t piece=PIECE):
+    """Write as the twin does."""
+    return _pieces(_Page(texts, forms, which, rows), piece)
+
+
+def _pieces(_Page page, Py_ssize_t piece):
+    while page.next < page.ends.shape[0]:
+        whole = page.piece(piece)
+        if whole:
+            yield whole

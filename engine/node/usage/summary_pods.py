@@ -1,0 +1,291 @@
+"""The pods of a summary as JSON, in pieces. What stays the same of a pod is kept as text from one summary to
+the next; what it uses are columns, written while somebody takes the text.
+
+Each container and each pod is an item: a pod's containers one after another, and then itself. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.reading.groups import ABSENT
+from engine._fast.writing.exposition import Texts, joined
+from engine._fast.writing.members import filled
+from engine.api.moments import rfc3339
+from engine.api.struct import to_json
+from engine.node.usage import runtime_numbers, shown
+from engine.node.usage.network import Interface
+from engine.node.usage.runtime_numbers import LAYER, USE
+from engine.node.usage.summary_columns import (
+    CONTAINER,
+    DISK,
+    EPHEMERAL,
+    NETWORK,
+    NONE,
+    POD,
+    Items,
+    Numbers,
+    counted,
+    forms,
+)
+from engine.node.usage.used import NodeUsage, UsedPod
+from engine.wire import cri_v1_pb2 as cri
+
+Entry = dict[str, Any]
+Place = tuple[str, str, str]
+"""Name, namespace and uid."""
+_NO_DISK: Final = (ABSENT,) * len(DISK)
+
+
+@dataclass(frozen=True, slots=True)
+class PodFiles:
+    """What was found of a pod's files: `logs` by container, `volumes` and the names of those among them that
+    are `ephemeral`, bytes and inodes of its `hosts`, and the `disk` that all are on."""
+
+    logs: Mapping[str, Entry]
+    volumes: Sequence[Entry]
+    ephemeral: frozenset[str]
+    hosts: tuple[int, int]
+    disk: Entry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """All that a pod's text is made of. `told` are the containers that the runtime tells of."""
+
+    place: Place
+    used: UsedPod | None
+    told: Sequence[str]
+    files: PodFiles | None
+    of_drivers: Sequence[Entry]
+    devices: Sequence[Interface]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A pod's texts, the form behind each and, of its items, which one that is of; what doesn't change of the
+    items' numbers; and the items of the containers that the runtime tells of."""
+
+    known: _Known
+    texts: list[bytes]
+    forms: list[int]
+    items: list[int]
+    rows: list[int]
+    disk: tuple[int, ...]
+    files: tuple[int, int]
+    told: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """All pods behind one another. `begins` has the first item of each."""
+
+    pods: Sequence[_Kept]
+    texts: Texts
+    forms: Numbers
+    places: Numbers
+    begins: list[int]
+    rows: NDArray[np.intp]
+    disk: Numbers
+    own: NDArray[np.intp]
+    of: NDArray[np.intp]
+    files: Numbers
+
+
+class SummaryPods:
+    """Keeps the texts of pods, as long as they are in the summary."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+        self._layout: _Layout | None = None
+
+    def pages(
+        self,
+        opening: bytes,
+        usage: NodeUsage,
+        stats: Sequence[cri.PodSandboxStats],
+        files: Mapping[str, PodFiles],
+        of_drivers: Mapping[str, Sequence[Entry]],
+    ) -> Iterator[bytes]:
+        """Behind `opening`, a list of pods: those that have a group, and what else the runtime tells."""
+        by_uid = {each.attributes.metadata.uid: each for each in stats}
+        used = {pod.record.uid: pod for pod in usage.pods}
+        before, self._kept = self._kept, {}
+        for uid in used | by_uid:
+            pod, of_runtime = used.get(uid), by_uid.get(uid)
+            told = [each.attributes.metadata.name for each in _containers(of_runtime)]
+            found, driven = files.get(uid), of_drivers.get(uid, ())
+            devices = usage.networks.get(uid, ())
+            kept = before.get(uid)
+            if (
+                kept is None
+                or (known := kept.known).used is not pod
+                or known.files is not found
+                or known.devices is not devices
+                or known.told != told
+                or known.of_drivers != driven
+                or (pod is None and known.place != _place(pod, of_runtime))
+            ):
+                kept = _made(_Known(_place(pod, of_runtime), pod, told, found, driven, devices))
+            self._kept[uid] = kept
+        pods = list(self._kept.values())
+        if self._layout is None or self._layout.pods != pods:
+            self._layout = _laid_out(pods)
+        runtime = _runtime_columns(self._layout, list(self._kept), by_uid, counted(usage.table).tolist())
+        return _written(opening, usage, self._layout, runtime)
+
+
+def _containers(stats: cri.PodSandboxStats | None) -> Sequence[cri.ContainerStats]:
+    return stats.linux.containers if stats is not None else ()
+
+
+def _runtime_columns(
+    layout: _Layout, uids: Sequence[str], stats: Mapping[str, cri.PodSandboxStats], read: Sequence[bool]
+) -> dict[str, Numbers]:
+    """By `USE`, `LAYER` and `processes`; what is `read` of groups is not asked for."""
+    count = len(layout.rows)
+    layers: dict[int, runtime_numbers.Row] = {}
+    uses: dict[int, runtime_numbers.Row] = {}
+    processes = np.full(count, ABSENT, np.int64)
+    for uid, kept, begin in zip(uids, layout.pods, layout.begins, strict=True):
+        of_pod = stats.get(uid)
+        if of_pod is None:
+            continue
+        linux, rows = of_pod.linux, kept.rows
+        for item, each in zip(kept.told, linux.containers, strict=True):
+            layers[begin + item] = runtime_numbers.layer(each)
+            if rows[item] < 0 or not read[rows[item]]:
+                uses[begin + item] = runtime_numbers.use(each)
+        if rows[-1] < 0 or not read[rows[-1]]:
+            own = begin + len(rows) - 1
+            uses[own], processes[own] = runtime_numbers.use(linux), runtime_numbers.processes(linux)
+    columns = _columns(USE, uses, count) | _columns(LAYER, layers, count)
+    return columns | {"processes": processes}
+
+
+def _columns(names: Sequence[str], rows: Mapping[int, runtime_numbers.Row], count: int) -> dict[str, Numbers]:
+    table = np.full((len(names), count), ABSENT, np.int64)
+    if rows:
+        items = np.fromiter(rows, np.intp, len(rows))
+        values = np.fromiter(chain.from_iterable(rows.values()), np.int64, len(rows) * len(names))
+        table[:, items] = values.reshape(-1, len(names)).T
+    return dict(zip(names, table, strict=True))
+
+
+def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
+    """Row and start of each container by its name."""
+    return {
+        group.container.name: (group.row, group.container.started_at)
+        for group in pod.containers
+        if group.container is not None
+    }
+
+
+def _place(pod: UsedPod | None, stats: cri.PodSandboxStats | None) -> Place:
+    if pod is not None:
+        return pod.record.name, pod.record.namespace, pod.record.uid
+    assert stats is not None
+    metadata = stats.attributes.metadata
+    return metadata.name, metadata.namespace, metadata.uid
+
+
+def _made(known: _Known) -> _Kept:
+    name, namespace, uid = known.place
+    grouped = _grouped(known.used) if known.used is not None else {}
+    containers = [*dict.fromkeys((*grouped, *known.told))]
+    files = known.files
+    texts: list[bytes] = []
+    forms: list[int] = []
+    items: list[int] = []
+
+    def add(form: int, item: int) -> None:
+        """What was said since the last one is a text, with a form behind it."""
+        texts.append(b"".join(said))
+        said.clear()
+        forms.append(form)
+        items.append(item)
+
+    said = [b'{"podRef":', to_json({"name": name, "namespace": namespace, "uid": uid})]
+    sandbox = known.used.record.sandbox if known.used is not None else None
+    if sandbox is not None:
+        said.append(b',"startTime":' + to_json(rfc3339(sandbox.created_at)))
+    said.append(b',"containers":[')
+    for item, container in enumerate(containers):
+        said.append((b"," if item else b"") + b'{"name":' + to_json(container))
+        if container in grouped:
+            said.append(b',"startTime":' + to_json(rfc3339(grouped[container][1])))
+        add(CONTAINER, item)
+        logs = files.logs.get(container) if files is not None else None
+        if logs is not None:
+            said.append(b',"logs":' + to_json(logs))
+        said.append(b"}")
+    own = len(containers)
+    said.append(b"]")
+    add(POD, own)
+    if known.devices:
+        said.append(b',"network":{')
+        add(NETWORK, own)
+        said.append(b"," + to_json(shown.devices(known.devices))[1:])
+    if files is not None:
+        said.append(b',"volume":' + to_json([*files.volumes, *known.of_drivers]))
+        said.append(b',"ephemeral-storage":' + to_json(files.disk)[:-1])
+        add(EPHEMERAL, own)
+        said.append(b"}")
+    said.append(b"}")
+    add(NONE, own)
+    rows = [grouped[each][0] if each in grouped else -1 for each in containers]
+    rows.append(known.used.group.row if known.used is not None else -1)
+    disk = tuple(files.disk[each] for each in DISK) if files is not None else _NO_DISK
+    told = [containers.index(each) for each in known.told]
+    return _Kept(known, texts, forms, items, rows, disk, _files_used(files, containers), told)
+
+
+def _files_used(files: PodFiles | None, containers: Sequence[str]) -> tuple[int, int]:
+    """Bytes and inodes of a pod's ephemeral storage, but for writable layers."""
+    if files is None:
+        return 0, 0
+    used, inodes = files.hosts
+    logs = (files.logs[name] for name in containers if name in files.logs)
+    volumes = (volume for volume in files.volumes if volume["name"] in files.ephemeral)
+    for part in chain(logs, volumes):
+        used += part["usedBytes"]
+        inodes += part["inodesUsed"]
+    return used, inodes
+
+
+def _laid_out(pods: Sequence[_Kept]) -> _Layout:
+    counts = np.array([len(pod.rows) for pod in pods], np.intp)
+    begins = np.cumsum(counts) - counts
+    places = np.array([item for pod in pods for item in pod.items], np.int64)
+    texts = [
+        text
+        for pod in pods
+        for text in (pod.texts if pod is pods[0] else (b"," + pod.texts[0], *pod.texts[1:]))
+    ]
+    return _Layout(
+        pods,
+        joined(texts),
+        np.array([form for pod in pods for form in pod.forms], np.int64),
+        places + np.repeat(begins, [len(pod.items) for pod in pods]),
+        begins.tolist(),
+        np.array([row for pod in pods for row in pod.rows], np.intp),
+        np.repeat(np.array([pod.disk for pod in pods], np.int64).reshape(-1, len(DISK)), counts, axis=0),
+        begins + counts - 1,
+        np.repeat(np.arange(len(pods)), counts),
+        np.array([pod.files for pod in pods], np.int64).reshape(-1, 2),
+    )
+
+
+def _written(
+    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Numbers]
+) -> Iterator[bytes]:
+    items = Items(layout.rows, runtime, layout.disk, layout.own, layout.of, layout.files)
+    yield opening
+    yield from filled(layout.texts, forms(usage.table, items), layout.forms, layout.places)
+    yield b"]}"
