@@ -55,7 +55,7 @@ def soak(*arguments: object) -> dict[str, Any]:
     done = subprocess.run(
         ["unshare", "--net", sys.executable, str(HERE / "soaking.py"), *map(str, arguments)],
         cwd=HERE.parents[1], env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
-        capture_output=True, check=False, timeout=600,
+        capture_output=True, check=False, timeout=3600 if WHOLE else 600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
