@@ -6,6 +6,7 @@ other pod as memory runs short, goes and comes back, and lets the first go.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import cast
 
@@ -94,10 +95,7 @@ class LoneLife(Life):
     async def _evict_b(self) -> None:
         assert self.rig.node is not None
         self.memory.write_text(str(MEMORY))
-        try:
-            await cast(EvictionManager, self.rig.node.rooms["eviction"]).synchronize()
-        except (KubengineError, OSError) as error:
-            self.errors.append(error)
+        await self._tried(cast(EvictionManager, self.rig.node.rooms["eviction"]).synchronize())
         await eventually(self.b_has_failed)
         self.memory.write_text("0")
 
@@ -107,11 +105,18 @@ class LoneLife(Life):
         images = cast(ImageManager, rooms["images"])
 
         async def unused_is_gone() -> bool:
-            await images.delete_unused()
+            await self._tried(images.delete_unused())
             return self.runtime.images.resolve("unused:1") is None
 
         await eventually(unused_is_gone)
-        await cast(ContainerGC, rooms["containers"]).garbage_collect()
+        await self._tried(cast(ContainerGC, rooms["containers"]).garbage_collect())
+
+    async def _tried(self, activity: Awaitable[object]) -> None:
+        """What the agent does by itself every while, and the fault may meet."""
+        try:
+            await activity
+        except (KubengineError, OSError) as error:
+            self.errors.append(error)
 
     def has_devices(self) -> bool:
         """A pod that asks for what no plugin has yet runs without."""
