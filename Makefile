@@ -28,7 +28,7 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb clean
+.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -42,7 +42,7 @@ help:
 	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/'
 	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 runs its kernels under qemu'
-	@echo 'make deb              the Debian packages in dist/: a node, and the planner'
+	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
 
@@ -122,6 +122,9 @@ try-arm64:
 
 deb: dist
 	$(BIN)/python package/deb.py dist/*_$$(uname -m).whl dist
+
+try-deb: build
+	KUBENGINE_PACKAGE=$$(realpath dist/kubengine_*.deb) $(PYTEST) --timeout 0 tests/system/test_package.py
 
 $(VENV)/.installed: pyproject.toml setup.py | $(VENV)/.python
 	$(BIN)/pip install -q --no-build-isolation -e '.[dev,plan]'

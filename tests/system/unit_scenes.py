@@ -32,7 +32,7 @@ def under_its_unit(unit: Path, scratch: Path) -> dict[str, Any]:
     manifests = scratch / "manifests"
     manifests.mkdir()
     agent = Agent(str(default_socket(scratch / "root")))
-    start_runtime(scratch)
+    start_runtime(scratch, scratch / "cri.sock")
     install(unit, scratch, manifests)
     systemctl("start", UNIT)
     seen: dict[str, Any] = {"active": shown("ActiveState", "SubState", "StatusText")}
@@ -60,7 +60,7 @@ def under_its_unit(unit: Path, scratch: Path) -> dict[str, Any]:
     return seen
 
 
-def start_runtime(scratch: Path) -> None:
+def start_runtime(scratch: Path, socket: Path) -> None:
     write_image(
         scratch / "archives/busybox.tar",
         [BUSYBOX_TAG],
@@ -70,12 +70,12 @@ def start_runtime(scratch: Path) -> None:
         UNITS / "runtime.service",
         "[Unit]\nDefaultDependencies=no\n[Service]\nKillMode=process\nDelegate=yes\n"
         + environment()
-        + f"ExecStart={sys.executable} -m engine.cli runtime --socket {scratch}/cri.sock "
+        + f"ExecStart={sys.executable} -m engine.cli runtime --socket {socket} "
         f"--root {scratch}/images --state {scratch}/state --images-dir {scratch}/archives\n",
     )
     systemctl("daemon-reload")
     systemctl("start", "runtime.service")
-    eventually((scratch / "cri.sock").exists)
+    eventually(socket.exists)
 
 
 def install(unit: Path, scratch: Path, manifests: Path) -> None:
