@@ -61,9 +61,7 @@ class NodePods:
 
     async def stop(self) -> None:
         """Leaves the pods running."""
-        for due in (self._retrying, self._retrying_later):
-            if due is not None:
-                due.cancel()
+        self._cancel_retries()
         self._returning.clear()
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
@@ -173,8 +171,14 @@ class NodePods:
             later = asyncio.get_running_loop().call_later(machine_faults.RETRY_SECONDS, self._try_again)
             self._retrying_later = later
 
-    def _try_again(self) -> None:
+    def _cancel_retries(self) -> None:
+        for due in (self._retrying, self._retrying_later):
+            if due is not None:
+                due.cancel()
         self._retrying = self._retrying_later = None
+
+    def _try_again(self) -> None:
+        self._cancel_retries()
         if not self._unsatisfied:
             return
         self._unsatisfied = {worker for worker in self._unsatisfied if worker.may_want_room}
