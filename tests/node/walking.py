@@ -21,7 +21,8 @@ from tests.waiting import eventually
 
 from .faults import KINDS, FailingService, FileFault, current
 
-AT_ONCE = 20
+AT_ONCE = 10
+"""Each has two inotify instances, of which a user may have 128 by default; other tests run beside a walk."""
 
 
 class Life:
