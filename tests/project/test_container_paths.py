@@ -73,6 +73,7 @@ MAY_TOUCH = {
     ("node/volumes/empty_dir.py", "chmod"): "the new volume, before any container has it; or a descriptor",
     ("node/volumes/empty_dir.py", "chown"): VERIFIED,
     ("node/volumes/csi_storage.py", "exists"): AGENTS_OWN,
+    ("node/volumes/block_device.py", "glob"): AGENTS_OWN,
     (
         "node/volumes/block_device.py",
         "realpath",
