@@ -1,4 +1,4 @@
-"""`engine/wire` is what `make protos` would write."""
+"""What is made of the tree is made of all of it: `engine/wire` of the protos, kernels of their sources."""
 
 from __future__ import annotations
 
@@ -26,3 +26,11 @@ def test_wire_is_current_with_protos(tmp_path: Path) -> None:
     assert sorted(kept) == sorted(generated)
     stale = [name for name, text in generated.items() if kept[name] != text]
     assert not stale, f"run `make protos`: {stale}"
+
+
+def test_make_builds_the_kernels_anew_when_any_of_their_sources_changes() -> None:
+    command = ["make", "-s", "--eval", "known:; @echo $(KERNELS)", "known"]
+    known = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=PATIENCE)
+    kinds = {".pyx", ".pxd", ".h"}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "engine/_fast").rglob("*.*")}
+    assert set(known.stdout.split()) == {name for name in sources if Path(name).suffix in kinds}

@@ -83,6 +83,41 @@ def test_the_first_plan_is_walked(tmp_path: Path) -> None:
     assert (tmp_path / "victims.csv").read_text().count("\n") > 10
 
 
+KUBECTL = "#!/bin/sh\nexec kubengine plan synth --nodes 5 --pods-per-node 30 --format json\n"
+NODES = "sn,cpu_milli,memory_mib,gpu,model\nnode-a,32000,65536,2,T4\nnode-b,32000,65536,0,\n"
+WORDS = ("calm", "relieved", "collect", "lint", "the same under both")
+PODS = "name,cpu_milli,memory_mib,num_gpu,qos,creation_time,deletion_time\ntrainer,4000,8192,1,LS,10,20\n"
+
+
+@pytest.mark.slow
+def test_what_the_page_on_planning_shows_is_asked_and_answered(tmp_path: Path) -> None:
+    """In its order, of a cluster that is made up behind `kubectl`, and of one in tables."""
+    page = ROOT / "docs/plan.md"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/kubectl").write_text(KUBECTL)
+    (tmp_path / "bin/kubectl").chmod(0o755)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "plan.yaml").write_text("".join(blocks(page, "yaml")))
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    made_up, live, convert, questions, scenarios, tables = (
+        f'PATH="$PWD/bin:$PATH"\n{block}' for block in blocks(page, "sh")
+    )
+    assert "preempt" in shell(made_up, tmp_path)
+    shell(live, tmp_path)
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    shell(convert, tmp_path)
+    shell("kubengine plan synth --nodes 5 --pods-per-node 30 -o cluster.kes", tmp_path)
+    said = shell(questions, tmp_path)
+    assert [word for word in WORDS if word not in said] == []
+    (tmp_path / "report.html").unlink()
+    shell(scenarios, tmp_path, status=1)
+    assert (tmp_path / "report.html").stat().st_size > 1000
+    shell(tables, tmp_path)
+    (devices,) = blocks(ROOT / "docs/how-to/gpu-node.md", "sh")
+    shell(f"mv trace.kes cluster.kes\n{devices}", tmp_path)
+
+
 @pytest.mark.slow
 def test_the_first_node_is_walked(tmp_path: Path) -> None:
     pod, config, start, look, *questions, preempt, another, gone = blocks(TUTORIALS / "first-node.md", "sh")
