@@ -21,6 +21,7 @@ import pytest
 from engine._fast.reading import _groups_c, _groups_py
 from engine._fast.reading.groups import ABSENT
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.usage import runtime_numbers
 from engine.node.usage.group import WIDTH
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
@@ -183,7 +184,7 @@ class Summary:
                 pod.record.uid: PodFiles({"c-a": used, "c-b": used}, [], frozenset(), (4096, 1), disk)
                 for pod in usage.pods
             }
-        stats = cri.ListPodSandboxStatsResponse.FromString(self._stats).stats
+        stats = runtime_numbers.read(self._stats)
         for _ in self._pods.pages(b'{"pods":[', usage, stats, self._files, {}):
             pass
 

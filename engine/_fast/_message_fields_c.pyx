@@ -8,7 +8,7 @@ UTF-8, overlong numbers) goes to the twin, which lets the protobuf library decid
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_Append
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, INT64_MIN, int8_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from engine._fast import _message_fields_py
@@ -26,7 +26,10 @@ cdef enum:
     INT32 = 7
     UINT32 = 8
     FLAG = 9
-    INSIDE = 10  # a message that holds columns
+    MESSAGES = 10
+    HELD_INT64 = 11
+    HELD_UINT64 = 12
+    INSIDE = 13  # a message that holds columns
     VARINT = 0
     DELIMITED = 2
     NONE = -1
@@ -139,11 +142,13 @@ cdef class Picker:
     cdef bint _single  # each column one text or number
     cdef uint8_t _kinds[COLUMNS]
     cdef int8_t _next[COLUMNS]  # the next column that the same map feeds
+    cdef int8_t _holders[COLUMNS]  # the level that the column's field is in
     cdef list _keys
     cdef Level _table[LEVELS]
     # of the item in hand
     cdef Span _texts[COLUMNS]
     cdef uint64_t _numbers[COLUMNS]
+    cdef uint32_t _seen  # a bit for each level
     cdef list _lists
 
     def __cinit__(self, message, columns):
@@ -158,7 +163,7 @@ cdef class Picker:
         for kind, path, key in _message_fields_py.resolve(message, columns):
             column, level, action = self._columns, 0, NULL
             self._kinds[column] = kind
-            if kind == TEXTS or kind == WHOLE:
+            if kind == TEXTS or kind == WHOLE or kind >= MESSAGES:
                 self._single = False
             self._next[column] = NONE
             self._keys.append(key)
@@ -175,6 +180,7 @@ cdef class Picker:
                         action.kind, action.level = INSIDE, <int8_t>self._levels
                         self._levels += 1
                     level = action.level
+            self._holders[column] = <int8_t>level
             if action != NULL:
                 self._next[column] = action.column if action.kind else <int8_t>NONE
                 action.kind, action.column = <uint8_t>self._kinds[column], <int8_t>column
@@ -267,6 +273,7 @@ cdef class Picker:
             self._texts[column].at = self._texts[column].end = item.end
             self._numbers[column] = 0
         self._lists = None
+        self._seen = 0
         return self._read(item, 0)
 
     cdef bint _read(self, Span rest, int level) except -1:
@@ -279,7 +286,7 @@ cdef class Picker:
                 return False
             action = &self._table[level].actions[number if number < NUMBERS else 0]
             kind, column = action.kind, action.column
-            if kind == 0 or (wire != DELIMITED if kind <= ENTRY or kind == INSIDE else wire != VARINT):
+            if kind == 0 or (wire != DELIMITED if kind <= ENTRY or kind == MESSAGES or kind == INSIDE else wire != VARINT):
                 if not _skip(&rest, wire):
                     return False
                 continue
@@ -290,10 +297,13 @@ cdef class Picker:
             if not _span(&rest, &span):
                 return False
             if kind == INSIDE:
+                self._seen |= <uint32_t>1 << action.level
                 if not self._read(span, action.level):
                     return False
             elif kind == TEXTS:
-                self._add_text(column, span)
+                self._add(column, PyUnicode_DecodeUTF8(<const char *>span.at, span.end - span.at, NULL))
+            elif kind == MESSAGES:
+                self._add(column, PyBytes_FromStringAndSize(<const char *>span.at, span.end - span.at))
             elif kind == TEXT:
                 self._texts[column] = span
             elif not self._read_entry(column, span):
@@ -313,11 +323,10 @@ cdef class Picker:
             column = self._next[column]
         return True
 
-    cdef int _add_text(self, int column, Span text) except -1:
+    cdef int _add(self, int column, object part) except -1:
         if self._lists is None:
             self._lists = [[] for _ in range(self._columns)]
-        PyList_Append(<list>self._lists[column],
-                      PyUnicode_DecodeUTF8(<const char *>text.at, text.end - text.at, NULL))
+        PyList_Append(<list>self._lists[column], part)
         return 0
 
     cdef int _put_item(self, Span item, list picked) except -1:
@@ -329,7 +338,7 @@ cdef class Picker:
             kind, text, number = self._kinds[column], self._texts[column], self._numbers[column]
             if kind == TEXT or kind == ENTRY:
                 value = PyUnicode_DecodeUTF8(<const char *>text.at, text.end - text.at, NULL)
-            elif kind == TEXTS:
+            elif kind == TEXTS or kind == MESSAGES:
                 value = () if self._lists is None else tuple(<list>self._lists[column])
             elif kind == WHOLE:
                 value = PyBytes_FromStringAndSize(<const char *>item.at, item.end - item.at)
@@ -341,7 +350,13 @@ cdef class Picker:
                 value = <int32_t>number
             elif kind == UINT32:
                 value = <uint32_t>number
-            else:
+            elif kind == FLAG:
                 value = number != 0
+            elif not self._seen >> self._holders[column] & 1:
+                value = INT64_MIN
+            elif kind == HELD_INT64:
+                value = <int64_t>number
+            else:
+                value = <int64_t>min(number, <uint64_t>INT64_MAX)
             PyList_Append(picked[column], value)
         return 0

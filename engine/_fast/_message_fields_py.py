@@ -2,7 +2,9 @@
 
 A message of `engine.wire.cri_v1_pb2` whose field 1 is the list, and columns of its items by name:
 `id`, `metadata.name` (inside a message), `labels[key]` (an entry of a map), `repo_tags` (a list of texts),
-and the empty name for the whole item. What is not there is empty, 0 or False, as protobuf has it.
+`linux.containers` (a list of messages, each as its bytes) and the empty name for the whole item. What is not
+there is empty, 0 or False, as protobuf has it. `cpu.timestamp?` is a number of 64 bits of which it matters
+whether the message it is in, `cpu`, is there: -2**63 if not, and never more than 2**63 - 1.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-TEXT, TEXTS, ENTRY, WHOLE, INT64, UINT64, INT32, UINT32, FLAG = range(1, 10)
+TEXT, TEXTS, ENTRY, WHOLE, INT64, UINT64, INT32, UINT32, FLAG, MESSAGES, HELD_INT64, HELD_UINT64 = range(
+    1, 13
+)
 MOST_COLUMNS: Final = 16
+_LARGEST: Final = 2**63 - 1
 
 _KINDS: Final = {
     "TYPE_STRING": TEXT,
@@ -24,6 +29,8 @@ _KINDS: Final = {
     "TYPE_UINT32": UINT32,
     "TYPE_BOOL": FLAG,
 }
+_LISTS: Final = {"TYPE_STRING": TEXTS, "TYPE_MESSAGE": MESSAGES}
+_HELD: Final = {"TYPE_INT64": HELD_INT64, "TYPE_UINT64": HELD_UINT64}
 
 
 class Column(NamedTuple):
@@ -38,7 +45,7 @@ def resolve(message: str, columns: Sequence[str]) -> list[Column]:
     """The columns by number. Raises `ValueError` for one that there isn't or that stands twice."""
     from engine.wire import cri_v1_pb2
 
-    if len(columns) > MOST_COLUMNS or len(set(columns)) < len(columns):
+    if len(columns) > MOST_COLUMNS or len({name.removesuffix("?") for name in columns}) < len(columns):
         raise ValueError(
             f"{len(columns)} columns, at most {MOST_COLUMNS} and each once: {', '.join(columns)}"
         )
@@ -49,7 +56,8 @@ def resolve(message: str, columns: Sequence[str]) -> list[Column]:
 def _column(items: Any, name: str) -> Column:
     if not name:
         return Column(WHOLE, ())
-    path, key = name.removesuffix("]").split("[") if name.endswith("]") else (name, "")
+    whole, held = name.removesuffix("?"), name.endswith("?")
+    path, key = whole.removesuffix("]").split("[") if whole.endswith("]") else (whole, "")
     numbers = []
     holder, field = items, None
     for part in path.split("."):
@@ -59,13 +67,14 @@ def _column(items: Any, name: str) -> Column:
         numbers.append(field.number)
         holder = field.message_type
     assert field is not None
-    if key:
+    if key and not held:
         return Column(ENTRY, tuple(numbers), key.encode())
     names = {value: kind for kind, value in vars(type(field)).items() if kind.startswith("TYPE_")}
-    kind = _KINDS.get(names[field.type])
-    if kind is None or (field.is_repeated and kind != TEXT):
+    kinds = _HELD if held else _LISTS if field.is_repeated else _KINDS
+    kind = kinds.get(names[field.type])
+    if kind is None or (held and (field.is_repeated or len(numbers) == 1)):
         raise ValueError(f"{items.name}.{name} is of no kind that can be picked")
-    return Column(TEXTS if field.is_repeated else kind, tuple(numbers))
+    return Column(kind, tuple(numbers))
 
 
 class Picker:
@@ -75,7 +84,7 @@ class Picker:
         from engine.wire import cri_v1_pb2
 
         kinds = resolve(message, columns)
-        self._single = all(column.kind not in (TEXTS, WHOLE) for column in kinds)
+        self._single = all(column.kind not in _NOT_SINGLE for column in kinds)
         self._message = message
         self._type = getattr(cri_v1_pb2, message)
         items = self._type.DESCRIPTOR.fields_by_number[1]
@@ -94,7 +103,7 @@ class Picker:
     def digest(self, message: bytes) -> int:
         """Two lists with the same items, as far as the columns tell them, have the same one in whatever order
         they stand; others have the same one by a chance of one in 2**64. `ValueError` for bytes of no such
-        message, and for columns that are lists or whole items."""
+        message, and for columns that are lists, whole items or end in `?`."""
         if not self._single:
             raise ValueError("a digest is made of columns with one text or number each")
         return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
@@ -109,6 +118,7 @@ class Picker:
         return tuple([read(item) for item in items] for read in self._readers)
 
 
+_NOT_SINGLE: Final = (TEXTS, MESSAGES, WHOLE, HELD_INT64, HELD_UINT64)
 _WORD: Final = 2**64 - 1
 _FIRST: Final = 0x9E3779B97F4A7C15  # an empty item counts too
 
@@ -140,5 +150,23 @@ def _reader(name: str, column: Column) -> Callable[[Any], Any]:
     if column.kind == ENTRY:
         holder, key = attrgetter(name.partition("[")[0]), column.key.decode()
         return lambda item: holder(item).get(key, "")
+    if column.kind in (HELD_INT64, HELD_UINT64):
+        return _held(*name.removesuffix("?").split("."))
     value = attrgetter(name)
+    if column.kind == MESSAGES:
+        return lambda item: tuple(each.SerializeToString(deterministic=True) for each in value(item))
     return (lambda item: tuple(value(item))) if column.kind == TEXTS else value
+
+
+def _held(*path: str) -> Callable[[Any], int]:
+    *holders, last = path
+
+    def read(message: Any) -> int:
+        for name in holders:
+            if not message.HasField(name):
+                return -_LARGEST - 1
+            message = getattr(message, name)
+        value: int = getattr(message, last)
+        return min(value, _LARGEST)
+
+    return read

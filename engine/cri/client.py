@@ -144,11 +144,9 @@ class RuntimeClient:
         answer = await self._runtime("PodSandboxStats", request, cri.PodSandboxStatsResponse)
         return answer.stats
 
-    async def list_pod_sandbox_stats(self) -> list[cri.PodSandboxStats]:
-        answer = await self._runtime(
-            "ListPodSandboxStats", cri.ListPodSandboxStatsRequest(), cri.ListPodSandboxStatsResponse
-        )
-        return list(answer.stats)
+    async def read_pod_sandbox_stats(self, read: Callable[[bytes], Read]) -> Read:
+        """What `read` makes of the serialized ListPodSandboxStatsResponse, as above."""
+        return await self._call(_RUNTIME, "ListPodSandboxStats", cri.ListPodSandboxStatsRequest(), read)
 
     # Containers
 

@@ -13,21 +13,24 @@ from engine.api.errors import Refused, Unavailable
 from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.cri.records import PodRecord
+from engine.node.usage import runtime_numbers
+from engine.node.usage.runtime_numbers import RuntimeStats
 from engine.wire import cri_v1_pb2 as cri
 
 ASKED_AT_ONCE = 16
 
 
-async def pod_stats(runtime: RuntimeClient, pods: Iterable[PodRecord]) -> list[cri.PodSandboxStats]:
-    """One for each pod that can be read. Raises `Unavailable` where the runtime doesn't answer."""
+async def pod_stats(runtime: RuntimeClient, pods: Iterable[PodRecord]) -> RuntimeStats:
+    """Of each pod that can be read. Raises `Unavailable` where the runtime doesn't answer."""
     try:
-        return await runtime.list_pod_sandbox_stats()
+        return await runtime.read_pod_sandbox_stats(runtime_numbers.read)
     except Unavailable:
         raise
     except Refused:
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
         asked = [_one(runtime, record, slots) for record in pods if record.may_run]
-        return [stats for stats in await asyncio.gather(*asked) if stats is not None]
+        found = [stats for stats in await asyncio.gather(*asked) if stats is not None]
+        return runtime_numbers.read(cri.ListPodSandboxStatsResponse(stats=found).SerializeToString())
 
 
 async def _one(

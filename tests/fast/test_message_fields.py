@@ -23,6 +23,10 @@ LISTS = {
         "attributes.id", "attributes.labels[uid]", "cpu.usage_core_nano_seconds.value",
         "memory.working_set_bytes.value", "memory.timestamp", "writable_layer.used_bytes.value",
     ],
+    "ListPodSandboxStatsResponse": [
+        "attributes.metadata.uid", "linux.cpu.timestamp?", "linux.cpu.usage_nano_cores.value?",
+        "linux.containers", "linux.process.process_count.value?",
+    ],
 }  # fmt: skip
 
 texts = st.text(max_size=5)
@@ -190,3 +194,33 @@ def test_the_whole_item_can_be_had(form):
 def test_columns_that_there_are_not(form, columns):
     with pytest.raises(ValueError, match=r"Container|columns"):
         form.Picker("ListContainersResponse", columns)
+
+
+@FORMS
+def test_a_number_of_a_message_that_is_there_or_not(form):
+    usages = [
+        None,
+        cri.CpuUsage(),
+        cri.CpuUsage(timestamp=-1, usage_nano_cores=cri.UInt64Value()),
+        cri.CpuUsage(usage_nano_cores=cri.UInt64Value(value=2**64 - 1)),
+    ]
+    data = cri.ListContainerStatsResponse(stats=[cri.ContainerStats(cpu=usage) for usage in usages])
+    columns = ["cpu.timestamp?", "cpu.usage_nano_cores.value?"]
+    picker = form.Picker("ListContainerStatsResponse", columns)
+    absent = -(2**63)
+    assert picker.pick(data.SerializeToString()) == ([absent, 0, -1, 0], [absent, absent, 0, 2**63 - 1])
+    with pytest.raises(ValueError, match="one text or number"):
+        picker.digest(b"")
+
+
+@FORMS
+@pytest.mark.parametrize("column", ["id?", "cpu?", "attributes.id?", "attributes.labels[uid]?"])
+def test_only_numbers_inside_messages_may_be_absent(form, column):
+    with pytest.raises(ValueError, match=r"no kind that can be picked|has no"):
+        form.Picker("ListContainerStatsResponse", [column])
+
+
+@FORMS
+def test_a_number_stands_once(form):
+    with pytest.raises(ValueError, match="each once"):
+        form.Picker("ListContainerStatsResponse", ["cpu.timestamp", "cpu.timestamp?"])

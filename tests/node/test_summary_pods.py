@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.usage import runtime_numbers
 from engine.node.usage.network import Interface
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
@@ -93,6 +94,10 @@ def files(chance: random.Random) -> PodFiles:
     return PodFiles(logs, volumes, frozenset("v"), (chance.randrange(99), 1), disk)
 
 
+def read(told: Sequence[cri.PodSandboxStats]) -> runtime_numbers.RuntimeStats:
+    return runtime_numbers.read(cri.ListPodSandboxStatsResponse(stats=told).SerializeToString())
+
+
 def in_order(pod: dict[str, Any]) -> dict[str, Any]:
     return {**pod, "containers": sorted(pod["containers"], key=lambda each: each["name"])}
 
@@ -140,7 +145,7 @@ def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
         usage = asyncio.run(sampler.sample())
         here = {pod.record.uid for pod in usage.pods} | {each.attributes.metadata.uid for each in told}
         known = {uid: each for uid, each in found.items() if uid in here}
-        page = b"".join(written.pages(b'{"pods":[', usage, told, known, of_drivers))
+        page = b"".join(written.pages(b'{"pods":[', usage, read(told), known, of_drivers))
         shown = {pod["podRef"]["uid"]: in_order(pod) for pod in json.loads(page)["pods"]}
         wanted = plain_pods(usage, told, known, of_drivers)
         assert shown == {uid: in_order(pod) for uid, pod in wanted.items()}
@@ -156,4 +161,4 @@ def test_a_node_without_pods(tmp_path: Path) -> None:
         mount=tmp_path,
     )
     usage = asyncio.run(sampler.sample())
-    assert b"".join(SummaryPods().pages(b'{"pods":[', usage, [], {}, {})) == b'{"pods":[]}'
+    assert b"".join(SummaryPods().pages(b'{"pods":[', usage, read([]), {}, {})) == b'{"pods":[]}'

@@ -406,7 +406,7 @@ async def test_stats(pods: Pods) -> None:
     assert dict(stats.attributes.labels) == {"s": "1"}
     found = await pods.client.list_container_stats(cri.ContainerStatsFilter(pod_sandbox_id=sandbox))
     assert [s.attributes.id for s in found] == [container]
-    [pod] = [s for s in await pods.client.list_pod_sandbox_stats() if s.attributes.id == sandbox]
+    pod = await pods.client.pod_sandbox_stats(sandbox)
     assert pod.linux.cpu.usage_core_nano_seconds.value > 50_000_000
     assert pod.linux.network.default_interface.name == "eth0"
     assert [c.attributes.id for c in pod.linux.containers] == [container]

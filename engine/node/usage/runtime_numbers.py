@@ -1,11 +1,17 @@
-"""What the runtime measures of pods and containers, as numbers; what it does not say is `ABSENT`. Pure."""
+"""What the runtime measures of pods and containers, as columns out of its own bytes. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.message_fields import Picker
 from engine._fast.reading.groups import ABSENT
-from engine.wire import cri_v1_pb2 as cri
 
 CPU: Final = ("usage_core_nano_seconds", "usage_nano_cores")
 MEMORY: Final = (
@@ -18,32 +24,74 @@ MEMORY: Final = (
 )
 USE: Final = ("cpu_second", *CPU, "memory_second", *MEMORY)
 LAYER: Final = ("layer_second", "used_bytes", "inodes_used")
-_LARGEST: Final = (1 << 63) - 1
+PROCESSES: Final = "processes"
 
-Row = tuple[int, ...]
-_NO_USE: Final[Row] = (ABSENT,) * len(USE)
-_NO_LAYER: Final[Row] = (ABSENT,) * len(LAYER)
+Columns = Mapping[str, NDArray[np.int64]]
 
 
-def use(stats: cri.ContainerStats | cri.LinuxPodSandboxStats) -> Row:
-    """By `USE`."""
-    cpu = _values(stats.cpu, CPU) if stats.HasField("cpu") else _NO_USE[: 1 + len(CPU)]
-    memory = _values(stats.memory, MEMORY) if stats.HasField("memory") else _NO_USE[: 1 + len(MEMORY)]
-    return (*cpu, *memory)
+def _picked(part: str, numbers: Sequence[str]) -> list[str]:
+    return [f"{part}.timestamp?", *(f"{part}.{name}.value?" for name in numbers)]
 
 
-def layer(stats: cri.ContainerStats) -> Row:
-    """By `LAYER`."""
-    return _values(stats.writable_layer, LAYER[1:]) if stats.HasField("writable_layer") else _NO_LAYER
+_IDENTITY: Final = [f"attributes.metadata.{name}" for name in ("name", "namespace", "uid")]
+_PODS: Final = Picker(
+    "ListPodSandboxStatsResponse",
+    [
+        *_IDENTITY,
+        "linux.containers",
+        *_picked("linux.cpu", CPU),
+        *_picked("linux.memory", MEMORY),
+        *_picked("linux.process", ["process_count"]),
+    ],
+)
+_CONTAINERS: Final = Picker(
+    "ListContainerStatsResponse",
+    [
+        "attributes.metadata.name",
+        *_picked("cpu", CPU),
+        *_picked("memory", MEMORY),
+        *_picked("writable_layer", LAYER[1:]),
+    ],
+)
 
 
-def processes(stats: cri.LinuxPodSandboxStats) -> int:
-    return min(stats.process.process_count.value, _LARGEST) if stats.HasField("process") else ABSENT
+@dataclass(frozen=True, slots=True, eq=False)
+class RuntimeStats:
+    """`places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has
+    columns by `USE` and `PROCESSES`; `containers` by `USE` and `LAYER`, a pod's behind those of the one
+    before. What the runtime does not say is `ABSENT`; times are whole seconds."""
+
+    places: Sequence[tuple[str, str, str]]
+    told: Sequence[Sequence[str]]
+    pods: Columns
+    containers: Columns
 
 
-def _values(message: Any, names: tuple[str, ...]) -> Row:
-    """The second of its time, and what it has under the names."""
-    values = [
-        min(getattr(message, name).value, _LARGEST) if message.HasField(name) else ABSENT for name in names
-    ]
-    return (message.timestamp // 10**9, *values)
+def read(message: bytes) -> RuntimeStats:
+    """Of a ListPodSandboxStatsResponse. `ValueError` for bytes that are none."""
+    names, namespaces, uids, inside, *numbers = _PODS.pick(message)
+    container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
+    begins = [0]
+    for each in inside:
+        begins.append(begins[-1] + len(each))
+    told = [container_names[begin:end] for begin, end in pairwise(begins)]
+    *used, measured, processes = map(_numbers, numbers)
+    pods = _columns(USE, used)
+    pods[PROCESSES] = np.where(measured == ABSENT, ABSENT, np.maximum(processes, 0))
+    places = [*zip(names, namespaces, uids, strict=True)]
+    return RuntimeStats(places, told, pods, _columns((*USE, *LAYER), map(_numbers, of_containers)))
+
+
+def _numbers(values: list[int]) -> NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]:
+    found = dict(zip(names, columns, strict=True))
+    for name in _SECONDS:
+        if name in found:
+            found[name] = np.where(found[name] == ABSENT, ABSENT, found[name] // 10**9)
+    return found
+
+
+_SECONDS: Final = ("cpu_second", "memory_second", "layer_second")

@@ -64,7 +64,7 @@ class Summaries:
         stats = await pod_stats(self._runtime, self._held())
         usage = await self._sampler.sample()
         uids = dict.fromkeys(pod.record.uid for pod in usage.pods)
-        uids |= dict.fromkeys(each.attributes.metadata.uid for each in stats)
+        uids |= dict.fromkeys(uid for _, _, uid in stats.places)
         known = [pod for pod in map(self._known, uids) if pod is not None]
         told = await self._volumes.of_drivers(known)
         files = await self._files_of(known)

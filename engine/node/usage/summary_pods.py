@@ -19,9 +19,9 @@ from engine._fast.writing.exposition import Texts, joined
 from engine._fast.writing.members import filled
 from engine.api.moments import rfc3339
 from engine.api.struct import to_json
-from engine.node.usage import runtime_numbers, shown
+from engine.node.usage import shown
 from engine.node.usage.network import Interface
-from engine.node.usage.runtime_numbers import LAYER, USE
+from engine.node.usage.runtime_numbers import LAYER, PROCESSES, USE, RuntimeStats
 from engine.node.usage.summary_columns import (
     CONTAINER,
     DISK,
@@ -35,7 +35,6 @@ from engine.node.usage.summary_columns import (
     forms,
 )
 from engine.node.usage.used import NodeUsage, UsedPod
-from engine.wire import cri_v1_pb2 as cri
 
 Entry = dict[str, Any]
 Place = tuple[str, str, str]
@@ -84,13 +83,14 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
-    """All pods behind one another. `begins` has the first item of each."""
+    """All pods behind one another. `told` are the items of the containers that the runtime
+    tells of."""
 
     pods: Sequence[_Kept]
     texts: Texts
     forms: Numbers
     places: Numbers
-    begins: list[int]
+    told: NDArray[np.intp]
     rows: NDArray[np.intp]
     disk: Numbers
     own: NDArray[np.intp]
@@ -109,17 +109,18 @@ class SummaryPods:
         self,
         opening: bytes,
         usage: NodeUsage,
-        stats: Sequence[cri.PodSandboxStats],
+        stats: RuntimeStats,
         files: Mapping[str, PodFiles],
         of_drivers: Mapping[str, Sequence[Entry]],
     ) -> Iterator[bytes]:
         """Behind `opening`, a list of pods: those that have a group, and what else the runtime tells."""
-        by_uid = {each.attributes.metadata.uid: each for each in stats}
+        by_uid = {place[2]: at for at, place in enumerate(stats.places)}
         used = {pod.record.uid: pod for pod in usage.pods}
         before, self._kept = self._kept, {}
         for uid in used | by_uid:
-            pod, of_runtime = used.get(uid), by_uid.get(uid)
-            told = [each.attributes.metadata.name for each in _containers(of_runtime)]
+            pod, at = used.get(uid), by_uid.get(uid)
+            told = stats.told[at] if at is not None else ()
+            place = _place(pod) if pod is not None else stats.places[by_uid[uid]]
             found, driven = files.get(uid), of_drivers.get(uid, ())
             devices = usage.networks.get(uid, ())
             kept = before.get(uid)
@@ -128,54 +129,40 @@ class SummaryPods:
                 or (known := kept.known).used is not pod
                 or known.files is not found
                 or known.devices is not devices
-                or known.told != told
+                or [*known.told] != [*told]
                 or known.of_drivers != driven
-                or (pod is None and known.place != _place(pod, of_runtime))
+                or known.place != place
             ):
-                kept = _made(_Known(_place(pod, of_runtime), pod, told, found, driven, devices))
+                kept = _made(_Known(place, pod, told, found, driven, devices))
             self._kept[uid] = kept
         pods = list(self._kept.values())
         if self._layout is None or self._layout.pods != pods:
             self._layout = _laid_out(pods)
-        runtime = _runtime_columns(self._layout, list(self._kept), by_uid, counted(usage.table).tolist())
+        places = np.array([by_uid.get(uid, -1) for uid in self._kept], np.intp)
+        runtime = _runtime_columns(self._layout, places, stats, counted(usage.table))
         return _written(opening, usage, self._layout, runtime)
 
 
-def _containers(stats: cri.PodSandboxStats | None) -> Sequence[cri.ContainerStats]:
-    return stats.linux.containers if stats is not None else ()
-
-
 def _runtime_columns(
-    layout: _Layout, uids: Sequence[str], stats: Mapping[str, cri.PodSandboxStats], read: Sequence[bool]
+    layout: _Layout, places: NDArray[np.intp], stats: RuntimeStats, read: NDArray[np.bool_]
 ) -> dict[str, Numbers]:
-    """By `USE`, `LAYER` and `processes`; what is `read` of groups is not asked for."""
-    count = len(layout.rows)
-    layers: dict[int, runtime_numbers.Row] = {}
-    uses: dict[int, runtime_numbers.Row] = {}
-    processes = np.full(count, ABSENT, np.int64)
-    for uid, kept, begin in zip(uids, layout.pods, layout.begins, strict=True):
-        of_pod = stats.get(uid)
-        if of_pod is None:
-            continue
-        linux, rows = of_pod.linux, kept.rows
-        for item, each in zip(kept.told, linux.containers, strict=True):
-            layers[begin + item] = runtime_numbers.layer(each)
-            if rows[item] < 0 or not read[rows[item]]:
-                uses[begin + item] = runtime_numbers.use(each)
-        if rows[-1] < 0 or not read[rows[-1]]:
-            own = begin + len(rows) - 1
-            uses[own], processes[own] = runtime_numbers.use(linux), runtime_numbers.processes(linux)
-    columns = _columns(USE, uses, count) | _columns(LAYER, layers, count)
-    return columns | {"processes": processes}
-
-
-def _columns(names: Sequence[str], rows: Mapping[int, runtime_numbers.Row], count: int) -> dict[str, Numbers]:
-    table = np.full((len(names), count), ABSENT, np.int64)
-    if rows:
-        items = np.fromiter(rows, np.intp, len(rows))
-        values = np.fromiter(chain.from_iterable(rows.values()), np.int64, len(rows) * len(names))
-        table[:, items] = values.reshape(-1, len(names)).T
-    return dict(zip(names, table, strict=True))
+    """By `USE`, `LAYER` and `PROCESSES`. `places` are those of pods in `stats`, -1 where they are not; of
+    groups that are `read` only the layers are taken from there."""
+    told = np.array([len(each) for each in stats.told], np.intp)
+    here = places[places >= 0]
+    own = layout.own[places >= 0]
+    counts = told[here]
+    begins = (np.cumsum(told) - told)[here]
+    containers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    columns = {name: np.full(len(layout.rows), ABSENT, np.int64) for name in (*USE, *LAYER, PROCESSES)}
+    for name, values in stats.containers.items():
+        columns[name][layout.told] = values[containers]
+    for name, values in stats.pods.items():
+        columns[name][own] = values[here]
+    of_groups = (layout.rows >= 0) & read[layout.rows]
+    for name in (*USE, PROCESSES):
+        columns[name][of_groups] = ABSENT
+    return columns
 
 
 def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
@@ -187,12 +174,8 @@ def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
     }
 
 
-def _place(pod: UsedPod | None, stats: cri.PodSandboxStats | None) -> Place:
-    if pod is not None:
-        return pod.record.name, pod.record.namespace, pod.record.uid
-    assert stats is not None
-    metadata = stats.attributes.metadata
-    return metadata.name, metadata.namespace, metadata.uid
+def _place(pod: UsedPod) -> Place:
+    return pod.record.name, pod.record.namespace, pod.record.uid
 
 
 def _made(known: _Known) -> _Kept:
@@ -273,7 +256,9 @@ def _laid_out(pods: Sequence[_Kept]) -> _Layout:
         joined(texts),
         np.array([form for pod in pods for form in pod.forms], np.int64),
         places + np.repeat(begins, [len(pod.items) for pod in pods]),
-        begins.tolist(),
+        np.array(
+            [begin + item for pod, begin in zip(pods, begins, strict=True) for item in pod.told], np.intp
+        ),
         np.array([row for pod in pods for row in pod.rows], np.intp),
         np.repeat(np.array([pod.disk for pod in pods], np.int64).reshape(-1, len(DISK)), counts, axis=0),
         begins + counts - 1,
