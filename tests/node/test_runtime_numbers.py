@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine._fast.reading.groups import ABSENT
@@ -14,6 +14,7 @@ from engine.node.usage.runtime_numbers import CPU, LAYER, MEMORY, PROCESSES, Run
 from engine.wire import cri_v1_pb2 as cri
 
 LARGEST = 2**63 - 1
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large]
 names = st.sampled_from(["", "a", "b", "ö"])
 times = st.one_of(st.sampled_from([0, 1, LARGEST]), st.integers(0, LARGEST))
 values = st.one_of(
@@ -80,13 +81,13 @@ def assert_read(found: RuntimeStats, told: Sequence[cri.PodSandboxStats]) -> Non
     assert list(found.pods)[-1] == PROCESSES
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(pods, max_size=3))
 def test_numbers_are_those_of_the_protobuf_library(told: list[cri.PodSandboxStats]) -> None:
     assert_read(read(cri.ListPodSandboxStatsResponse(stats=told).SerializeToString()), told)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=40, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(pods, min_size=2, max_size=2))
 def test_parts_of_one_pod_and_fields_that_nobody_knows(parts: list[cri.PodSandboxStats]) -> None:
     """A message sent in parts is one, and what a newer runtime says besides is passed over."""
