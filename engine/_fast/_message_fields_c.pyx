@@ -279,6 +279,7 @@ cdef class Picker:
     cdef bint _read(self, Span rest, int level) except -1:
         cdef uint32_t number = 0
         cdef int wire = 0, kind, column
+        cdef bint delimited
         cdef const Action *action
         cdef Span span
         while rest.at < rest.end:
@@ -286,7 +287,8 @@ cdef class Picker:
                 return False
             action = &self._table[level].actions[number if number < NUMBERS else 0]
             kind, column = action.kind, action.column
-            if kind == 0 or (wire != DELIMITED if kind <= ENTRY or kind == MESSAGES or kind == INSIDE else wire != VARINT):
+            delimited = kind <= ENTRY or kind == MESSAGES or kind == INSIDE
+            if kind == 0 or wire != (DELIMITED if delimited else VARINT):
                 if not _skip(&rest, wire):
                     return False
                 continue

@@ -25,6 +25,7 @@ MEMORY: Final = (
 USE: Final = ("cpu_second", *CPU, "memory_second", *MEMORY)
 LAYER: Final = ("layer_second", "used_bytes", "inodes_used")
 PROCESSES: Final = "processes"
+_SECONDS: Final = ("cpu_second", "memory_second", "layer_second")
 
 Columns = Mapping[str, NDArray[np.int64]]
 
@@ -92,6 +93,3 @@ def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]
         if name in found:
             found[name] = np.where(found[name] == ABSENT, ABSENT, found[name] // 10**9)
     return found
-
-
-_SECONDS: Final = ("cpu_second", "memory_second", "layer_second")
