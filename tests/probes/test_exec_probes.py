@@ -145,7 +145,7 @@ async def test_what_the_runtime_cannot_do_is_an_error(execs, runtime, code, word
 
 async def test_more_output_than_a_message_may_have_is_an_error(execs, runtime):
     runtime.answer = lambda *_: cri.ExecSyncResponse(stdout=bytes(17 << 20))
-    execs.run(pod_with(liveness=command("yes")))
+    execs.run(pod_with(liveness=command("yes", timeoutSeconds=200)))
     await eventually(lambda: execs.probe("liveness")["outcomes"]["error"])
     assert "code = ResourceExhausted" in execs.messages("Unhealthy")[0]
 
