@@ -6,17 +6,16 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.ref cimport Py_DECREF, PyObject
 from libc.stdint cimport int64_t
 
+from engine._fast.writing._bytes cimport (
+    PyBytes_FromStringAndSize,
+    _PyBytes_Resize,
+    e_longest,
+    e_text,
+    raw_bytes,
+)
 from engine._fast.writing._exposition_py import PIECE
 
-cdef extern from "Python.h":
-    PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t) except NULL
-    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
-    char *raw_bytes "PyBytes_AS_STRING"(PyObject *)
-
 cdef extern from "exposition.h" nogil:
-    ctypedef struct e_text:
-        const char *at
-        size_t length
     ctypedef struct e_series:
         e_text heading
         e_text opening
@@ -28,7 +27,6 @@ cdef extern from "exposition.h" nogil:
         int64_t count
         int64_t next
         int point
-    int64_t e_longest(const int64_t *, int64_t, int64_t)
     int e_all_below(const int64_t *, int64_t, int64_t)
     size_t e_most(const e_series *, int64_t)
     char *e_lines(e_series *, char *, const char *)

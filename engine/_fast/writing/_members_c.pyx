@@ -7,12 +7,14 @@ from cpython.ref cimport Py_DECREF, PyObject
 from libc.stdint cimport INT64_MAX, int64_t
 from libc.string cimport memcpy
 
+from engine._fast.writing._bytes cimport (
+    PyBytes_FromStringAndSize,
+    _PyBytes_Resize,
+    e_longest,
+    e_text,
+    raw_bytes,
+)
 from engine._fast.writing._exposition_py import PIECE
-
-cdef extern from "Python.h":
-    PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t) except NULL
-    int _PyBytes_Resize(PyObject **, Py_ssize_t) except -1
-    char *raw_bytes "PyBytes_AS_STRING"(PyObject *)
 
 cdef extern from "members.h" nogil:
     enum:
@@ -20,9 +22,6 @@ cdef extern from "members.h" nogil:
         M_CLOSE
         M_MOMENT
         M_MOST_STEPS
-    ctypedef struct e_text:
-        const char *at
-        size_t length
     ctypedef struct m_step:
         e_text text
         const int64_t *values
@@ -31,7 +30,6 @@ cdef extern from "members.h" nogil:
         m_step steps[128]
         int count
         int64_t rows
-    int64_t e_longest(const int64_t *, int64_t, int64_t)
     size_t m_most(const m_form *)
     char *m_members(char *, const char *, const m_form *, int64_t)
 
