@@ -1,7 +1,7 @@
 """Probes that need a library: over TLS, and of targets given by host name.
 
 Each returns an outcome and, unless it is a success, why. None raises; each ends within its time-out.
-`network` is a descriptor of the network namespace that it goes out from, -1 for the node's.
+`network` is a descriptor of the network namespace that it goes out from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine._fast.probing._state_py import (
 )
 from engine._fast.probing.response import HttpResponse, resolve
 from engine.probes.messages import Reason, text
-from engine.probes.networks import connect
+from engine.probes.networks import NETWORK_OF_THE_NODE, connect
 from engine.probes.request import authority, grpc_request, h2c_request, http_request, with_authority
 from engine.probes.spec import ProbeSpec
 
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-async def run(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+async def run(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> Outcome:
     """One attempt of a probe of any kind but exec."""
     match spec.kind:
         case "tcp":
@@ -57,7 +57,7 @@ async def run(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outco
             return await run_http2(spec, host, port, network)
 
 
-async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> Outcome:
     try:
         async with asyncio.timeout(spec.timeout):
             _, writer = await connect(host, port, network)
@@ -69,7 +69,7 @@ async def run_tcp(spec: ProbeSpec, host: str, port: int, network: int = -1) -> O
     return Outcome(OUTCOME_SUCCESS)
 
 
-async def run_http2(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+async def run_http2(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> Outcome:
     """A gRPC health check, over TLS or not (the certificate is not verified), or a GET without TLS."""
     secure, name = spec.kind == "grpcs", authority(host, port).encode()
     connected = False
@@ -119,7 +119,7 @@ def _judge_http2(spec: ProbeSpec, host: str, port: int, verdict: int, detail: in
     return _judge_status(spec, host, port, detail, b"")
 
 
-async def run_http(spec: ProbeSpec, host: str, port: int, network: int = -1) -> Outcome:
+async def run_http(spec: ProbeSpec, host: str, port: int, network: int = NETWORK_OF_THE_NODE) -> Outcome:
     """GET over HTTP or TLS (the certificate is not verified), redirects of the same host followed."""
     scheme, path, at = spec.kind, spec.path or "/", port
     response = HttpResponse()

@@ -33,7 +33,7 @@ from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
 from engine.probes.library import Outcome, run
 from engine.probes.messages import Reason, exec_text, text
-from engine.probes.networks import PodNetworks
+from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, grpc_request, h2c_request, http_request, url_host
 from engine.probes.scrape import ProbeMetrics
 from engine.probes.spec import GETS, TYPES, ProbeSpec, check_section, probe_specs, without_wishes
@@ -512,7 +512,7 @@ class ProbeManager:
 
     def _is_in(self, entry: PodProbes, sandbox: str) -> bool:
         """Whether the pod is here, has that sandbox, and its network is not open yet."""
-        return self._pods.get(entry.pod.uid) is entry and entry.sandbox == sandbox and entry.network < 0
+        return self._pods.get(entry.pod.uid) is entry and entry.sandbox == sandbox and not entry.is_inside()
 
     def _no_network(self, entry: PodProbes, why: str) -> None:
         """Its probes from inside err until there is one: that ends nobody."""
@@ -525,8 +525,9 @@ class ProbeManager:
 
     def _leave_network(self, entry: PodProbes) -> None:
         """Let go of the network that is open: who holds it keeps it alive."""
-        network, entry.network, entry.network_trouble = entry.network, -1, ""
-        if network >= 0:
+        inside, network = entry.is_inside(), entry.network
+        entry.network, entry.network_trouble = NETWORK_OF_THE_NODE, ""
+        if inside:
             for worker in entry.within():
                 self._native.untarget(worker.key)
             os.close(network)

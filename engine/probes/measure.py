@@ -14,15 +14,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
 from engine._fast.probing._state_py import RUNNING, Observation
 from engine.api.errors import InvalidInput
+from engine.probes.networks import NETWORK_OF_THE_NODE
 from engine.probes.request import grpc_request, http_request
 
-NETWORK_OF_THE_NODE: Final = -1
 _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 

@@ -19,6 +19,7 @@ from engine.host.network_namespace import CLONE_NEWNET, socket_in
 if TYPE_CHECKING:
     from engine.cri.client import RuntimeClient
 
+NETWORK_OF_THE_NODE: Final = -1
 _NS_GET_NSTYPE: Final = 0xB703
 
 
@@ -64,11 +65,11 @@ def open_network(sandbox_id: str, info: str) -> int:
 async def connect(
     host: str, port: int, network: int, **how: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Like `asyncio.open_connection`; from a network namespace where `network` is a descriptor and not -1.
+    """Like `asyncio.open_connection`; from a network namespace unless `network` is `NETWORK_OF_THE_NODE`.
 
     A name is looked up by this node. Raises `OSError`.
     """
-    if network < 0:
+    if network == NETWORK_OF_THE_NODE:
         return await asyncio.open_connection(host, port, **how)
     loop = asyncio.get_running_loop()
     failure: OSError | None = None

@@ -9,6 +9,7 @@ from engine._fast.probing._state_py import RUNNING, WAITING
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.probes.cheaper import cheaper
+from engine.probes.networks import NETWORK_OF_THE_NODE
 from engine.probes.spec import GETS, LOOPBACK, ProbeSpec
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Worker:
     def target(self) -> tuple[str, int]:
         """Address (or name) and port. Raises `InvalidInput` where there is none yet, or never."""
         pod = self.container.pod
-        if self.spec.network == "pod" and pod.network < 0:
+        if self.spec.network == "pod" and not pod.is_inside():
             raise InvalidInput(f"the pod's network is not known: {pod.network_trouble or 'it has none yet'}")
         if self.spec.network == "pod" and not self.spec.host:
             return LOOPBACK[6 if ":" in pod.address else 4], self.spec.resolve_port()
@@ -44,8 +45,8 @@ class Worker:
 
     @property
     def network(self) -> int:
-        """A descriptor of the network namespace that it goes out from, -1 for the node's."""
-        return self.container.pod.network if self.spec.network == "pod" else -1
+        """A descriptor of the network namespace that it goes out from."""
+        return self.container.pod.network if self.spec.network == "pod" else NETWORK_OF_THE_NODE
 
 
 _NOTHING_RESTORED = ("", False, False)
@@ -132,13 +133,17 @@ class PodProbes:
         self.containers: tuple[ContainerProbes, ...] = ()
         self.sandbox = ""
         """That the runtime has for it, if it is ready."""
-        self.network = -1
+        self.network = NETWORK_OF_THE_NODE
         """A descriptor of that sandbox's network namespace, where a probe goes out from there."""
         self.network_trouble = ""
 
     def within(self) -> list[Worker]:
         """Probes that go out from the pod's network."""
         return [w for container in self.containers for w in container.workers() if w.spec.network == "pod"]
+
+    def is_inside(self) -> bool:
+        """Whether the pod's network is open."""
+        return self.network != NETWORK_OF_THE_NODE
 
     def container(self, name: str) -> ContainerProbes | None:
         return next((c for c in self.containers if c.name == name), None)
