@@ -27,8 +27,10 @@ CAN_APT := $(shell test "$$(id -u)" = 0 && test -f /etc/debian_version && comman
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
+# Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
+.PHONY: help run test test-fast lint types style bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -57,9 +59,14 @@ test-fast: build
 	$(PYTEST_ALL) -m "not slow"
 
 lint: build
+	@$(MAKE) --no-print-directory -j2 --output-sync=target types style
+
+types: build
+	$(BIN)/mypy
+
+style: build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint engine/_fast
 	$(BIN)/clang-format --dry-run -Werror $(C_FILES)
 	@if command -v cppcheck >/dev/null; then cppcheck -q -j2 --error-exitcode=1 --enable=warning,portability \
