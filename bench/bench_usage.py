@@ -7,6 +7,7 @@ kernel more. The call of the runtime, the walk through pods' files and network n
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import shutil
 import tempfile
@@ -20,6 +21,7 @@ import pytest
 
 from engine._fast.reading import _groups_c, _groups_py
 from engine._fast.reading.groups import ABSENT
+from engine.cli._start_up import settle
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.usage import runtime_numbers
 from engine.node.usage.group import WIDTH
@@ -50,6 +52,15 @@ FILES = {
     "pids.max": "max\n",
     "io.stat": "8:0 rbytes=1000000 wbytes=2000000 rios=100 wios=200 dbytes=0 dios=0\n",
 }
+
+
+@pytest.fixture(autouse=True)
+def collected_as_in_the_agent() -> Iterator[None]:
+    before = gc.get_threshold()
+    settle()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,9 @@ only the length is looked at. What is out of the ordinary (groups, lengths past 
 UTF-8, overlong numbers) goes to the twin, which lets the protobuf library decide.
 """
 
+from array import array as new_array
+
+from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.list cimport PyList_Append
 from cpython.unicode cimport PyUnicode_DecodeUTF8
@@ -186,7 +189,7 @@ cdef class Picker:
                 action.kind, action.column = <uint8_t>self._kinds[column], <int8_t>column
 
     def pick(self, bytes message not None):
-        cdef list picked = [[] for _ in range(self._columns)]
+        cdef list picked = self._empty()
         cdef Span rest, item
         cdef uint32_t number = 0
         cdef int wire = 0
@@ -203,7 +206,7 @@ cdef class Picker:
         return tuple(picked)
 
     def pick_items(self, list items not None):
-        cdef list picked = [[] for _ in range(self._columns)]
+        cdef list picked = self._empty()
         cdef Span item
         cdef bytes one
         for one in items:
@@ -255,6 +258,10 @@ cdef class Picker:
         mixed = (mixed ^ (mixed >> 33)) * <uint64_t>0xFF51AFD7ED558CCD
         mixed = (mixed ^ (mixed >> 33)) * <uint64_t>0xC4CEB9FE1A85EC53
         return mixed ^ (mixed >> 33)
+
+    cdef list _empty(self):
+        """The columns before any item."""
+        return [new_array("q") if self._kinds[column] >= HELD_INT64 else [] for column in range(self._columns)]
 
     cdef bint _pick_item(self, Span item, list picked) except -1:
         """Append what is wanted of an item; false for what is out of the ordinary."""
@@ -354,11 +361,19 @@ cdef class Picker:
                 value = <uint32_t>number
             elif kind == FLAG:
                 value = number != 0
-            elif not self._seen >> self._holders[column] & 1:
-                value = INT64_MIN
-            elif kind == HELD_INT64:
-                value = <int64_t>number
             else:
-                value = <int64_t>min(number, <uint64_t>INT64_MAX)
+                self._put_held(column, number, picked[column])
+                continue
             PyList_Append(picked[column], value)
+        return 0
+
+    cdef int _put_held(self, int column, uint64_t number, array.array values) except -1:
+        cdef Py_ssize_t count = len(values)
+        array.resize_smart(values, count + 1)
+        if not self._seen >> self._holders[column] & 1:
+            values.data.as_longlongs[count] = INT64_MIN
+        elif self._kinds[column] == HELD_INT64:
+            values.data.as_longlongs[count] = <int64_t>number
+        else:
+            values.data.as_longlongs[count] = <int64_t>min(number, <uint64_t>INT64_MAX)
         return 0

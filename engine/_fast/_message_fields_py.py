@@ -4,12 +4,14 @@ A message of `engine.wire.cri_v1_pb2` whose field 1 is the list, and columns of 
 `id`, `metadata.name` (inside a message), `labels[key]` (an entry of a map), `repo_tags` (a list of texts),
 `linux.containers` (a list of messages, each as its bytes) and the empty name for the whole item. What is not
 there is empty, 0 or False, as protobuf has it. `cpu.timestamp?` is a number of 64 bits of which it matters
-whether the message it is in, `cpu`, is there: -2**63 if not, and never more than 2**63 - 1.
+whether the message it is in, `cpu`, is there: -2**63 if not, and never more than 2**63 - 1; such a column is
+an array and no list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import chain
 from operator import attrgetter
@@ -91,12 +93,14 @@ class Picker:
         self._list = items.name
         self._item = getattr(cri_v1_pb2, items.message_type.name)
         self._readers = [_reader(name, column) for name, column in zip(columns, kinds, strict=True)]
+        self._made = [_array if column.kind in _HELD.values() else list for column in kinds]
 
-    def pick(self, message: bytes) -> tuple[list[Any], ...]:
-        """A list for each column, with an entry for each item. `ValueError` for bytes of no such message."""
+    def pick(self, message: bytes) -> tuple[Any, ...]:
+        """A list or array for each column, with an entry for each item. `ValueError` for bytes of no such
+        message."""
         return self._picked(lambda: getattr(self._type.FromString(message), self._list))
 
-    def pick_items(self, items: list[bytes]) -> tuple[list[Any], ...]:
+    def pick_items(self, items: list[bytes]) -> tuple[Any, ...]:
         """The same of items as the column of whole items has them."""
         return self._picked(lambda: [self._item.FromString(item) for item in items])
 
@@ -108,14 +112,15 @@ class Picker:
             raise ValueError("a digest is made of columns with one text or number each")
         return sum(map(_digest, zip(*self.pick(message), strict=True))) & _WORD
 
-    def _picked(self, decode: Callable[[], Any]) -> tuple[list[Any], ...]:
+    def _picked(self, decode: Callable[[], Any]) -> tuple[Any, ...]:
         from google.protobuf.message import DecodeError
 
         try:
             items = decode()
         except (DecodeError, RecursionError) as error:
             raise ValueError(f"not a {self._message}: {error}") from None
-        return tuple([read(item) for item in items] for read in self._readers)
+        readers = zip(self._made, self._readers, strict=True)
+        return tuple(made(map(read, items)) for made, read in readers)
 
 
 _NOT_SINGLE: Final = (TEXTS, MESSAGES, WHOLE, HELD_INT64, HELD_UINT64)
@@ -156,6 +161,10 @@ def _reader(name: str, column: Column) -> Callable[[Any], Any]:
     if column.kind == MESSAGES:
         return lambda item: tuple(each.SerializeToString(deterministic=True) for each in value(item))
     return (lambda item: tuple(value(item))) if column.kind == TEXTS else value
+
+
+def _array(values: Iterable[int]) -> array[int]:
+    return array("q", values)
 
 
 def _held(*path: str) -> Callable[[Any], int]:

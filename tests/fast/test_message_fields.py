@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 
 import pytest
 from hypothesis import given, settings
@@ -208,7 +209,8 @@ def test_a_number_of_a_message_that_is_there_or_not(form):
     columns = ["cpu.timestamp?", "cpu.usage_nano_cores.value?"]
     picker = form.Picker("ListContainerStatsResponse", columns)
     absent = -(2**63)
-    assert picker.pick(data.SerializeToString()) == ([absent, 0, -1, 0], [absent, absent, 0, 2**63 - 1])
+    times, used = picker.pick(data.SerializeToString())
+    assert (times, used) == (array("q", [absent, 0, -1, 0]), array("q", [absent, absent, 0, 2**63 - 1]))
     with pytest.raises(ValueError, match="one text or number"):
         picker.digest(b"")
 

@@ -13,7 +13,7 @@ import pytest
 from engine._fast.reading.groups import COLUMNS
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
 from engine.node.usage import shown, system
-from engine.node.usage.group import WHOLE_SECONDS, Groups, GroupSample
+from engine.node.usage.group import SETTINGS_SECONDS, Groups, GroupSample
 from engine.node.usage.network import Interface, interfaces_of, read_devices
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.system import SystemGroups, read_places
@@ -172,13 +172,13 @@ def test_what_is_set_from_outside_is_looked_at_now_and_then(tmp_path: Path) -> N
     calm = {name: text for name, text in V2.items() if not name.endswith("pressure")}
     mount, groups, limits = tree(tmp_path, calm), Groups(), []
     row = groups.add(["/g"])
-    for time in (0.0, 30.0, WHOLE_SECONDS - 1, WHOLE_SECONDS + 31, WHOLE_SECONDS + 61):
+    for time in (0.0, 30.0, SETTINGS_SECONDS - 1, SETTINGS_SECONDS + 31, SETTINGS_SECONDS + 61):
         sample = groups.read(mount, time).sample(row)
         limits.append(sample.memory_limit)
         (mount / "g/memory.max").write_text(f"{int(time) + 1000}\n")
         assert (sample.rss, sample.table.io.tolist()) == (600, [[0, 8, 0, 10, 20, 1, 2]])
         assert sample.rate == (None if time == 0 else 0)
-    assert limits == [None, None, None, 1299, 1299]
+    assert limits == [None, None, None, *[SETTINGS_SECONDS - 1 + 1000] * 2]
 
 
 async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> None:
@@ -368,9 +368,21 @@ async def test_devices_of_a_pod_are_asked_where_something_ran(
         mount=tree(tmp_path, files),
     )
     shown = []
-    for used in (7, 7, 8, 8):
+    for later, used in ((10, 7), (10, 7), (10, 8), (10, 8), (SETTINGS_SECONDS, 8)):
         (tmp_path / "g/cpu.stat").write_text(f"usage_usec {used}\n")
-        now[0] += 10
+        now[0] += later
         shown.append((await sampler.sample()).networks["u"][0].rx_bytes)
-    assert asked.count(1) == 2
-    assert shown[0] == shown[1] < shown[2] == shown[3]
+    assert asked.count(1) == 3
+    assert shown[0] == shown[1] < shown[2] == shown[3] < shown[4]
+
+
+def test_the_settings_of_a_group_that_goes_on_elsewhere_are_looked_at(tmp_path: Path) -> None:
+    """What is told of a pod changes when it is resized, and then its groups' rows are made anew."""
+    mount, groups = tree(tmp_path, V2), Groups()
+    first = groups.add(["/g"])
+    groups.read(mount, 10.0)
+    (mount / "g/memory.max").write_text("4000\n")
+    groups.drop(first, 1)
+    again = groups.add(["/g", "/g/inner"], {"/g": first})
+    sample = groups.read(mount, 12.0).sample(again)
+    assert (sample.memory_limit, sample.rate) == (4000, 0)

@@ -5,8 +5,8 @@ amounts bytes; a file's first 64 KiB count, of cgroup.procs all.
 
 A group rests when it has used no CPU time and holds as much memory as before, nothing of it waits to be
 written and its pressure has faded: nothing ran in it or in groups within it, so all their other files say
-what they said. What somebody sets from outside (limits, weights) may be another all the same: `due` says
-whose is to be looked at.
+what they said. What somebody sets from outside (limits, weights) may be another all the same, and the kernel
+may have let pages of it grow old: `due` says whose settings and memory.stat are to be looked at.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def refresh_groups(
     row that nobody has. A group that is gone has a row of `ABSENT`, as nobody's has. `parents` has the row of
     the group that one is in, -1 for none; it comes first.
 
-    Returns 1 for each group that was read, 0 for one that rests, and for each device of those that were read
-    a row of `IO_COLUMNS`.
+    Returns 1 for each group that was read, 0 for one that rests, of which what is due was read at most; and
+    for each device of those that were read a row of `IO_COLUMNS`.
 
     Raises ValueError where columns differ in length or a group comes before its parent.
     """
@@ -98,23 +98,32 @@ def refresh_groups(
             numbers[row] = ABSENT
             continue
         known = dict(zip(_ALL, numbers[row].tolist(), strict=True))
-        whole = bool(due[row]) or ABSENT in (known["cpu"], known["memory"])
-        if not whole and parents[row] >= 0 and not moved[parents[row]]:
+        whole = ABSENT in (known["cpu"], known["memory"])
+        rests = not whole and parents[row] >= 0 and not moved[parents[row]]
+        if rests and not due[row]:
             moved[row] = 0
             continue
         group = form(Path(mount), os.fsdecode(cgroup))
-        pulse = group.pulse()
+        pulse = known if rests else group.pulse()
         if whole:
             numbers[row] = ABSENT
             found = pulse | group.settings() | group.rest({})
         elif pulse["cpu"] is None or pulse["memory"] is None:
             numbers[row] = ABSENT
             continue
-        elif all(pulse[name] == known[name] for name in ("cpu", "memory")) and _settled(known):
-            moved[row] = 0
-            found = pulse
         else:
-            found = pulse | group.rest(known)
+            found = {} if rests else pulse
+            same = all(pulse[name] == known[name] for name in ("cpu", "memory"))
+            rests = rests or (same and _settled(known))
+            if due[row]:
+                found |= group.settings()
+                numbers[row, _SET] = ABSENT
+                known |= {name: ABSENT if found[name] is None else found[name] for name in _SETTINGS}
+            if not rests:
+                found |= group.rest(known)
+            elif due[row]:
+                found |= group.memory_stat()
+            moved[row] = not rests
         for column, name in enumerate(_ALL):
             value = found.get(name)
             if value is not None:
@@ -153,20 +162,12 @@ class _V1:
 
     def rest(self, known: Mapping[str, int]) -> Row:
         """`known` is what was read before, empty to read all: what meets no limit is not counted."""
-        ticks, stat = _flat(self._cpuacct / "cpuacct.stat"), _flat(self._memory / "memory.stat")
+        ticks = _flat(self._cpuacct / "cpuacct.stat")
         found: Row = {
+            **self.memory_stat(),
             "cpu_user": _times(ticks.get("user"), _TICK),
             "cpu_system": _times(ticks.get("system"), _TICK),
             "memory_peak": _number(self._memory / "memory.max_usage_in_bytes"),
-            "inactive_file": stat.get("total_inactive_file"),
-            "rss": stat.get("total_rss"),
-            "cache": stat.get("total_cache"),
-            "mapped": stat.get("total_mapped_file"),
-            "swap": stat.get("total_swap"),
-            "faults": stat.get("total_pgfault"),
-            "major_faults": stat.get("total_pgmajfault"),
-            "dirty": stat.get("total_dirty"),
-            "writeback": stat.get("total_writeback"),
             "oom_kills": _flat(self._memory / "memory.oom_control").get("oom_kill"),
             "threads": _number(self._pids / "pids.current"),
         }
@@ -180,6 +181,20 @@ class _V1:
         if not known or known["memory_limit"] > 0:
             found["memory_failures"] = _number(self._memory / "memory.failcnt")
         return found | _processes_if_others(self._memory / "cgroup.procs", found["threads"], known)
+
+    def memory_stat(self) -> Row:
+        stat = _flat(self._memory / "memory.stat")
+        return {
+            "inactive_file": stat.get("total_inactive_file"),
+            "rss": stat.get("total_rss"),
+            "cache": stat.get("total_cache"),
+            "mapped": stat.get("total_mapped_file"),
+            "swap": stat.get("total_swap"),
+            "faults": stat.get("total_pgfault"),
+            "major_faults": stat.get("total_pgmajfault"),
+            "dirty": stat.get("total_dirty"),
+            "writeback": stat.get("total_writeback"),
+        }
 
     def io(self) -> dict[tuple[int, int], list[int]]:
         return _io_v1(self._blkio)
@@ -214,19 +229,12 @@ class _V2:
         }
 
     def rest(self, known: Mapping[str, int]) -> Row:
-        stat, events = (_flat(self._group / name) for name in ("memory.stat", "memory.events"))
+        events = _flat(self._group / "memory.events")
         found: Row = {
+            **self.memory_stat(),
             "memory_peak": _number(self._group / "memory.peak"),
             "memory_failures": events.get("max"),
-            "inactive_file": stat.get("inactive_file"),
-            "rss": stat.get("anon"),
-            "cache": stat.get("file"),
-            "mapped": stat.get("file_mapped"),
             "swap": _number(self._group / "memory.swap.current"),
-            "faults": stat.get("pgfault"),
-            "major_faults": stat.get("pgmajfault"),
-            "dirty": stat.get("file_dirty"),
-            "writeback": stat.get("file_writeback"),
             "oom_kills": events.get("oom_kill"),
             "threads": _number(self._group / "pids.current"),
         }
@@ -235,6 +243,19 @@ class _V2:
             if stalled is not None:
                 found |= zip(_stalled_names(resource, kind), stalled, strict=True)
         return found | _processes_if_others(self._group / "cgroup.procs", found["threads"], known)
+
+    def memory_stat(self) -> Row:
+        stat = _flat(self._group / "memory.stat")
+        return {
+            "inactive_file": stat.get("inactive_file"),
+            "rss": stat.get("anon"),
+            "cache": stat.get("file"),
+            "mapped": stat.get("file_mapped"),
+            "faults": stat.get("pgfault"),
+            "major_faults": stat.get("pgmajfault"),
+            "dirty": stat.get("file_dirty"),
+            "writeback": stat.get("file_writeback"),
+        }
 
     def io(self) -> dict[tuple[int, int], list[int]]:
         return _io_v2(_read(self._group / "io.stat"))
@@ -254,6 +275,8 @@ def _stalled_names(resource: str, kind: str) -> list[str]:
 
 
 _ALL: Final = (*COLUMNS, *(name for each in PRESSURE for name in _stalled_names(*each)))
+_SETTINGS: Final = ("shares", "quota", "period", "memory_limit", "swap_limit", "threads_limit")
+_SET: Final = [COLUMNS.index(name) for name in _SETTINGS]
 _AVERAGES: Final = tuple(name for name in _ALL if "-avg" in name)
 
 

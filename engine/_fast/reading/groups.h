@@ -69,7 +69,7 @@ typedef struct {
     int64_t factor;
 } g_wanted;
 typedef enum { G_NUMBER, G_WEIGHT, G_FLAT, G_MAX, G_PROCESSES, G_STALLED, G_IO_V1, G_IO_V2 } g_kind;
-typedef enum { G_PULSE, G_MOVES, G_IF_LIMITED, G_IF_OTHER_THREADS, G_SET } g_when;
+typedef enum { G_PULSE, G_MOVES, G_DRIFTS, G_IF_LIMITED, G_IF_OTHER_THREADS, G_SET } g_when;
 typedef struct {
     g_when when;
     int controller;
@@ -313,7 +313,7 @@ static const g_file g_v1[] = {
     {G_IF_LIMITED, G_CPU, "cpu.stat", 0, G_FLAT, 0, g_v1_cpu, QUOTA},
     {G_MOVES, G_MEMORY, "memory.max_usage_in_bytes", 0, G_NUMBER, MEMORY_PEAK, 0},
     {G_IF_LIMITED, G_MEMORY, "memory.failcnt", 0, G_NUMBER, MEMORY_FAILURES, 0, MEMORY_LIMIT},
-    {G_MOVES, G_MEMORY, "memory.stat", 0, G_FLAT, 0, g_v1_memory},
+    {G_DRIFTS, G_MEMORY, "memory.stat", 0, G_FLAT, 0, g_v1_memory},
     {G_MOVES, G_MEMORY, "memory.oom_control", 0, G_FLAT, 0, g_v1_oom},
     {G_MOVES, G_PIDS, "pids.current", 0, G_NUMBER, THREADS, 0},
     {G_IF_OTHER_THREADS, G_MEMORY, "cgroup.procs", 0, G_PROCESSES, 0, 0},
@@ -331,7 +331,7 @@ static const g_file g_v2[] = {
     {G_SET, 0, "pids.max", 0, G_NUMBER, THREADS_LIMIT, 0},
     {G_MOVES, 0, "memory.peak", 0, G_NUMBER, MEMORY_PEAK, 0},
     {G_MOVES, 0, "memory.swap.current", 0, G_NUMBER, SWAP, 0},
-    {G_MOVES, 0, "memory.stat", 0, G_FLAT, 0, g_v2_memory},
+    {G_DRIFTS, 0, "memory.stat", 0, G_FLAT, 0, g_v2_memory},
     {G_MOVES, 0, "memory.events", 0, G_FLAT, 0, g_v2_events},
     {G_MOVES, 0, "pids.current", 0, G_NUMBER, THREADS, 0},
     {G_IF_OTHER_THREADS, 0, "cgroup.procs", 0, G_PROCESSES, 0, 0},
@@ -399,9 +399,26 @@ static int g_settled(const int64_t *row) {
     return row[DIRTY] <= 0 && row[WRITEBACK] <= 0;
 }
 
-/* One group (NULL for nobody's row) into its row, which has what was read before; 0 if it rests and nothing more of it was read.
-   `buffer` has G_MOST bytes. */
-static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, int whole, int within_rest,
+static void g_clear_set(int64_t *row) {
+    static const int set[] = {SHARES, QUOTA, PERIOD, MEMORY_LIMIT, SWAP_LIMIT, THREADS_LIMIT};
+    for (size_t i = 0; i < sizeof set / sizeof *set; i++) row[set[i]] = G_ABSENT;
+}
+
+static int g_is_read(const g_file *file, const int64_t *row, int64_t threads, int due, int rests) {
+    switch (file->when) {
+    case G_PULSE: return !rests;
+    case G_SET: return due;
+    case G_DRIFTS: return due || !rests;
+    case G_MOVES: return !rests;
+    case G_IF_LIMITED: return !rests && row[file->limit] > 0;
+    case G_IF_OTHER_THREADS: return !rests && row[THREADS] != threads;
+    }
+    return 0;
+}
+
+/* One group (NULL for nobody's row) into its row, which has what was read before; 0 if it rests and no more of it was read than
+   is `due`. `buffer` has G_MOST bytes. */
+static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, int due, int within_rest,
                    char *buffer, int64_t at, int64_t *row, g_ios *ios) {
     char path[G_PATH];
     const int64_t cpu = row[CPU], memory = row[MEMORY], threads = row[THREADS];
@@ -410,28 +427,28 @@ static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, in
         return 1;
     }
     const size_t first = ios->used, length = strlen(cgroup);
-    int moved = 0;
-    whole |= cpu == G_ABSENT || memory == G_ABSENT;
-    if (!whole && within_rest) return 0;
+    const int whole = cpu == G_ABSENT || memory == G_ABSENT;
+    int looked = 0, rests = !whole && within_rest;
+    if (rests && !due) return 0;
     if (whole) g_clear(row);
-    row[CPU] = row[MEMORY] = G_ABSENT;
+    if (!rests) row[CPU] = row[MEMORY] = G_ABSENT;
     if (length + 64 > sizeof path) return 1;
     memcpy(path, cgroup, length);
     if (length) path[length] = '/';
     char *name = path + length + (length > 0);
     for (const g_file *file = v1 ? g_v1 : g_v2; file->name && !ios->failed; file++) {
-        if (!whole && file->when != G_PULSE) {
-            if (!moved) {
+        if (!whole) {
+            if (!looked && file->when != G_PULSE) {
+                looked = 1;
                 if (row[CPU] == G_ABSENT || row[MEMORY] == G_ABSENT) {
                     g_clear(row);
                     return 1;
                 }
-                if (row[CPU] == cpu && row[MEMORY] == memory && g_settled(row)) return 0;
-                moved = 1;
+                rests |= row[CPU] == cpu && row[MEMORY] == memory && g_settled(row);
+                if (rests && !due) return 0;
+                if (due) g_clear_set(row);
             }
-            if (file->when == G_SET || (file->when == G_IF_LIMITED && row[file->limit] <= 0) ||
-                (file->when == G_IF_OTHER_THREADS && row[THREADS] == threads))
-                continue;
+            if (!g_is_read(file, row, threads, due, rests)) continue;
         }
         int top = tops[file->controller];
         if (top < 0) continue;
@@ -447,5 +464,5 @@ static int g_group(const int *tops, const char *cgroup, int v1, int64_t tick, in
         }
         if (got > 0) g_take(file, (g_text){buffer, buffer + got}, tick, row, ios, first, at);
     }
-    return 1;
+    return !rests;
 }

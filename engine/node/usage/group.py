@@ -19,8 +19,8 @@ from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, refresh_group
 
 MOUNT: Final = Path("/sys/fs/cgroup")
 WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
-WHOLE_SECONDS: Final = 300.0
-SPREAD: Final = 10
+SETTINGS_SECONDS: Final = 600.0
+SPREAD: Final = 100
 """Groups that were met at the same time are not all due again at the same time."""
 SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
 _FASTEST: Final = 2.0**62
@@ -45,19 +45,20 @@ class Pressure:
 
 
 class GroupTable:
-    """One reading. `numbers` has a row for each group, `io` rows of `IO_COLUMNS`, `moved` 1 for each group in
-    which something ran since the reading before; `rates` are nanoseconds of CPU per second, `ABSENT` where
-    there is nothing to compare with. `time` is Unix seconds."""
+    """One reading. `numbers` has a row for each group, `io` rows of `IO_COLUMNS`; `looked_at` are the groups
+    in which something ran since the reading before, and those whose turn it was; `rates` are nanoseconds of
+    CPU per second, `ABSENT` where there is nothing to compare with. `time` is Unix seconds."""
 
     def __init__(
         self,
         time: float,
         numbers: NDArray[np.int64],
-        moved: NDArray[np.uint8],
+        looked_at: NDArray[np.bool_],
         io: NDArray[np.int64],
         rates: NDArray[np.int64],
     ) -> None:
-        self.time, self.numbers, self.moved, self.io, self.rates = time, numbers, moved, io, rates
+        self.time, self.numbers, self.looked_at = time, numbers, looked_at
+        self.io, self.rates = io, rates
 
     def column(self, name: str) -> NDArray[np.int64]:
         """A number of each group, `ABSENT` where it has none."""
@@ -86,14 +87,15 @@ class GroupTable:
 class Groups:
     """Groups that are read again and again. Each has a row as long as it is here.
 
-    What is known of a group is looked at again only where something ran, or every `WHOLE_SECONDS`.
+    What is known of a group is looked at again only where something ran; what is set from outside, and what
+    the kernel does with memory that nobody uses, every `SETTINGS_SECONDS`.
     `borrowed`: what a controller of v1 says of a group is in another row, as (row, other, controller).
     """
 
     def __init__(self) -> None:
         self._names: list[bytes | None] = []
         self._parents: list[int] = []
-        self._read_whole: NDArray[np.float64] = np.empty(0)
+        self._settings_read: NDArray[np.float64] = np.empty(0)
         self._free: dict[int, list[int]] = {}
         self._new: dict[int, int] = {}
         self.borrowed: list[tuple[int, int, str]] = []
@@ -130,13 +132,13 @@ class Groups:
         now_at = self._take_in(count)
         numbers = self._read
         used = numbers[:, _COLUMN["cpu"]].copy()
-        due = ~(np.abs(time - self._read_whole) < WHOLE_SECONDS)
+        due = ~(np.abs(time - self._settings_read) < SETTINGS_SECONDS)
         parents = np.array(self._parents, np.int64)
         moved, io = refresh_groups(
             str(mount), self._names, parents, due.astype(np.uint8), numbers, is_v1(mount)
         )
-        spread = (np.arange(count) % SPREAD) * (WHOLE_SECONDS / SPREAD)
-        self._read_whole[due] = time - np.where(np.isfinite(self._read_whole[due]), 0.0, spread[due])
+        spread = (np.arange(count) % SPREAD) * (SETTINGS_SECONDS / SPREAD)
+        self._settings_read[due] = time - np.where(np.isfinite(self._settings_read[due]), 0.0, spread[due])
         if last is not None:
             io = _merged(last.io, now_at, moved, io)
         rates = _rates(used, numbers[:, _COLUMN["cpu"]], time - last.time if last is not None else 0.0)
@@ -146,16 +148,16 @@ class Groups:
             shown[row, columns] = numbers[other, columns]
             if controller == "cpuacct":
                 rates[row] = rates[other]
-        self._last = GroupTable(time, shown, moved, io, rates)
+        self._last = GroupTable(time, shown, due | (moved > 0), io, rates)
         return self._last
 
     def _take_in(self, count: int) -> NDArray[np.intp]:
         """Makes the rows of new groups; where each row of the reading before is now, -1 for nowhere."""
-        before, whole = self._read, self._read_whole
+        before, looked_at = self._read, self._settings_read
         self._read = np.full((count, WIDTH), ABSENT, np.int64)
         self._read[: len(before)] = before
-        self._read_whole = np.full(count, -np.inf)
-        self._read_whole[: len(whole)] = whole
+        self._settings_read = np.full(count, -np.inf)
+        self._settings_read[: len(looked_at)] = looked_at
         now_at = np.arange(len(before))
         if self._new:
             rows, known = np.array(list(self._new.items()), np.intp).T
@@ -163,9 +165,8 @@ class Groups:
             now_at[rows[rows < len(before)]] = -1
             now_at[known[carried]] = rows[carried]
             self._read[rows] = ABSENT
-            self._read_whole[rows] = -np.inf
+            self._settings_read[rows] = -np.inf
             self._read[rows[carried]] = before[known[carried]]
-            self._read_whole[rows[carried]] = whole[known[carried]]
             self._new.clear()
         return now_at
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -72,19 +72,13 @@ def read(message: bytes) -> RuntimeStats:
     """Of a ListPodSandboxStatsResponse. `ValueError` for bytes that are none."""
     names, namespaces, uids, inside, *numbers = _PODS.pick(message)
     container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
-    begins = [0]
-    for each in inside:
-        begins.append(begins[-1] + len(each))
+    begins = accumulate(map(len, inside), initial=0)
     told = [container_names[begin:end] for begin, end in pairwise(begins)]
-    *used, measured, processes = map(_numbers, numbers)
+    *used, measured, processes = map(np.asarray, numbers)
     pods = _columns(USE, used)
     pods[PROCESSES] = np.where(measured == ABSENT, ABSENT, np.maximum(processes, 0))
     places = [*zip(names, namespaces, uids, strict=True)]
-    return RuntimeStats(places, told, pods, _columns((*USE, *LAYER), map(_numbers, of_containers)))
-
-
-def _numbers(values: list[int]) -> NDArray[np.int64]:
-    return np.array(values, np.int64)
+    return RuntimeStats(places, told, pods, _columns((*USE, *LAYER), map(np.asarray, of_containers)))
 
 
 def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]:

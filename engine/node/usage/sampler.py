@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
 from engine.cri.records import PodRecord
@@ -16,6 +17,9 @@ from engine.node.usage.system import SystemGroups
 from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 
 SHARED_SECONDS = 1.0
+
+_Held = tuple[PodRecord, str, tuple[object, ...]]
+"""A pod, its cgroup, and all that is told of it."""
 
 
 class UsageSampler:
@@ -42,6 +46,8 @@ class UsageSampler:
         self._known: dict[str, UsedPod] = {}
         self._gone: set[str] = set()
         self._shown: tuple[UsedPod, ...] = ()
+        self._inner: NDArray[np.intp] = np.empty(0, np.intp)
+        self._inner_of: NDArray[np.intp] = np.empty(0, np.intp)
         self._last: NodeUsage | None = None
         self._reading: asyncio.Task[NodeUsage] | None = None
 
@@ -55,39 +61,51 @@ class UsageSampler:
 
     async def _read(self) -> NodeUsage:
         try:
-            places = [(record, self._pod_cgroup(record.uid)) for record in self._pods() if record.may_run]
-            held = [(record, cgroup) for record, cgroup in places if cgroup is not None]
-            self._last = await asyncio.to_thread(self._read_all, held, self._pods_root())
+            self._last = await asyncio.to_thread(self._read_all, self._held(), self._pods_root())
             return self._last
         finally:
             self._reading = None
 
-    def _read_all(self, places: Sequence[tuple[PodRecord, str]], pods_root: str | None) -> NodeUsage:
+    def _held(self) -> list[_Held]:
+        """The pods that may run, with all that is told of them now. One that did before, of which the same is
+        told, still may."""
+        held = []
+        for record in self._pods():
+            cgroup = self._pod_cgroup(record.uid)
+            if cgroup is not None:
+                told = (cgroup, *record.containers, *record.sandboxes)
+                before = self._known.get(record.uid)
+                if (before is not None and before.told == told) or record.may_run:
+                    held.append((record, cgroup, told))
+        return held
+
+    def _read_all(self, held: Sequence[_Held], pods_root: str | None) -> NodeUsage:
         now = self._clock()
         self._system.look(self._runtime, pods_root)
-        pods = self._place(places)
+        pods = self._place(held)
         table = self._groups.read(self._mount, now)
-        absent = set(np.flatnonzero(table.column("memory") == ABSENT).tolist())
-        self._gone = {pod.record.uid for pod in pods if not absent.isdisjoint(pod.inner_rows)}
+        lost = self._inner_of[table.column("memory")[self._inner] == ABSENT]
+        self._gone = {pods[at].record.uid for at in set(lost.tolist())}
         return NodeUsage(
             now, table, self._root, self._system.groups, pods, interfaces_of("self"), self._networks(table)
         )
 
-    def _place(self, places: Sequence[tuple[PodRecord, str]]) -> tuple[UsedPod, ...]:
+    def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:
         """Each pod with rows for its groups: those that it had, if the runtime says the same of it."""
-        pods = tuple(self._pod(record, cgroup) for record, cgroup in places)
+        pods = tuple(self._pod(*each) for each in held)
         if len(pods) != len(self._known):
-            here = {record.uid for record, _ in places}
+            here = {record.uid for record, _, _ in held}
             for uid in [uid for uid in self._known if uid not in here]:
                 gone = self._known.pop(uid)
                 self._groups.drop(gone.group.row, len(gone.groups))
         if pods != self._shown:
             self._shown = pods
+            self._inner = np.array([row for pod in pods for row in pod.inner_rows], np.intp)
+            self._inner_of = np.repeat(np.arange(len(pods)), [len(pod.inner_rows) for pod in pods])
         return self._shown
 
-    def _pod(self, record: PodRecord, cgroup: str) -> UsedPod:
+    def _pod(self, record: PodRecord, cgroup: str, told: tuple[object, ...]) -> UsedPod:
         """Its groups, of which those are looked for that nobody has seen before, or that are gone."""
-        told = (cgroup, *record.containers, *record.sandboxes)
         before = self._known.get(record.uid)
         lost = record.uid in self._gone
         if before is not None and not lost and before.record is record and before.told == told:
@@ -126,16 +144,16 @@ class UsageSampler:
         return pod
 
     def _networks(self, table: GroupTable) -> dict[str, Sequence[Interface]]:
-        """Of pods in which nothing ran what was read before: they have sent nothing."""
+        """Of pods in which nothing ran mostly what was read before: they have sent nothing."""
         before = self._last.networks if self._last is not None else {}
         first_process = table.column("first_process").tolist()
-        moved = table.moved.tolist()
+        looked_at = table.looked_at.tolist()
         found: dict[str, Sequence[Interface]] = {}
         for pod in self._shown:
             uid, sandbox = pod.record.uid, pod.record.sandbox
             if sandbox is None or sandbox.host_network:
                 continue
-            if not moved[pod.group.row] and uid in before:
+            if not looked_at[pod.group.row] and uid in before:
                 found[uid] = before[uid]
                 continue
             inside = [*filter(None, [pod.sandbox]), *pod.containers]

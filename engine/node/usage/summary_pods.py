@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,7 @@ class PodFiles:
     disk: Entry
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Known:
+class _Known(NamedTuple):
     """All that a pod's text is made of. `told` are the containers that the runtime tells of."""
 
     place: Place
@@ -117,29 +116,25 @@ class SummaryPods:
         by_uid = {place[2]: at for at, place in enumerate(stats.places)}
         used = {pod.record.uid: pod for pod in usage.pods}
         before, self._kept = self._kept, {}
+        places = []
         for uid in used | by_uid:
-            pod, at = used.get(uid), by_uid.get(uid)
-            told = stats.told[at] if at is not None else ()
-            place = _place(pod) if pod is not None else stats.places[by_uid[uid]]
-            found, driven = files.get(uid), of_drivers.get(uid, ())
-            devices = usage.networks.get(uid, ())
+            pod, at = used.get(uid), by_uid.get(uid, -1)
+            known = _Known(
+                _place(pod) if pod is not None else stats.places[at],
+                pod,
+                stats.told[at] if at >= 0 else [],
+                files.get(uid),
+                of_drivers.get(uid, ()),
+                usage.networks.get(uid, ()),
+            )
             kept = before.get(uid)
-            if (
-                kept is None
-                or (known := kept.known).used is not pod
-                or known.files is not found
-                or known.devices is not devices
-                or [*known.told] != [*told]
-                or known.of_drivers != driven
-                or known.place != place
-            ):
-                kept = _made(_Known(place, pod, told, found, driven, devices))
-            self._kept[uid] = kept
+            self._kept[uid] = kept if kept is not None and kept.known == known else _made(known)
+            places.append(at)
         pods = list(self._kept.values())
         if self._layout is None or self._layout.pods != pods:
             self._layout = _laid_out(pods)
-        places = np.array([by_uid.get(uid, -1) for uid in self._kept], np.intp)
-        runtime = _runtime_columns(self._layout, places, stats, counted(usage.table))
+        here = np.array(places, np.intp)
+        runtime = _runtime_columns(self._layout, here, stats, counted(usage.table))
         return _written(opening, usage, self._layout, runtime)
 
 
@@ -148,7 +143,7 @@ def _runtime_columns(
 ) -> dict[str, Numbers]:
     """By `USE`, `LAYER` and `PROCESSES`. `places` are those of pods in `stats`, -1 where they are not; of
     groups that are `read` only the layers are taken from there."""
-    told = np.array([len(each) for each in stats.told], np.intp)
+    told = np.fromiter(map(len, stats.told), np.intp, len(stats.told))
     here = places[places >= 0]
     own = layout.own[places >= 0]
     counts = told[here]

@@ -134,8 +134,10 @@ STEADY = {
         ({"cpu.stat": "usage_usec 8\n"}, False, "changed"),
         ({"memory.current": "69\n"}, False, "changed"),
         ({"memory.max": "100\n"}, False, "none"),
-        ({"memory.max": "100\n"}, True, "changed"),
+        ({"memory.max": "100\n"}, True, "none"),
+        ({"memory.max": "100\n", "cpu.stat": "usage_usec 8\n"}, True, "changed"),
         ({"memory.stat": "anon 6\n"}, False, "none"),
+        ({"memory.stat": "anon 6\n"}, True, "none"),
     ],
 )
 def test_what_rests_is_not_read_again(
@@ -158,7 +160,10 @@ def test_what_rests_is_not_read_again(
     assert len(io) == 2 * read_again
     assert again[:, COLUMNS.index("threads")].tolist() == [3 if read_again else 2] * 2
     assert again[:, COLUMNS.index("processes")].tolist() == [3 if read_again else 2] * 2
-    limited = 100 if due else ABSENT
+    looked_at = {name: text for name, text in changed.items() if due or read_again}
+    rss = 6 if "memory.stat" in looked_at else 5
+    assert again[:, COLUMNS.index("rss")].tolist() == [rss] * 2
+    limited = 100 if "memory.max" in looked_at and due else ABSENT
     assert again[:, COLUMNS.index("memory_limit")].tolist() == [limited] * 2
 
 
