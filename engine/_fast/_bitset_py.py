@@ -6,11 +6,13 @@ operands of a kernel have the same number of words; results are new arrays.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
-Bits = NDArray[np.uint64]
-Indices = NDArray[np.int32]
+Bits: TypeAlias = "NDArray[np.uint64]"
+Indices: TypeAlias = "NDArray[np.int32]"
 
 
 def _members(bits: Bits) -> list[int]:

@@ -3,6 +3,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine._fast._image_order_py import Marks
+
 def order_and_cut(
     primary: NDArray[np.float64],
     secondary: NDArray[np.float64],
@@ -15,6 +17,6 @@ def match(
     names: list[str],
     items: list[Any],
     known: list[Any],
-    marks: NDArray[np.bool_],
+    marks: Marks,
 ) -> list[int]: ...
-def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> list[str]: ...
+def mark(index: dict[str, int], names: list[str], marks: Marks) -> list[str]: ...

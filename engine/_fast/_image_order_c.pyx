@@ -4,7 +4,6 @@ Order and cut is a quicksort that works from the left and stops as soon as the s
 target: what lies right of the cut is never put in order.
 """
 
-cimport numpy as cnp
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t
@@ -15,8 +14,6 @@ import numpy as np
 cdef extern from "Python.h":
     PyObject *PyList_GET_ITEM(list, Py_ssize_t)
     Py_ssize_t PyList_GET_SIZE(list)
-
-cnp.import_array()
 
 cdef enum:
     SMALL = 24  # rows below which shifting beats partitioning

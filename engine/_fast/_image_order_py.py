@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+Marks: TypeAlias = "bytearray | memoryview | NDArray[np.bool_]"
 
 LARGEST = 2**63 - 1
 """Sums and targets end here."""
@@ -39,7 +41,7 @@ def match(
     names: list[str],
     items: list[Any],
     known: list[Any],
-    marks: NDArray[np.bool_],
+    marks: Marks,
 ) -> list[int]:
     """Mark the row of each of `names`; returns the positions whose name is not in `index`, or whose item is
     another object than `known[row]`: what has to be looked at."""
@@ -53,7 +55,7 @@ def match(
     return changed
 
 
-def mark(index: dict[str, int], names: list[str], marks: NDArray[np.bool_]) -> list[str]:
+def mark(index: dict[str, int], names: list[str], marks: Marks) -> list[str]:
     """Set `marks[index[name]]` for each of `names`; returns those that are not in `index`."""
     strangers = []
     for name in names:

@@ -15,12 +15,14 @@ A shortage is int64[R + 1]: places for pods first, then each resource by id; 0 w
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
 
 LARGEST = 2**63 - 1
 
-Int64s = NDArray[np.int64]
+Int64s: TypeAlias = "NDArray[np.int64]"
 
 
 def request_sums(requests: Int64s, offsets: Int64s, threads: int = 0) -> Int64s:
@@ -41,10 +43,11 @@ class Ledger:
     """What rows of `requests` (int64[R, N], not negative) ask for together, beside the most that they may.
 
     `used` (int64[R]) grows and shrinks with the rows that are added and removed; `limits` (int64[R]) are read
-    at each question. Both and `requests` stay the caller's. Raises `IndexError` for a row that there isn't.
+    at each question. Both and `requests` stay the caller's, arrays or other memory of that form. Raises
+    `IndexError` for a row that there isn't.
     """
 
-    def __init__(self, requests: Int64s, used: Int64s, limits: Int64s) -> None:
+    def __init__(self, requests: Any, used: Any, limits: Any) -> None:
         if not len(requests) == len(used) == len(limits):
             raise ValueError("requests, used and limits must have as many resources")
         self.requests, self.used, self.limits = requests, used, limits
@@ -63,18 +66,19 @@ class Ledger:
         sums = [used + amount for used, amount in zip(self.used.tolist(), self._row(row), strict=True)]
         if max(sums, default=0) > LARGEST:
             return False
-        self.used[:] = sums
+        for id, total in enumerate(sums):
+            self.used[id] = total
         return True
 
     def remove(self, row: int) -> None:
         """Count a row that was added no more."""
-        self.used -= self._row(row)
+        for id, amount in enumerate(self._row(row)):
+            self.used[id] -= amount
 
     def _row(self, row: int) -> list[int]:
         if not 0 <= row < self.requests.shape[1]:
             raise IndexError(f"row {row} of {self.requests.shape[1]}")
-        amounts: list[int] = self.requests[:, row].tolist()
-        return amounts
+        return [int(self.requests[id, row]) for id in range(len(self.requests))]
 
 
 def short_on_each_node(

@@ -12,10 +12,11 @@ from typing import Any
 
 
 class Filler:
-    """Fills rows of `columns` (an `engine.tables.PodColumns`); made anew when they are replaced."""
+    """Fills rows of the memory of an `engine.tables.PodTable`, or of its columns; made anew when that is
+    replaced."""
 
-    def __init__(self, columns: Any) -> None:
-        self.columns = columns
+    def __init__(self, cells: Any) -> None:
+        self.cells = cells
 
     def fill(
         self,
@@ -35,8 +36,14 @@ class Filler:
 
     def clear(self, row: int) -> None:
         """Every column of a row becomes 0."""
-        for _, column in self.columns.arrays():
-            column[..., row] = 0
+        if not 0 <= row < len(self.cells.flags):
+            raise IndexError(f"row {row} of {len(self.cells.flags)}")
+        for name in ("node", "qos", "flags", "priority", "creation"):
+            getattr(self.cells, name)[row] = 0
+        for name in ("requests", "ranking", "limits"):
+            column = getattr(self.cells, name)
+            for id in range(len(column)):
+                column[id, row] = 0
 
 
 def requests(pod: Any, ids: dict[str, int], names: list[str]) -> dict[str, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ NOWHERE = 0
 ANY_NODE = 1
 MAX_NODES = 20
 
-Flags = NDArray[np.uint8]
-Distances = NDArray[np.int64]
+Flags: TypeAlias = "NDArray[np.uint8]"
+Distances: TypeAlias = "NDArray[np.int64]"
 Family = tuple[Flags, int]
 
 

@@ -240,9 +240,7 @@ class AdmittedPods:
             raise Bug(f"running sums are {self.used}, the pods add up to {sums}", subject="AdmittedPods")
 
     def _amounts(self, uid: str) -> dict[str, int]:
-        column = self.table.columns.requests[:, self.table.row(uid)].tolist()
-        named = zip(self.table.resources.in_order, column, strict=False)
-        return {name: amount for name, amount in named if amount}
+        return self.table.requests(uid)
 
 
 def _share_a_port(pod: Pod, other: Pod) -> bool:

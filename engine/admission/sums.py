@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Final
-
-import numpy as np
 
 from engine._fast.predicates import Ledger
 from engine.admission.predicates import NATIVE, NodeFacts, is_counted
 from engine.tables import PodTable
-from engine.tables.columns import AMOUNT, PodColumns
+from engine.tables.cells import INT64
+from engine.tables.pod_cells import PodCells
 
 UNLIMITED: Final = 2**63 - 1
 
@@ -19,8 +19,8 @@ class Sums:
 
     def __init__(self, table: PodTable, node: NodeFacts) -> None:
         self._table, self._node = table, node
-        self._used = np.zeros(0, AMOUNT)
-        self._kept: tuple[PodColumns, Ledger] | None = None
+        self._used = array(INT64)
+        self._kept: tuple[PodCells, Ledger] | None = None
 
     def set_node(self, node: NodeFacts) -> None:
         self._node, self._kept = node, None
@@ -41,15 +41,13 @@ class Sums:
         return dict(zip(self._table.resources.in_order, self._used.tolist(), strict=False))
 
     def _ledger(self) -> Ledger:
-        """Made anew when the columns were replaced or the node has changed."""
-        columns = self._table.columns
-        if self._kept is None or self._kept[0] is not columns:
-            used = np.zeros(columns.resources, AMOUNT)
-            used[: len(self._used)] = self._used
-            names = self._table.resources.in_order[: columns.resources]
-            limits = np.array([self._limit(name) for name in names], AMOUNT)
-            self._used = used
-            self._kept = (columns, Ledger(columns.requests, used, limits))
+        """Made anew when the table's memory was replaced or the node has changed."""
+        cells = self._table.cells
+        if self._kept is None or self._kept[0] is not cells:
+            self._used = array(INT64, [*self._used, *[0] * (cells.resources - len(self._used))])
+            names = self._table.resources.in_order[: cells.resources]
+            limits = array(INT64, map(self._limit, names))
+            self._kept = (cells, Ledger(cells.requests, self._used, limits))
         return self._kept[1]
 
     def _limit(self, name: str) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,8 @@ from engine._fast.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, De
 from engine.devices.topology import Numa
 from engine.devices.topology_search import DeviceCounts
 
-Bits = NDArray[np.uint64]
-_Number = TypeVar("_Number", np.uint8, np.int32)
+Bits: TypeAlias = "NDArray[np.uint64]"
+_Number = TypeVar("_Number", "np.uint8", "np.int32")
 
 
 @dataclass(frozen=True, slots=True)

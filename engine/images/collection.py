@@ -185,7 +185,7 @@ class Collection:
         protected = self.store.protected
         if protected is nothing_protects:
             return
-        for row in np.flatnonzero(selection.unused(self.records.table.columns)).tolist():
+        for row in self.records.unused():
             reason = protected(self._images[row])
             if reason:
                 self._kept[row] = reason
@@ -197,6 +197,8 @@ class Collection:
 
     async def _free_old(self, began: float) -> None:
         policy, now = self.policy, self.report.at
+        if not selection.may_be_old(policy, now, began):
+            return
         mask = self._undecided(selection.old(self.records.table.columns, policy, now, began))
         rows = selection.order(self.records.table.columns, mask, policy, now)
         gone = await self._remove(rows.tolist(), AGE, f"unused for more than {Duration(policy.max_age)}")
@@ -343,14 +345,14 @@ class Collection:
             return None
 
     def _conclude(self) -> None:
-        report, columns = self.report, self.records.table.columns.copy()
+        report, cells = self.report, self.records.table.cells.copy()
         report.attempted += self.records.keys_of(self._outcomes.chosen)
         report.removed += self.records.keys_of(self._outcomes.gone)
         report.failed |= zip(
             self.records.keys_of(self._outcomes.failed), self._outcomes.failed.values(), strict=True
         )
         self.records.forget_rows(self._outcomes.gone)
-        report.account = lambda: self._account(columns, report.at)
+        report.account = lambda: self._account(cells.columns(), report.at)
 
     def _account(self, columns: ImageColumns, now: float) -> list[ImageVerdict]:
         """One verdict for each image: those that were judged, and then the others."""

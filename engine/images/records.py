@@ -6,9 +6,8 @@ The times live in an `ImageTable`, so that the same kernels read an agent's imag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress, count
 from typing import Final, NamedTuple
-
-import numpy as np
 
 from engine._fast.image_order import mark, match
 from engine.tables import NEVER, ImageTable
@@ -57,6 +56,12 @@ class ImageRecords:
     def image(self, row: int) -> SeenImage:
         return self._seen[row]
 
+    def unused(self) -> list[int]:
+        """Rows of the images that are neither in use nor pinned."""
+        cells = self.table.cells
+        states = zip(count(), cells.live, cells.in_use, cells.pinned, strict=False)
+        return [row for row, live, in_use, pinned in states if live and not in_use and not pinned]
+
     def images(self) -> list[SeenImage]:
         """By row; `NO_IMAGE` where a row is free."""
         return self._seen.copy()
@@ -81,25 +86,25 @@ class ImageRecords:
         """
         keys = [self.key_of(image) for image in images] if self.by_handler else [i.id for i in images]
         listed = list(images)
-        present = np.zeros(len(self.table.columns.live), np.bool_)
+        present = bytearray(len(self.table.cells.live))
         for position in match(self._row_of, keys, listed, self._seen, present):
             row = self._take_in(keys[position], listed[position], now)
             if row >= len(present):
-                present = np.concatenate([present, np.zeros(row + 1, np.bool_)])
+                present.extend(bytes(row + 1))
             present[row] = True
-        columns = self.table.columns
-        gone = columns.live.copy()
-        gone[: len(present)] &= ~present[: len(gone)]
-        self.forget_rows(np.flatnonzero(gone).tolist())
-        columns.in_use[:] = False
-        strangers = set(mark(self._row_of, list(used), columns.in_use))
+        cells = self.table.cells
+        if present.count(True) < len(self.table):
+            self.forget_rows([row for row in compress(count(), cells.live) if not present[row]])
+        cells.in_use[:] = bytes(len(cells.in_use))
+        strangers = set(mark(self._row_of, list(used), cells.in_use))
         if strangers:
             mark(
                 self._row_of,
                 [self.key_of(i) for i in images if not strangers.isdisjoint(i.names)],
-                columns.in_use,
+                cells.in_use,
             )
-        columns.last_used[columns.in_use] = now
+        for row in compress(count(), cells.in_use):
+            cells.last_used[row] = now
 
     def _take_in(self, key: str, image: SeenImage, now: float) -> int:
         row = self._row_of.get(key, -1)
@@ -108,8 +113,8 @@ class ImageRecords:
         if row >= len(self._seen):
             self._seen.extend([NO_IMAGE] * (row + 1 - len(self._seen)))
         self._seen[row] = image
-        self.table.columns.size[row] = image.size
-        self.table.columns.pinned[row] = image.pinned
+        self.table.cells.size[row] = image.size
+        self.table.cells.pinned[row] = image.pinned
         return row
 
     def forget_rows(self, rows: Sequence[int]) -> None:
@@ -119,12 +124,12 @@ class ImageRecords:
 
     def export(self) -> dict[str, dict[str, float]]:
         """Times and size by key, for a file."""
-        columns = self.table.columns
+        cells = self.table.cells
         return {
             key: {
-                "firstDetected": float(columns.first_detected[row]),
-                "lastUsed": float(columns.last_used[row]),
-                "size": int(columns.size[row]),
+                "firstDetected": cells.first_detected[row],
+                "lastUsed": cells.last_used[row],
+                "size": cells.size[row],
             }
             for key, row in self._row_of.items()
         }
@@ -136,4 +141,4 @@ class ImageRecords:
                 continue
             detected, used = min(record["firstDetected"], now), min(record["lastUsed"], now)
             row = self._take_in(key, SeenImage(key, int(record["size"])), detected)
-            self.table.columns.last_used[row] = used if used > 0 else NEVER
+            self.table.cells.last_used[row] = used if used > 0 else NEVER

@@ -23,10 +23,15 @@ def unused(columns: ImageColumns) -> NDArray[np.bool_]:
     return rows
 
 
+def may_be_old(policy: ImageGCPolicy, now: float, began: float) -> bool:
+    """Whether there is a maximum age, and the agent has run for longer than that."""
+    return policy.max_age > 0 and now - began > policy.max_age
+
+
 def old(columns: ImageColumns, policy: ImageGCPolicy, now: float, began: float) -> NDArray[np.bool_]:
-    """Rows unused for longer than the maximum age; none until the agent has run for longer than that.
+    """Rows unused for longer than the maximum age; none where there `may_be_old` none.
     An image that was never seen in use is infinitely old. The minimum age plays no part."""
-    if policy.max_age == 0 or now - began <= policy.max_age:
+    if not may_be_old(policy, now, began):
         return np.zeros(len(columns.live), np.bool_)
     disused: NDArray[np.bool_] = (columns.last_used == NEVER) | (now - columns.last_used > policy.max_age)
     return unused(columns) & disused

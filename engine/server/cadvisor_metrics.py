@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from engine.server.metrics_text import head, labelled
 NANO = 9
 MICRO = 6
 
-Numbers = NDArray[np.int64]
+Numbers: TypeAlias = "NDArray[np.int64]"
 Column = Callable[[GroupTable], tuple[Numbers, int]]
 """Values and how many of their digits are behind the point."""
 

@@ -91,7 +91,7 @@ class ClusterTables:
         columns = PodColumns(
             node=np.repeat(np.arange(len(node_names), dtype=NODE), np.diff(offsets)),
             qos=qos,
-            flags=np.full(pods, LIVE, FLAGS) if flags is None else flags | FLAGS(LIVE),
+            flags=np.full(pods, LIVE, FLAGS) if flags is None else flags | np.uint8(LIVE),
             priority=np.zeros(pods, PRIORITY) if priority is None else priority,
             creation=np.zeros(pods, TIME) if creation is None else creation,
             requests=requests,
@@ -162,7 +162,7 @@ def _check_offsets(offsets: NDArray[np.int64], nodes: int) -> None:
         raise InvalidInput("expected to rise from 0", subject="offsets")
 
 
-def _expect(name: str, array: NDArray[np.generic], dtype: type, shape: tuple[int, ...]) -> None:
+def _expect(name: str, array: NDArray[np.generic], dtype: str, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape:
-        wanted = f"{np.dtype(dtype)}{list(shape)}"
+        wanted = f"{dtype}{list(shape)}"
         raise InvalidInput(f"expected {wanted}, got {array.dtype}{list(array.shape)}", subject=name)

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-AMOUNT: Final = np.int64
-NODE: Final = np.int32
-PRIORITY: Final = np.int32
-QOS: Final = np.uint8
-FLAGS: Final = np.uint8
-TIME: Final = np.float64
-ROW: Final = np.int32
-OFFSET: Final = np.int64
+AMOUNT: Final = "int64"
+NODE: Final = "int32"
+PRIORITY: Final = "int32"
+QOS: Final = "uint8"
+FLAGS: Final = "uint8"
+TIME: Final = "float64"
+ROW: Final = "int32"
+OFFSET: Final = "int64"
 
-Amounts = NDArray[np.int64]
-Rows = NDArray[np.int32]
+Amounts: TypeAlias = "NDArray[np.int64]"
+Rows: TypeAlias = "NDArray[np.int32]"
 
 BEST_EFFORT: Final = 0
 BURSTABLE: Final = 1
@@ -112,14 +112,3 @@ class PodColumns:
     def nbytes(self) -> int:
         """Bytes of all columns."""
         return sum(array.nbytes for _, array in self.arrays())
-
-    def resized(self, capacity: int, resources: int) -> PodColumns:
-        """A copy with room for more rows or resources (never fewer)."""
-        bigger = PodColumns.zeros(capacity, resources)
-        for name in ("node", "qos", "flags", "priority", "creation"):
-            getattr(bigger, name)[: self.capacity] = getattr(self, name)
-        for name in ("requests", "ranking", "limits"):
-            old = getattr(self, name)
-            getattr(bigger, name)[: len(old), : self.capacity] = old
-        bigger.fractions = self.fractions
-        return bigger

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
-from engine.tables.columns import AMOUNT, TIME
+from engine.tables.cells import FLOAT64, INT64, UINT8, Cells, take_over, zeros
 from engine.tables.rows import RowSpace, grown
 
 NEVER: Final = 0.0
@@ -28,33 +28,61 @@ class ImageColumns:
     in_use: NDArray[np.bool_]
     live: NDArray[np.bool_]
 
+
+_NUMBERS: Final = {"size": INT64, "first_detected": FLOAT64, "last_used": FLOAT64}
+_FORMS: Final = _NUMBERS | dict.fromkeys(("pinned", "in_use", "live"), UINT8)
+
+
+@dataclass(slots=True)
+class ImageCells:
+    """The memory of `ImageColumns`, to be read and written cell by cell; in rows that are not live stands
+    what was there before."""
+
+    size: Cells
+    first_detected: Cells
+    last_used: Cells
+    pinned: Cells
+    in_use: Cells
+    live: Cells
+
     @classmethod
-    def zeros(cls, capacity: int) -> ImageColumns:
-        return cls(
-            np.zeros(capacity, AMOUNT),
-            np.zeros(capacity, TIME),
-            np.zeros(capacity, TIME),
-            np.zeros(capacity, np.bool_),
-            np.zeros(capacity, np.bool_),
-            np.zeros(capacity, np.bool_),
-        )
+    def zeros(cls, capacity: int) -> ImageCells:
+        """Room for at least one row."""
+        return cls(*(zeros(form, max(capacity, 1)) for form in _FORMS.values()))
 
-    def copy(self) -> ImageColumns:
-        return ImageColumns(*(getattr(self, name).copy() for name in _COLUMNS))
+    def resized(self, capacity: int) -> ImageCells:
+        """A copy with room for more rows (never fewer)."""
+        bigger = ImageCells.zeros(capacity)
+        for name in _FORMS:
+            take_over(getattr(self, name), getattr(bigger, name))
+        return bigger
 
+    def copy(self) -> ImageCells:
+        return self.resized(len(self.size))
 
-_COLUMNS = ("size", "first_detected", "last_used", "pinned", "in_use", "live")
+    def columns(self) -> ImageColumns:
+        """The same memory as arrays."""
+        numbers = (np.asarray(cells) for cells in (self.size, self.first_detected, self.last_used))
+        flags = (np.asarray(cells).view(np.bool_) for cells in (self.pinned, self.in_use, self.live))
+        return ImageColumns(*numbers, *flags)
 
 
 class ImageTable:
-    """Images by row and by key (the image id, or `id,handler`). Rows are stable; see `RowSpace`."""
+    """Images by row and by key (the image id, or `id,handler`). Rows are stable; see `RowSpace`.
+
+    `cells` are replaced when the table grows, and `columns`, the same memory as arrays, with them.
+    """
 
     def __init__(self, capacity: int = 64) -> None:
-        self.columns = ImageColumns.zeros(capacity)
+        self.cells = ImageCells.zeros(capacity)
         self._rows = RowSpace()
         self.row_of: dict[str, int] = {}
         """Rows by key; to be read."""
         self._keys: list[str] = []
+
+    @property
+    def columns(self) -> ImageColumns:
+        return self.cells.columns()
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -69,42 +97,37 @@ class ImageTable:
         if not 0 <= size < 1 << 63:
             raise InvalidInput(f"size {size} is not a number of bytes", subject=key)
         row = self._rows.take()
-        if row >= len(self.columns.size):
-            bigger = ImageColumns.zeros(grown(len(self.columns.size), row + 1))
-            for name in _COLUMNS:
-                getattr(bigger, name)[:row] = getattr(self.columns, name)
-            self.columns = bigger
+        if row >= len(self.cells.size):
+            self.cells = self.cells.resized(grown(len(self.cells.size), row + 1))
         if row == len(self._keys):
             self._keys.append(key)
         else:
             self._keys[row] = key
         self.row_of[key] = row
-        self.columns.size[row] = size
-        self.columns.first_detected[row] = detected
-        self.columns.last_used[row] = NEVER
-        self.columns.pinned[row] = pinned
-        self.columns.live[row] = True
+        self.cells.size[row] = size
+        self.cells.first_detected[row] = detected
+        self.cells.last_used[row] = NEVER
+        self.cells.pinned[row] = pinned
+        self.cells.in_use[row] = False
+        self.cells.live[row] = True
         return row
 
     def remove(self, key: str) -> int:
         row = self.row(key)
         del self.row_of[key]
         self._keys[row] = ""
-        for name in _COLUMNS:
-            getattr(self.columns, name)[row] = 0
+        self.cells.live[row] = False
         self._rows.release(row)
         return row
 
     def remove_rows(self, rows: Sequence[int]) -> None:
         """Those images have gone: free their rows."""
-        keys, row_of = self._keys, self.row_of
+        keys, row_of, live = self._keys, self.row_of, self.cells.live
         for row in rows:
             del row_of[keys[row]]
             keys[row] = ""
+            live[row] = False
         self._rows.release_many(rows)
-        released = np.array(rows, np.intp)
-        for name in _COLUMNS:
-            getattr(self.columns, name)[released] = 0
 
     def row(self, key: str) -> int:
         try:

@@ -15,24 +15,27 @@ from engine.api.pod import Pod
 from engine.tables.amounts import PodEntry, pod_entry
 from engine.tables.columns import LIMITED_RESOURCES, LIVE, ROW, PodColumns, Rows
 from engine.tables.names import EPHEMERAL_STORAGE_ID, ResourceNames
+from engine.tables.pod_cells import PodCells
 from engine.tables.rows import RowSpace, grown
 
 
 class PodTable:
     """Pods by row and by uid. Add, update and remove cost the same however many there are.
 
-    `columns` is replaced when it grows, so take it anew after an `add`; rows keep their numbers.
+    `cells` are replaced when the table grows, and `columns`, the same memory as arrays, with them: take them
+    anew after an `add`; rows keep their numbers.
     Every method that raises leaves the table as it was.
     """
 
     def __init__(self, resources: ResourceNames | None = None, capacity: int = 64) -> None:
         self.resources = resources if resources is not None else ResourceNames()
-        self.columns = PodColumns.zeros(capacity, len(self.resources))
+        self.cells = PodCells.zeros(capacity, len(self.resources))
+        self._columns: tuple[PodCells, PodColumns] | None = None
         self._rows = RowSpace()
         self._row_of: dict[str, int] = {}
         self._uids: list[str] = []
         self._live: Rows | None = None
-        self._filler: tuple[PodColumns, Filler] | None = None
+        self._filler: tuple[PodCells, Filler] | None = None
 
     @classmethod
     def from_pods(cls, pods: Iterable[Pod], resources: ResourceNames | None = None) -> PodTable:
@@ -47,7 +50,8 @@ class PodTable:
         """Takes over filled columns, one row per uid. Raises `InvalidInput` naming the column."""
         check_columns(columns, len(uids), resources)
         table = cls(resources, capacity=1)
-        table.columns = columns
+        table.cells = PodCells.of(columns)
+        table._columns = (table.cells, columns)
         table._uids = list(uids)
         table._row_of = {uid: row for row, uid in enumerate(table._uids)}
         if len(table._row_of) != len(uids):
@@ -55,6 +59,12 @@ class PodTable:
         columns.flags |= LIVE
         table._rows.take_many(len(uids))
         return table
+
+    @property
+    def columns(self) -> PodColumns:
+        if self._columns is None or self._columns[0] is not self.cells:
+            self._columns = (self.cells, self.cells.columns())
+        return self._columns[1]
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -68,7 +78,7 @@ class PodTable:
 
     def add(self, pod: Pod, node: int = 0) -> int:
         """The row of a new pod. Raises `InvalidInput` if its uid is there already or an amount is bad."""
-        before = self.columns
+        before = self.cells
         row = self.add_ordinary(pod, node)
         if row is not None:
             return row
@@ -78,10 +88,10 @@ class PodTable:
             entry = pod_entry(pod)
             self._intern(entry, pod)
         except InvalidInput:
-            self.columns = before
+            self.cells = before
             raise
         row = self._rows.next
-        self._write(row, entry, node)
+        self.cells.write(row, entry, node, self.resources.ids)
         self._row_of[pod.uid] = row
         self._enter(row, pod.uid)
         return row
@@ -89,9 +99,9 @@ class PodTable:
     def add_ordinary(self, pod: Pod, node: int = 0) -> int | None:
         """The same for a pod with nothing odd about it, whose resources are known here; None, and nothing is
         added, for any other."""
-        row, columns = self._rows.next, self.columns
-        if row >= columns.capacity:
-            self.columns = columns.resized(grown(columns.capacity, row + 1), columns.resources)
+        row, cells = self._rows.next, self.cells
+        if row >= cells.capacity:
+            self.cells = cells.resized(grown(cells.capacity, row + 1), cells.resources)
         if not self._fill_rows([pod], 0, row, node):
             return None
         self._enter(row, pod.metadata.uid)
@@ -132,14 +142,14 @@ class PodTable:
         return count
 
     def _fill_rows(self, pods: list[Pod], start: int, row: int, node: int) -> int:
-        if self.columns.resources != len(self.resources):
+        if self.cells.resources != len(self.resources):
             return 0
         return self._fill().fill(pods, start, row, node, self.resources.ids, self._row_of)
 
     def _fill(self) -> Filler:
-        """The filler of the columns as they are."""
-        if self._filler is None or self._filler[0] is not self.columns:
-            self._filler = (self.columns, Filler(self.columns))
+        """The filler of the cells as they are."""
+        if self._filler is None or self._filler[0] is not self.cells:
+            self._filler = (self.cells, Filler(self.cells))
         return self._filler[1]
 
     def update(self, pod: Pod) -> int:
@@ -147,7 +157,7 @@ class PodTable:
         row = self.row(pod.uid)
         entry = pod_entry(pod)
         self._intern(entry, pod)
-        self._write(row, entry, int(self.columns.node[row]))
+        self.cells.write(row, entry, int(self.cells.node[row]), self.resources.ids)
         return row
 
     def remove(self, uid: str) -> int:
@@ -156,7 +166,7 @@ class PodTable:
         del self._row_of[uid]
         self._uids[row] = ""
         self._fill().clear(row)
-        self.columns.fractions.pop(row, None)
+        self.cells.fractions.pop(row, None)
         self._rows.release(row)
         self._live = None
         return row
@@ -166,6 +176,13 @@ class PodTable:
             return self._row_of[uid]
         except KeyError:
             raise InvalidInput("no pod with this uid in the table", subject=uid or "''") from None
+
+    def requests(self, uid: str) -> dict[str, int]:
+        """What a pod asks for, as admission counts it, without what it asks nothing of. Raises as `row`."""
+        row, requests = self.row(uid), self.cells.requests
+        named = enumerate(self.resources.in_order[: len(requests)])
+        amounts = ((name, int(requests[id, row])) for id, name in named)
+        return {name: amount for name, amount in amounts if amount}
 
     def look_up(
         self, pods: Sequence[Pod], usage: dict[str, Any], name: str
@@ -206,27 +223,8 @@ class PodTable:
                 self.resources.intern(name)
             except InvalidInput as error:
                 raise InvalidInput(f"{error.subject!r} is {error.message}", subject=pod.full_name) from None
-        if len(self.resources) > self.columns.resources:
-            self.columns = self.columns.resized(self.columns.capacity, len(self.resources))
-
-    def _write(self, row: int, entry: PodEntry, node: int) -> None:
-        columns, ids = self.columns, self.resources.ids
-        columns.node[row] = node
-        columns.qos[row] = entry.qos
-        columns.flags[row] = entry.flags
-        columns.priority[row] = entry.priority
-        columns.creation[row] = entry.creation
-        columns.requests[:, row] = 0
-        columns.ranking[:, row] = 0
-        for name, amount in entry.requests.items():
-            columns.requests[ids[name], row] = amount
-        for name, amount in entry.ranking.items():
-            columns.ranking[ids[name], row] = amount
-        columns.limits[:, row] = entry.limits
-        if any(entry.fraction):
-            columns.fractions[row] = entry.fraction
-        else:
-            columns.fractions.pop(row, None)
+        if len(self.resources) > self.cells.resources:
+            self.cells = self.cells.resized(self.cells.capacity, len(self.resources))
 
 
 def check_columns(columns: PodColumns, rows: int, resources: ResourceNames) -> None:

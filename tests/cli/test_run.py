@@ -124,6 +124,17 @@ def test_status_shows_what_run_runs_and_an_interrupt_removes_it(place: Place) ->
     assert list((place.root / "pods").iterdir()) == []
 
 
+def test_an_agent_with_a_pod_has_loaded_neither_numpy_nor_grpc(place: Place) -> None:
+    endpoint = place.path / "runtime.sock"
+    place.start("runtime", "--hollow", "--socket", str(endpoint))
+    place.pod("a")
+    run = place.run(runtime=f"unix://{endpoint}")
+    eventually(lambda: place.phases() == {"a": "Running"})
+    mapped = Path(f"/proc/{run.pid}/maps").read_text()
+    assert "/engine/_fast/" in mapped
+    assert [line for line in mapped.splitlines() if "/numpy" in line or "/grpc/" in line] == []
+
+
 def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
     endpoint = place.path / "runtime.sock"
     place.start("runtime", "--hollow", "--socket", str(endpoint))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ LAYER: Final = ("layer_second", "used_bytes", "inodes_used")
 PROCESSES: Final = "processes"
 _SECONDS: Final = ("cpu_second", "memory_second", "layer_second")
 
-Columns = Mapping[str, NDArray[np.int64]]
+Columns: TypeAlias = "Mapping[str, NDArray[np.int64]]"
 
 
 def _picked(part: str, numbers: Sequence[str]) -> list[str]:

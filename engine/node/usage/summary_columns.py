@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ _NAMES: Final = {
 }
 _AVERAGES: Final = ("avg10", "avg60", "avg300")
 
-Numbers = NDArray[np.int64]
+Numbers: TypeAlias = "NDArray[np.int64]"
 Stalled = dict[str, list[Numbers]]
 """PSI by `full` and `some`: microseconds and three averages."""
 
