@@ -159,9 +159,9 @@ class Watch(Generic[T]):
         self._heard_all([each for each in known if each is not None], listed.metadata.resource_version)
 
     def _heard_all(self, items: Sequence[T], version: str) -> None:
+        self.heard.replaced(items)
         self._version = version
         self.trouble = ""
-        self.heard.replaced(items)
         self.synced.set()
 
     async def _watch(self, params: Mapping[str, str], first: _First[T] | None) -> None:
@@ -221,9 +221,9 @@ class Watch(Generic[T]):
     def _heard(self, event: _Event) -> None:
         self.trouble = ""
         known = self._object(event.object) if event.type != "BOOKMARK" else None
-        self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
         if known is not None:
             (self.heard.deleted if event.type == "DELETED" else self.heard.changed)(known)
+        self._version = self.client.decode(event.object, _Bookmark).metadata.resource_version
 
     def _object(self, raw: msgspec.Raw) -> T | None:
         """None for one that makes no sense: it is said, and the others are followed all the same."""

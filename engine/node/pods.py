@@ -56,6 +56,8 @@ class NodePods:
         self._unmeasured: set[PodWorker] = set()
         self._unsatisfied: set[PodWorker] = set()
         """Those that may want room that they have not got: not taken in, or with a resize."""
+        self._leftovers_ended = False
+        """Of pods that no agent saw end: looked for once."""
         self._retrying: asyncio.Handle | None = None
         self._retrying_later: asyncio.TimerHandle | None = None
 
@@ -84,10 +86,9 @@ class NodePods:
         for uid in before - self._wanted[source]:
             self._drop(uid)
         new = [pod for pod in pods if not self._goes_on(pod)]
-        known_before = self.known
         self._unseen.discard(source)
         if self.known:
-            self._end_strangers(with_leftovers=not known_before)
+            self._end_strangers()
         for pod in new:
             self._employ(pod, PodLife())
 
@@ -352,19 +353,20 @@ class NodePods:
 
     # Strangers
 
-    def _end_strangers(self, *, with_leftovers: bool) -> None:
-        """`with_leftovers`: what is on disk and in cgroups too. Nobody but this agent adds to that later."""
+    def _end_strangers(self) -> None:
+        """The first time what is on disk and in cgroups too: nobody but this agent adds to that later."""
         wanted = set[str]().union(*self._wanted.values())
         for uid in self._workers.keys() - wanted:
             self._drop(uid)
         for uid, record in list(self._services.watch.pods.items()):
             if uid not in wanted:
                 self._end_stranger(record)
-        if not with_leftovers:
+        if self._leftovers_ended:
             return
         for uid in self._services.volumes.known_uids() | self._services.cgroups.existing_pods().keys():
             if uid not in wanted:
                 self._end_stranger(PodRecord(uid, "", ""))
+        self._leftovers_ended = True
 
     def _end_stranger(self, record: PodRecord) -> None:
         """A pod whose source let go of it while no agent was looking: end it, leave nothing.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -84,6 +85,40 @@ async def test_the_first_set_and_every_change_are_heard(server_of_both_kinds: Ap
     server.delete(f"{PODS}/a", grace=0)
     await follower.until("b")
     assert follower.sets == 1
+
+
+async def test_what_a_hearer_failed_at_is_heard_again(server_of_both_kinds: ApiServer, client: ApiClient):
+    server_of_both_kinds.create(PODS, pod("a"))
+    follower = Follower(client)
+    kinds = ("replaced", "changed", "deleted")
+    faults = {kind: OSError(5, f"not {kind}") for kind in kinds}
+
+    def failing_once(kind: str) -> Callable[[Any], None]:
+        hears = getattr(follower.watch.heard, kind)
+
+        def hear(told: Any) -> None:
+            if kind in faults:
+                raise faults.pop(kind)
+            hears(told)
+
+        return hear
+
+    follower.watch.heard = Heard(*(failing_once(kind) for kind in kinds))
+
+    async def again_and_again() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                await follower.watch.run()
+
+    task = asyncio.create_task(again_and_again())
+    await follower.until("a")
+    server_of_both_kinds.create(PODS, pod("b"))
+    await follower.until("a", "b")
+    server_of_both_kinds.delete(f"{PODS}/a", grace=0)
+    await follower.until("b")
+    assert (faults, follower.sets) == ({}, 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_clean_end_goes_on_from_the_last_version(server: ApiServer, follower: Follower):

@@ -219,7 +219,7 @@ def the_checkpoint_is_not_waited_for(patch: Patch) -> None:
 
 
 def strangers_are_left_alone(patch: Patch) -> None:
-    patch.setattr(NodePods, "_end_strangers", lambda _, **__: None)
+    patch.setattr(NodePods, "_end_strangers", lambda _: None)
 
 
 async def _at_once(_: Any) -> None: ...
