@@ -29,6 +29,7 @@ from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
 from engine.node.usage.used import NodeUsage
 from engine.server.cadvisor_metrics import cadvisor_metrics
+from engine.server.resource_metrics import resource_metrics
 from engine.wire import cri_v1_pb2 as cri
 
 PODS = 2500
@@ -147,6 +148,11 @@ def cadvisor(usage: NodeUsage) -> None:
         pass
 
 
+def resource(usage: NodeUsage) -> None:
+    for _ in resource_metrics(usage):
+        pass
+
+
 def stats_of(usage: NodeUsage) -> bytes:
     """What a runtime answers of the same pods."""
     second = int(usage.time) * 10**9
@@ -200,7 +206,9 @@ class Summary:
             pass
 
 
-@pytest.mark.parametrize("page", [cadvisor, Summary()], ids=["cadvisor/agent", "summary/agent"])
+@pytest.mark.parametrize(
+    "page", [cadvisor, resource, Summary()], ids=["cadvisor/agent", "resource/agent", "summary/agent"]
+)
 def test_scrape(benchmark: Benchmark, sampler: UsageSampler, page: Callable[[NodeUsage], object]) -> None:
     """All from reading on, but for sending it."""
     timed(benchmark, lambda: page(read(sampler)))

@@ -37,6 +37,7 @@ from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
+from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.used import NodeUsage
 from engine.wire import cri_v1_pb2 as cri
 
@@ -248,3 +249,7 @@ class Node:
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
         return await self.running.usage()
+
+    async def runtime_use(self) -> list[RuntimeUse]:
+        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
+        return await self.running.runtime_use()

@@ -58,6 +58,7 @@ from engine.node.services import NodeFacts, Services
 from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
 from engine.node.static_uids import StaticUids
+from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary import FILES_SECONDS, Summaries
 from engine.node.usage.used import NodeUsage
@@ -423,6 +424,10 @@ class RunningNode:
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
         return await self._sampler.sample()
+
+    async def runtime_use(self) -> list[RuntimeUse]:
+        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
+        return await self._summaries.runtime_use()
 
     @cached_property
     def _sampler(self) -> UsageSampler:

@@ -1,119 +1,142 @@
-"""`/metrics/resource`: the kubelet's resource metrics, from its stats summary."""
+"""`/metrics/resource`: the kubelet's resource metrics, which a metrics-server scrapes, from groups' columns.
+
+Each number has the time of its reading, from which rates are made. The text is written while it is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Final
 
-from engine.server.metrics_text import family
+import numpy as np
+from numpy.typing import NDArray
 
-_Sample = tuple[tuple[str, ...], float, int | None]
-_POD = ("namespace", "pod")
-_CONTAINER = ("container", "namespace", "pod")
+from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
+from engine.node import machine
+from engine.node.usage.runtime_use import RuntimeUse
+from engine.node.usage.used import NodeUsage, UsedPod
+from engine.server.metrics_text import family, head, labelled
+
+NANO, MICRO = 9, 6
+_CPU: Final = ("cpu_usage_seconds_total", "Cumulative CPU time of the {} in core-seconds", "counter")
+_MEMORY: Final = ("memory_working_set_bytes", "Working set of the {} in bytes", "gauge")
+_SWAP: Final = ("swap_usage_bytes", "Swap in use by the {} in bytes", "gauge")
+_SWAP_LIMIT: Final = ("swap_limit_bytes", "Swap that the {} may use in bytes", "gauge")
+_START: Final = ("start_time_seconds", "Start of the {} in Unix seconds", "gauge")
+
+Numbers = NDArray[np.int64]
+Part = tuple[Texts, Numbers, int | None]
+"""Labels, a value of each, and the Unix milliseconds of their reading."""
 
 
-def resource_metrics(summary: dict[str, Any], read_at: float = 0.0) -> Iterator[str]:
-    """The metrics that a metrics-server scrapes. Values that the summary lacks are left out.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Shown:
+    """Labels and rows of pods and of containers; `started` are microseconds of Unix time."""
 
-    Each has the time of its reading, from which rates are made: `read_at` (Unix seconds) is that of what was
-    read in the same second, which is all that a summary says.
-    """
-    node, pods = summary.get("node") or {}, summary.get("pods") or []
-    containers = [
-        ((container["name"], *_pod_labels(pod)), container)
-        for pod in pods
-        for container in pod.get("containers") or []
-    ]
-    by_pod = [(_pod_labels(pod), pod) for pod in pods]
-    for prefix, labels, rows in (
-        ("node", (), [((), node)]),
-        ("pod", _POD, by_pod),
-        ("container", _CONTAINER, containers),
-    ):
-        yield family(
-            f"{prefix}_cpu_usage_seconds_total",
-            f"Cumulative CPU time of the {prefix} in core-seconds",
-            "counter",
-            labels,
-            _samples(rows, "cpu", "usageCoreNanoSeconds", 1e-9, read_at),
-        )
-        yield family(
-            f"{prefix}_memory_working_set_bytes",
-            f"Working set of the {prefix} in bytes",
-            "gauge",
-            labels,
-            _samples(rows, "memory", "workingSetBytes", 1, read_at),
-        )
-        yield family(
-            f"{prefix}_swap_usage_bytes",
-            f"Swap in use by the {prefix} in bytes",
-            "gauge",
-            labels,
-            _samples(rows, "swap", "swapUsageBytes", 1, read_at),
-        )
-    limits = (
-        (labels, {"swap": {**swap, "limit": swap["swapAvailableBytes"] + swap.get("swapUsageBytes", 0)}})
-        for labels, container in containers
-        if "swapAvailableBytes" in (swap := container.get("swap") or {})
-    )
-    yield family(
-        "container_swap_limit_bytes",
-        "Swap that the container may use in bytes",
-        "gauge",
-        _CONTAINER,
-        _samples(list(limits), "swap", "limit", 1, read_at),
-    )
-    yield family(
-        "container_start_time_seconds",
-        "Start of the container in Unix seconds",
-        "gauge",
-        _CONTAINER,
-        [
-            (labels, _seconds(container["startTime"]))
-            for labels, container in containers
-            if container.get("startTime") and _is_measured(container)
-        ],
-    )
+    pods: Texts
+    pod_rows: NDArray[np.intp]
+    containers: Texts
+    rows: NDArray[np.intp]
+    started: Numbers
+
+
+def resource_metrics(usage: NodeUsage, told: Sequence[RuntimeUse] = ()) -> Iterator[bytes]:
+    """The page in pieces. `told` is of those whose groups say nothing. What nobody says is left out."""
+    yield "".join(_of_node(usage)).encode()
+    yield from _of_pods(usage, _shown(tuple(usage.pods)), told)
     yield scrape_error(0)
 
 
-def scrape_error(value: int) -> str:
+def scrape_error(value: int) -> bytes:
     """The last of the page, or all of it where nothing could be read."""
-    return family(
-        "resource_scrape_error", "1 if the metrics could not be collected", "gauge", (), [((), value)]
+    help = "1 if the metrics could not be collected"
+    return family("resource_scrape_error", help, "gauge", (), [((), value)]).encode()
+
+
+def _of_node(usage: NodeUsage) -> Iterator[str]:
+    total, free = machine.swap()
+    cpu = usage.sample(usage.root).cpu
+    amounts = (
+        (_CPU, None if cpu is None else cpu / 10**9),
+        (_MEMORY, machine.memory_total() - machine.memory_available()),
+        (_SWAP, total - free),
+    )
+    for (name, help, kind), value in amounts:
+        if value is not None:
+            samples = [((), value, int(usage.time * 1000))]
+            yield family(f"node_{name}", help.format("node"), kind, (), samples)
+
+
+def _of_pods(usage: NodeUsage, shown: _Shown, told: Sequence[RuntimeUse]) -> Iterator[bytes]:
+    table, now = usage.table, int(usage.time * 1000)
+    for of, labels, rows, others in (
+        ("pod", shown.pods, shown.pod_rows, [each for each in told if not each.container]),
+        ("container", shown.containers, shown.rows, [each for each in told if each.container]),
+    ):
+        cpu = [(each, *each.cpu) for each in others if each.cpu is not None]
+        memory = [(each, *each.memory) for each in others if each.memory is not None]
+        yield from _written(of, _CPU, [(labels, table.column("cpu")[rows], now), *_told(cpu)], NANO)
+        yield from _written(of, _MEMORY, [(labels, table.working_set[rows], now), *_told(memory)])
+        yield from _written(of, _SWAP, [(labels, table.column("swap")[rows], now)])
+    swap, most = (table.column(name)[shown.rows] for name in ("swap", "swap_limit"))
+    limit = np.where((swap == ABSENT) | (most == ABSENT), ABSENT, np.maximum(swap, most))
+    yield from _written("container", _SWAP_LIMIT, [(shown.containers, limit, now)])
+    measured = (table.column("cpu") != ABSENT) | (table.column("memory") != ABSENT)
+    started = [(shown.containers, np.where(measured[shown.rows], shown.started, ABSENT), None)]
+    started += [
+        (_labels([each]), np.array([int(each.started * 10**MICRO)]), None) for each in told if each.started
+    ]
+    yield from _written("container", _START, started, MICRO)
+
+
+def _told(amounts: Iterable[tuple[RuntimeUse, int, int]]) -> Iterator[Part]:
+    """By the second of their reading."""
+    by_second: dict[int, list[tuple[RuntimeUse, int]]] = {}
+    for of, value, second in amounts:
+        by_second.setdefault(second, []).append((of, value))
+    for second, found in by_second.items():
+        yield _labels([of for of, _ in found]), np.array([value for _, value in found]), second * 1000
+
+
+def _labels(of: Iterable[RuntimeUse]) -> Texts:
+    return joined([_label(each.namespace, each.pod, each.container) for each in of])
+
+
+def _label(namespace: str, pod: str, container: str = "") -> bytes:
+    if container:
+        return labelled(("container", "namespace", "pod"), (container, namespace, pod)).encode()
+    return labelled(("namespace", "pod"), (namespace, pod)).encode()
+
+
+def _written(
+    of: str, described: tuple[str, str, str], parts: Iterable[Part], point: int = 0
+) -> Iterator[bytes]:
+    name, help, kind = described
+    yield head(f"{of}_{name}", help.format(of), kind).encode()
+    opening = f"{of}_{name}{{".encode()
+    yield from exposition(
+        [
+            Series(b"", opening, labels, values, point, b"" if at is None else b" %d" % at)
+            for labels, values, at in parts
+        ]
     )
 
 
-def _is_measured(container: dict[str, Any]) -> bool:
-    """A metrics-server leaves out a whole pod for one container of which it learns the start and no use."""
-    cpu, memory = container.get("cpu") or {}, container.get("memory") or {}
-    return "usageCoreNanoSeconds" in cpu or "workingSetBytes" in memory
-
-
-def _pod_labels(pod: dict[str, Any]) -> tuple[str, str]:
-    reference = pod["podRef"]
-    return reference["namespace"], reference["name"]
-
-
-def _samples(
-    rows: list[tuple[Any, dict[str, Any]]], section: str, field: str, scale: float, read_at: float
-) -> Iterator[_Sample]:
-    for labels, row in rows:
-        part = row.get(section) or {}
-        value = part.get(field)
-        if value is not None:
-            yield labels, value * scale, _milliseconds(part.get("time"), read_at)
-
-
-def _milliseconds(time: str | None, read_at: float) -> int | None:
-    if time is None:
-        return None
-    second = _seconds(time)
-    return int((read_at if int(read_at) == second else second) * 1000)
-
-
-@lru_cache(64)
-def _seconds(time: str) -> float:
-    return datetime.fromisoformat(time).timestamp()
+@lru_cache(1)
+def _shown(pods: tuple[UsedPod, ...]) -> _Shown:
+    """The pods are the same objects while the runtime says the same of them."""
+    places = [
+        (group.row, _label(pod.record.namespace, pod.record.name, name), container.started_at)
+        for pod in pods
+        for name, (group, container) in pod.by_name.items()
+    ]
+    started = (np.array([start for _, _, start in places]) * 10**MICRO).astype(np.int64)
+    return _Shown(
+        joined([_label(pod.record.namespace, pod.record.name) for pod in pods]),
+        np.array([pod.group.row for pod in pods], np.intp),
+        joined([label for _, label, _ in places]),
+        np.array([row for row, _, _ in places], np.intp),
+        np.where(started > 0, started, ABSENT),
+    )

@@ -126,7 +126,7 @@ async def _route(view: ServedNode, request: Request) -> Response:
             _looked_at(view)
             return _metrics(view, prefix=HEALTH_METRICS)
         case "/metrics/resource":
-            return Response(200, metrics_text.CONTENT_TYPE, (await _resources(view)).encode())
+            return Response(200, metrics_text.CONTENT_TYPE, await _resources(view))
         case "/metrics/cadvisor":
             from engine.server.cadvisor_metrics import cadvisor_metrics
 
@@ -139,17 +139,15 @@ async def _route(view: ServedNode, request: Request) -> Response:
     return failure(404, f"no such page: {request.path}")
 
 
-async def _resources(view: ServedNode) -> str:
+async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
     """Says itself that nothing could be read, as a kubelet's page does."""
     from engine.server.resource_metrics import resource_metrics, scrape_error
 
     try:
-        read_at = (await view.usage()).time
-        summary = _read(await view.stats_summary())
+        return resource_metrics(await view.usage(), await view.runtime_use())
     except KubengineError as error:
         logger.error("no resource metrics: %s", error)
         return scrape_error(1)
-    return "".join(resource_metrics(summary, read_at))
 
 
 def _read(summary: Iterable[bytes]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.metrics import Registry
 from engine.node.container_access import ContainerAccess
+from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.used import NodeUsage
 
 T = TypeVar("T")
@@ -57,6 +58,10 @@ class ServedNode(Protocol):
 
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
+        ...
+
+    async def runtime_use(self) -> Sequence[RuntimeUse]:
+        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
         ...
 
 

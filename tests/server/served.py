@@ -15,6 +15,7 @@ from engine.api.pod import Pod
 from engine.api.struct import to_json
 from engine.metrics import Registry
 from engine.node.usage.group import Groups
+from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.used import NodeUsage, UsedGroup
 from engine.server import Server
 from tests.ports import free_port
@@ -34,7 +35,7 @@ class View:
     checks: list[tuple[str, str | None]] = field(default_factory=lambda: [("ping", None), ("syncloop", None)])
     summary: Any = field(default_factory=dict)
     claims: list[Any] = field(default_factory=list)
-    read_at: float = 0.0
+    of_runtime: list[RuntimeUse] = field(default_factory=list)
 
     def pods(self) -> Sequence[Pod]:
         return self.known
@@ -54,7 +55,10 @@ class View:
     async def usage(self) -> NodeUsage:
         groups = Groups()
         root = UsedGroup("/", groups.add(["/"]))
-        return NodeUsage(self.read_at, groups.read(time=self.read_at), root, {}, [], [])
+        return NodeUsage(0.0, groups.read(), root, {}, [], [])
+
+    async def runtime_use(self) -> list[RuntimeUse]:
+        return self.of_runtime
 
 
 @dataclass

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
+from engine.node.usage import runtime_numbers
+from engine.node.usage.group import Groups
+from engine.node.usage.runtime_use import runtime_use
+from engine.node.usage.sampler import UsageSampler
+from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 from engine.server.exchange import Request, Response
 from engine.server.resource_metrics import resource_metrics
 from engine.server.routes import answer
+from engine.wire import cri_v1_pb2 as cri
 from tests.server.busy import BusyView, let_it_be_busy
 
 _CPU, _MEMORY, _START = "cpu_usage_seconds_total", "memory_working_set_bytes", "start_time_seconds"
@@ -66,8 +75,8 @@ def read(text: str) -> tuple[Point, dict[str, dict[str, Point]]]:
 async def scraped(view: BusyView) -> str:
     response = await answer(view, Request("GET", "/metrics/resource"))
     assert isinstance(response, Response)
-    assert isinstance(response.body, bytes)
-    return response.body.decode()
+    assert not isinstance(response.body, bytes | AsyncGenerator)
+    return b"".join(response.body).decode()
 
 
 async def test_two_readings_tell_what_a_node_and_a_pod_use(
@@ -82,30 +91,137 @@ async def test_two_readings_tell_what_a_node_and_a_pod_use(
     assert name == "c"
     for first, second in ((before, after), (was, now)):
         assert began <= first.at < second.at <= time.time() * 1000
-        assert second.cpu - first.cpu == 2.0  # two readings each, of a second of CPU
-        assert second.memory == 9_000_000 - 1
+        assert second.cpu - first.cpu == 1.0
+    assert now.memory == 9_000_000 - 1
     assert now.started == was.started > 0
 
 
-def summary(*containers: dict[str, Any]) -> dict[str, Any]:
-    used = {"cpu": {"usageCoreNanoSeconds": 10**9}, "memory": {"workingSetBytes": 1}}
-    for part in used.values():
-        part["time"] = "2023-11-14T22:13:20Z"  # type: ignore[assignment]
-    named = [{"startTime": "2023-11-14T22:13:20Z", **each} for each in containers]
-    reference = {"name": "p", "namespace": "n", "uid": "u"}
-    return {"node": used, "pods": [{"podRef": reference, "containers": [{"name": "a", **used}, *named]}]}
+FILES = {
+    "cpu.stat": "usage_usec 2500000\n",
+    "memory.current": "100\n",
+    "memory.stat": "inactive_file 30\n",
+    "memory.swap.current": "4\n",
+    "memory.swap.max": "10\n",
+}
 
 
-@pytest.mark.parametrize(
-    "part",
-    [{}, {"cpu": {"time": "2023-11-14T22:13:20Z"}}, {"memory": {"time": "2023-11-14T22:13:20Z"}}],
-    ids=["nothing", "no CPU time", "no memory"],
-)
-def test_a_container_of_which_nothing_is_known_does_not_hide_its_pod(part: dict[str, Any]) -> None:
-    _, pods = read("".join(resource_metrics(summary({"name": "b", **part}), NOW)))
-    assert list(pods["n/p"]) == ["a"]
+async def usage_of(mount: Path, of_b: Mapping[str, str]) -> NodeUsage:
+    """Of a node with one pod n/p: container `a` that is read, and `b` with these files."""
+    for group, files in {"": FILES, "pods/u": FILES, "pods/u/s": FILES, "pods/u/id-a": FILES}.items():
+        write(mount / group, files)
+    write(mount / "pods/u/id-b", of_b)
+    containers = [ContainerRecord(f"id-{name}", name, "s", RUNNING, 0, 1.0, 2.5) for name in "ab"]
+    record = PodRecord("u", "p", "n", [SandboxRecord("s", True, 0, 1.0, host_network=True)], containers)
+    sampler = UsageSampler(
+        pods=lambda: [record],
+        pod_cgroup=lambda uid: f"/pods/{uid}",
+        pods_root=lambda: "/pods",
+        runtime=mount / "none.sock",
+        clock=lambda: NOW,
+        mount=mount,
+    )
+    return await sampler.sample()
 
 
-def test_a_pod_is_left_out_while_a_container_has_only_one_number() -> None:
-    half = {"name": "b", "memory": {"time": "2023-11-14T22:13:20Z", "workingSetBytes": 1}}
-    assert read("".join(resource_metrics(summary(half), NOW)))[1] == {}
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text)
+
+
+def page(usage: NodeUsage, told: cri.PodSandboxStats | None = None) -> str:
+    message = cri.ListPodSandboxStatsResponse(stats=[told] if told is not None else [])
+    stats = runtime_numbers.read(message.SerializeToString())
+    return b"".join(resource_metrics(usage, [*runtime_use(usage, stats)])).decode()
+
+
+def of_runtime(uid: str, *names: str, cpu: bool = True) -> cri.PodSandboxStats:
+    """Two seconds of CPU and 5 bytes, three seconds ago."""
+    at = int(NOW - 3) * 10**9
+    used: dict[str, Any] = {
+        "memory": cri.MemoryUsage(timestamp=at, working_set_bytes=cri.UInt64Value(value=5))
+    }
+    if cpu:
+        spent = cri.UInt64Value(value=2 * 10**9)
+        used["cpu"] = cri.CpuUsage(timestamp=at, usage_core_nano_seconds=spent)
+    containers = [
+        cri.ContainerStats(
+            attributes=cri.ContainerAttributes(metadata=cri.ContainerMetadata(name=name)), **used
+        )
+        for name in names
+    ]
+    identity = cri.PodSandboxMetadata(name="p", namespace="n", uid=uid)
+    return cri.PodSandboxStats(
+        attributes=cri.PodSandboxAttributes(metadata=identity),
+        linux=cri.LinuxPodSandboxStats(containers=containers, **used),
+    )
+
+
+async def test_what_groups_say_is_shown_with_the_time_of_its_reading(tmp_path: Path) -> None:
+    usage = await usage_of(tmp_path, FILES)
+    assert not usage.lacking
+    text = page(usage, of_runtime("u", "a", "b"))
+    at = f" {int(NOW * 1000)}\n"
+    for name, value in {
+        "cpu_usage_seconds_total": "2.5",
+        "memory_working_set_bytes": "70",
+        "swap_usage_bytes": "4",
+    }.items():
+        for container in "ab":
+            assert f'container_{name}{{container="{container}",namespace="n",pod="p"}} {value}{at}' in text
+        assert f'pod_{name}{{namespace="n",pod="p"}} {value}{at}' in text
+    assert f'container_swap_limit_bytes{{container="a",namespace="n",pod="p"}} 10{at}' in text
+    assert 'container_start_time_seconds{container="b",namespace="n",pod="p"} 2.5\n' in text
+    assert f"node_cpu_usage_seconds_total 2.5{at}" in text
+    assert text.endswith("resource_scrape_error 0\n")
+    names = [family.name for family in text_string_to_metric_families(text)]
+    assert len(names) == len(set(names)) == 12
+
+
+@pytest.mark.parametrize("files", [{}, {"memory.stat": "anon 5\n"}], ids=["nothing", "no CPU, no memory"])
+async def test_a_container_of_which_nothing_is_known_does_not_hide_its_pod(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    usage = await usage_of(tmp_path, files)
+    assert usage.lacking
+    assert list(read(page(usage))[1]["n/p"]) == ["a"]
+
+
+async def test_a_pod_is_left_out_while_a_container_has_only_one_number(tmp_path: Path) -> None:
+    usage = await usage_of(tmp_path, {"memory.current": "1\n"})
+    assert usage.lacking
+    assert read(page(usage))[1] == {}
+
+
+async def test_the_runtime_tells_what_a_group_does_not(tmp_path: Path) -> None:
+    """Of the container without a group all, of one with half of the numbers the other half."""
+    told = of_runtime("u", "a", "b")
+    pods = read(page(await usage_of(tmp_path / "none", {}), told))[1]
+    assert pods["n/p"]["a"] == Point(2.5, 70, 2.5, int(NOW * 1000))
+    assert pods["n/p"]["b"] == Point(2, 5, 2.5, int(NOW - 3) * 1000)
+    half = page(await usage_of(tmp_path / "half", {"memory.current": "9\n"}), told)
+    assert read(half)[1]["n/p"]["b"] == Point(2, 9, 2.5, int(NOW * 1000))
+
+
+async def test_pods_that_have_no_group_are_the_runtimes(tmp_path: Path) -> None:
+    text = page(await usage_of(tmp_path, FILES), of_runtime("stranger", "c"))
+    assert f'pod_memory_working_set_bytes{{namespace="n",pod="p"}} 5 {int(NOW - 3) * 1000}\n' in text
+    assert read(text)[1]["n/p"]["c"] == Point(2, 5, 0, int(NOW - 3) * 1000)
+
+
+async def test_of_two_containers_of_a_name_the_newest_is_shown(tmp_path: Path) -> None:
+    """A runtime that lost one may not know whether it runs."""
+    write(tmp_path / "p/new", FILES)
+    write(tmp_path / "p/old", FILES | {"memory.current": "900\n"})
+    containers = [ContainerRecord(each, "c", "s", RUNNING, 0, 1.0) for each in ("new", "old")]
+    record = PodRecord("u", "p", "n", [], containers)
+    groups = Groups()
+    first = groups.add(["/p", "/p/new", "/p/old"])
+    inner = [UsedGroup(f"/p/{c.id}", row, c.id, c) for row, c in enumerate(containers, first + 1)]
+    root = UsedGroup("/", groups.add(["/"]))
+    pod = UsedPod(record, UsedGroup("/p", first), inner)
+    text = page(NodeUsage(NOW, groups.read(tmp_path, NOW), root, {}, (pod,), []))
+    shown = [line for line in text.splitlines() if line.startswith("container_memory_working_set_bytes{")]
+    assert shown == [
+        f'container_memory_working_set_bytes{{container="c",namespace="n",pod="p"}} 70 {int(NOW * 1000)}'
+    ]

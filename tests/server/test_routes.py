@@ -243,75 +243,13 @@ async def test_metrics_say_what_is_used_of_claims(serve: Any) -> None:
     }
 
 
-async def test_resource_metrics_come_from_the_summary(serve: Any) -> None:
-    container = {
-        "name": "c",
-        "startTime": "2026-01-01T00:00:00Z",
-        "cpu": {"usageCoreNanoSeconds": 2_500_000_000},
-        "memory": {"workingSetBytes": 4096},
-    }
-    reference = {"name": "p", "namespace": "n", "uid": "u"}
-    summary = {
-        "node": {"cpu": {"usageCoreNanoSeconds": 10**9}},
-        "pods": [{"podRef": reference, "containers": [container, {"name": "new"}]}],
-    }
-    served = await serve(View(summary=summary))
-    text = (await served.get("/metrics/resource")).body.decode()
-    assert 'container_cpu_usage_seconds_total{container="c",namespace="n",pod="p"} 2.5\n' in text
-    assert 'container_start_time_seconds{container="c",namespace="n",pod="p"} 1767225600\n' in text
-    assert "node_cpu_usage_seconds_total 1\n" in text
-    assert '"new"' not in text
-    assert list(text_string_to_metric_families(text))
-    assert json.loads((await served.get("/stats/summary")).body) == summary
-
-
-async def test_resource_metrics_as_a_metrics_server_reads_them(serve: Any) -> None:
-    """It makes rates of the times beside the values, and shows no pod of which one container lacks a part."""
-    moment = "2026-01-01T00:00:07Z"
-    second = 1767225607
-
-    def used(cpu: int, memory: int, time: str = moment, **more: Any) -> dict[str, Any]:
-        return {
-            "cpu": {"time": time, "usageCoreNanoSeconds": cpu},
-            "memory": {"time": time, "workingSetBytes": memory},
-            **more,
-        }
-
-    swap = {"swap": {"time": moment, "swapUsageBytes": 4, "swapAvailableBytes": 6}}
-    containers = [
-        {"name": "c", "startTime": "2026-01-01T00:00:00Z", **used(3_000_000_001, 70, **swap)},
-        {"name": "d", **used(5, 6, "2026-01-01T00:00:02Z")},
-    ]
-    pods = [{"podRef": {"name": "p", "namespace": "n", "uid": "u"}, "containers": containers, **used(9, 8)}]
-    summary = {"node": used(10**9, 99), "pods": pods}
-    served = await serve(View(summary=summary, read_at=second + 0.25))
-    found = {}
-    for line in (await served.get("/metrics/resource")).body.decode().splitlines():
-        if not line.startswith("#"):
-            series, value, *time = line.split(" ")
-            found[series] = (float(value), *map(int, time))
-    exact, labels = second * 1000 + 250, '{container="c",namespace="n",pod="p"}'
-    assert found["node_cpu_usage_seconds_total"] == (1, exact)
-    assert found["node_memory_working_set_bytes"] == (99, exact)
-    assert found[f"container_cpu_usage_seconds_total{labels}"] == (3.000000001, exact)
-    assert found[f"container_memory_working_set_bytes{labels}"] == (70, exact)
-    assert found[f"container_swap_usage_bytes{labels}"] == (4, exact)
-    assert found[f"container_swap_limit_bytes{labels}"] == (10, exact)
-    assert found[f"container_start_time_seconds{labels}"] == (second - 7,)
-    assert (
-        found[f"container_cpu_usage_seconds_total{labels}".replace('"c"', '"d"')][1] == second * 1000 - 5000
-    )
-    assert found['pod_memory_working_set_bytes{namespace="n",pod="p"}'] == (8, exact)
-    assert found["resource_scrape_error"] == (0,)
-
-
 async def test_resource_metrics_say_that_nothing_could_be_read(serve: Any) -> None:
     view = View()
 
     async def away() -> Any:
         raise Unavailable("the runtime is away")
 
-    view.stats_summary = away  # type: ignore[method-assign]
+    view.runtime_use = away  # type: ignore[method-assign]
     answer = await (await serve(view)).get("/metrics/resource")
     assert answer.status == 200
     assert answer.body.splitlines()[-1] == b"resource_scrape_error 1"

@@ -61,33 +61,45 @@ class UsageSampler:
 
     async def _read(self) -> NodeUsage:
         try:
-            self._last = await asyncio.to_thread(self._read_all, self._held(), self._pods_root())
+            held, apart = self._held()
+            self._last = await asyncio.to_thread(self._read_all, held, apart, self._pods_root())
             return self._last
         finally:
             self._reading = None
 
-    def _held(self) -> list[_Held]:
-        """The pods that may run, with all that is told of them now. One that did before, of which the same is
-        told, still may."""
-        held = []
+    def _held(self) -> tuple[list[_Held], bool]:
+        """The pods with a group that may run, with all that is told of them now, and whether others run. One
+        that did before, of which the same is told, still may."""
+        held, apart = [], False
         for record in self._pods():
             cgroup = self._pod_cgroup(record.uid)
-            if cgroup is not None:
+            if cgroup is None:
+                apart = apart or bool(record.may_run)
+            else:
                 told = (cgroup, *record.containers, *record.sandboxes)
                 before = self._known.get(record.uid)
                 if (before is not None and before.told == told) or record.may_run:
                     held.append((record, cgroup, told))
-        return held
+        return held, apart
 
-    def _read_all(self, held: Sequence[_Held], pods_root: str | None) -> NodeUsage:
+    def _read_all(self, held: Sequence[_Held], apart: bool, pods_root: str | None) -> NodeUsage:
         now = self._clock()
         self._system.look(self._runtime, pods_root)
         pods = self._place(held)
         table = self._groups.read(self._mount, now)
-        lost = self._inner_of[table.column("memory")[self._inner] == ABSENT]
-        self._gone = {pods[at].record.uid for at in set(lost.tolist())}
+        without_memory, without_cpu = (
+            table.column(name)[self._inner] == ABSENT for name in ("memory", "cpu")
+        )
+        self._gone = {pods[at].record.uid for at in set(self._inner_of[without_memory].tolist())}
         return NodeUsage(
-            now, table, self._root, self._system.groups, pods, interfaces_of("self"), self._networks(table)
+            now,
+            table,
+            self._root,
+            self._system.groups,
+            pods,
+            interfaces_of("self"),
+            self._networks(table),
+            apart or bool((without_memory | without_cpu).any()) or not all(pod.told for pod in pods),
         )
 
     def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:

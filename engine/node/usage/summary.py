@@ -23,6 +23,7 @@ from engine.node import machine
 from engine.node.pod_stats import pod_stats
 from engine.node.summary import node_summary
 from engine.node.usage import shown
+from engine.node.usage.runtime_use import RuntimeUse, runtime_use
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
 from engine.node.usage.used import NodeUsage
@@ -70,6 +71,14 @@ class Summaries:
         files = await self._files_of(known)
         opening = b'{"node":' + to_json(await self._node(usage)) + b',"pods":['
         return self._pods.pages(opening, usage, stats, files, told)
+
+    async def runtime_use(self) -> list[RuntimeUse]:
+        """CPU and memory of what the groups say nothing of; the runtime is asked only where there may be
+        such. Raises `Unavailable` where it doesn't answer."""
+        usage = await self._sampler.sample()
+        if not usage.lacking:
+            return []
+        return [*runtime_use(usage, await pod_stats(self._runtime, self._held()))]
 
     async def _node(self, usage: NodeUsage) -> Entry:
         now, time = usage.time, rfc3339(usage.time)

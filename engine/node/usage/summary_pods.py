@@ -162,11 +162,7 @@ def _runtime_columns(
 
 def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
     """Row and start of each container by its name."""
-    return {
-        group.container.name: (group.row, group.container.started_at)
-        for group in pod.containers
-        if group.container is not None
-    }
+    return {name: (group.row, container.started_at) for name, (group, container) in pod.by_name.items()}
 
 
 def _place(pod: UsedPod) -> Place:

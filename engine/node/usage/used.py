@@ -38,6 +38,14 @@ class UsedPod:
         return [self.group, *self.containers, *([self.sandbox] if self.sandbox is not None else [])]
 
     @property
+    def by_name(self) -> dict[str, tuple[UsedGroup, ContainerRecord]]:
+        """The newest container of each name; an older one may be there of which the runtime cannot say."""
+        newest_last = reversed(self.containers)
+        return {
+            each.container.name: (each, each.container) for each in newest_last if each.container is not None
+        }
+
+    @property
     def inner_rows(self) -> range:
         """Rows of what is in the pod's own group."""
         inner = len(self.containers) + (self.sandbox is not None)
@@ -48,7 +56,8 @@ class UsedPod:
 class NodeUsage:
     """`time` is Unix seconds; `table` has all groups; `system` are the groups of the agent (`kubelet`), the
     runtime and all pods. `pods` is the same object while they are the same; `network` are the host's devices,
-    `networks` those of each pod with a network of its own, by uid."""
+    `networks` those of each pod with a network of its own, by uid. `lacking` is true where something
+    may run that has no numbers of its own here."""
 
     time: float
     table: GroupTable
@@ -57,6 +66,7 @@ class NodeUsage:
     pods: Sequence[UsedPod]
     network: Sequence[Interface]
     networks: Mapping[str, Sequence[Interface]] = field(default_factory=dict)
+    lacking: bool = False
 
     def sample(self, group: UsedGroup) -> GroupSample:
         return self.table.sample(group.row)
