@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from engine.api.pod import Container, Pod
 from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
 from engine.node.ephemeral_containers import ephemeral_containers_to_start
-from engine.node.restart_rules import pod_restarts, policy_of, should_restart, to_reset
+from engine.node.restart_rules import has_initialized, pod_restarts, policy_of, should_restart, to_reset
 
 Hash = Callable[[Container], str]
 
@@ -67,7 +67,7 @@ def next_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Ha
     if changed:
         return _recreate(pod, record, attempt)
     actions = PodActions(start=list(ephemeral_containers_to_start(pod, record)))
-    if not _has_initialized(pod, record):
+    if not has_initialized(pod, record):
         if not _init_phase(pod, record, actions, health, spec_hash):
             return actions
     else:
@@ -138,15 +138,6 @@ def _has_run_once(pod: Pod, container: Container, record: PodRecord) -> bool:
     newest = record.container(container.name)
     succeeded = newest is not None and newest.state == EXITED and newest.exit_code == 0
     return succeeded and policy_of(pod, container) == "OnFailure"
-
-
-def _has_initialized(pod: Pod, record: PodRecord) -> bool:
-    """Once a regular container has existed in this sandbox, ordinary init containers are done."""
-    sandbox = record.sandbox
-    names = {container.name for container in pod.spec.containers}
-    return sandbox is not None and any(
-        c.name in names and c.sandbox_id == sandbox.id for c in record.containers
-    )
 
 
 def _current(record: PodRecord, name: str) -> ContainerRecord | None:

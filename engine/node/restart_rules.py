@@ -40,6 +40,15 @@ def should_restart(pod: Pod, container: Container, exit_code: int) -> bool:
     return policy == "Always" or (policy == "OnFailure" and exit_code != 0)
 
 
+def has_initialized(pod: Pod, record: PodRecord) -> bool:
+    """Once a regular container has existed in this sandbox, ordinary init containers are done."""
+    sandbox = record.sandbox
+    names = {container.name for container in pod.spec.containers}
+    return sandbox is not None and any(
+        c.name in names and c.sandbox_id == sandbox.id for c in record.containers
+    )
+
+
 def restarts_all(container: Container, exited: ContainerRecord) -> bool:
     """Whether this end of a container restarts the whole pod in place."""
     if exited.state != EXITED:

@@ -33,7 +33,8 @@ from engine.api.status import (
 from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
 from engine.node.addresses import pod_ips
 from engine.node.ephemeral_containers import known_begun
-from engine.node.restart_rules import could_restart_all, pod_restarts, should_restart
+from engine.node.lost_containers import status_of_unseen
+from engine.node.restart_rules import could_restart_all, has_initialized, pod_restarts, should_restart
 
 RESTARTING_ALL = "RestartingAllContainers"
 RESTARTING_ALL_TEXT = "The container is removed because RestartAllContainers in place"
@@ -153,7 +154,7 @@ def _phase(
         if container.is_sidecar:
             running |= status.state.running is not None
             if ended is None:
-                pending |= not (status.started or _has_initialized(pod, record))
+                pending |= not (status.started or has_initialized(pod, record))
                 waiting |= status.state.waiting is not None
         elif ended is None:
             pending = True
@@ -185,13 +186,6 @@ def _runs_again(pod: Pod, container: Container, ended: ContainerStateTerminated)
     return should_restart(pod, container, ended.exit_code) or ended.reason == RESTARTING_ALL
 
 
-def _has_initialized(pod: Pod, record: PodRecord) -> bool:
-    """Whether a regular container has been made in the newest sandbox."""
-    names = {container.name for container in pod.spec.containers}
-    sandbox = record.sandbox.id if record.sandbox is not None else ""
-    return any(c.name in names and c.sandbox_id == sandbox for c in record.containers)
-
-
 def _ended(status: ContainerStatus) -> ContainerStateTerminated | None:
     """How the container ended, if it is not running: now, or before it began to wait."""
     if status.state.waiting is not None:
@@ -215,15 +209,16 @@ def _container_status(
     )
     status.volume_mounts = _volume_mounts(container, inputs.recursive_read_only)
     reset = inputs.reset.get(container.name)
-    if newest is None:
-        default = Waiting("PodInitializing" if pod.init_containers else "ContainerCreating")
-        if reset is not None:
-            default = Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)
-            status.restart_count = reset
-            status.last_state.terminated = _reset_end()
-        chosen = waiting or default
+    if newest is None and reset is not None:
+        status.restart_count = reset
+        status.last_state.terminated = _reset_end()
+        chosen = waiting or Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)
         status.state.waiting = ContainerStateWaiting(reason=chosen.reason, message=chosen.message)
         return status
+    if newest is None:
+        why = ContainerStateWaiting(reason=waiting.reason, message=waiting.message) if waiting else None
+        past = is_init and not container.is_sidecar and has_initialized(pod, record)
+        return status_of_unseen(pod, status, why, past=past)
     status.restart_count = newest.attempt
     status.image = newest.image or container.image
     status.image_id = newest.image_id

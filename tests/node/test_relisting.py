@@ -158,7 +158,7 @@ async def test_a_list_that_an_event_has_overtaken_undoes_nothing(
     await eventually(lambda: watch.streaming)
     overtaken = Overtaken(relisted, "read_containers", monkeypatch)
     watch.doubt()
-    await eventually(lambda: overtaken.times == 2)
+    await eventually(lambda: overtaken.times >= 2)
     assert overtaken.known
 
 
@@ -170,7 +170,7 @@ async def test_a_pods_list_that_an_event_has_overtaken_is_asked_for_again(
     await eventually(lambda: watch.streaming)
     overtaken = Overtaken(relisted, "list_containers", monkeypatch)
     assert [c.state for c in (await watch.reread_pod("uid-d")).containers] == [RUNNING]
-    assert overtaken.times == 2
+    assert overtaken.times >= 2
 
 
 def test_relists_get_ever_more_seldom_while_the_stream_stands() -> None:

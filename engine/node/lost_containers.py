@@ -1,0 +1,59 @@
+"""The status of a container that the runtime does not have: not made yet, or lost.
+
+Somebody may remove containers behind the node's back. What the pod's status knew of such a one stays: one
+that ran has ended, and a pod that ran does not go back to Pending.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.api.pod import Pod
+from engine.api.status import (
+    ContainerState,
+    ContainerStateTerminated,
+    ContainerStateWaiting,
+    ContainerStatus,
+    lost_end,
+)
+
+_INITIALIZED = (
+    "Unable to get init container status from container runtime and pod has been initialized, "
+    "treat it as exited normally"
+)
+
+
+def status_of_unseen(
+    pod: Pod, blank: ContainerStatus, why: ContainerStateWaiting | None, *, past: bool
+) -> ContainerStatus:
+    """`blank` filled in with what `pod.status` says of the container; `why` it is not started, where the
+    node tried; it is `past` where its pod has come to what follows it, so that it is not started again."""
+    known = _known(pod, blank.name) or blank
+    ended = known.state.terminated
+    if ended is not None and why is None:
+        return known
+    blank.restart_count = known.restart_count
+    blank.last_state = ContainerState(terminated=ended) if ended is not None else known.last_state
+    if why is None and past:
+        blank.state = ContainerState(terminated=_treated_as_done())
+        blank.ready = True
+        return blank
+    if why is None and known.state.running is not None:
+        if blank.last_state.terminated is None:
+            blank.last_state = ContainerState(terminated=lost_end())
+        if pod.metadata.deletion_timestamp is None:
+            blank.restart_count += 1
+    not_yet = "PodInitializing" if pod.init_containers else "ContainerCreating"
+    blank.state = ContainerState(waiting=why or ContainerStateWaiting(reason=not_yet))
+    return blank
+
+
+def _known(pod: Pod, name: str) -> ContainerStatus | None:
+    status = pod.status
+    all_known = (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    known: ContainerStatus | None = next((each for each in all_known if each.name == name), None)
+    return known and msgspec.structs.replace(known)
+
+
+def _treated_as_done() -> ContainerStateTerminated:
+    return ContainerStateTerminated(exit_code=0, reason="Completed", message=_INITIALIZED)
