@@ -1,13 +1,14 @@
 """Plain data brought into a type's shape as the kubelet's decoder reads it.
 
 A field that is null is a field left out, null in a map or a list is the value's zero, and a whole number
-may be written `1.0`. What no type could hold is refused here, once for all fields: integers beyond 64 bits
-and NUL in text.
+may be written `1.0`. Equal texts become one, as the pods of a node mostly say the same. What no type could
+hold is refused here, once for all fields: integers beyond 64 bits and NUL in text.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from sys import intern
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -32,7 +33,7 @@ def _fit(value: Any, kind: Any, path: str, depth: int) -> Any:
     if isinstance(value, str):
         if "\0" in value:
             raise InvalidInput(f"{path or 'document'}: holds a NUL character")
-        return value
+        return intern(value) if type(value) is str else value
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, float):

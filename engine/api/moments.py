@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 
 
 def whole_second(seconds: float) -> datetime:
-    """The second in which a moment lies (Unix seconds), as objects of the API have their times."""
-    return datetime.fromtimestamp(int(seconds), UTC)
+    """The second in which a moment lies (Unix seconds), as objects of the API have their times. Those of one
+    second share one."""
+    return _whole(int(seconds))
+
+
+@lru_cache(maxsize=64)
+def _whole(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def rfc3339(seconds: float) -> str:

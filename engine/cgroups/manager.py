@@ -168,7 +168,7 @@ class CgroupManager(NodeCgroups):
         self._write_levels()
         with self._timed("create"):
             self.pods.make(pod)
-        path = to_path(self.pods.name(pod), self.settings.driver)
+        path = self.tree.group(self.pods.name(pod)).path
         return path.rpartition("/")[2] if self.settings.driver == "systemd" else path
 
     async def resize_pod(

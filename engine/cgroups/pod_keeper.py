@@ -54,13 +54,13 @@ class PodKeeper:
     def path(self, uid: str) -> str | None:
         """The pod's group from the root of the hierarchy (`/kubepods/…`), None if it has none."""
         known = self.known.get(uid)
-        return to_path(known[1], self._settings.driver) if known is not None else None
+        return self._tree.group(known[1]).path if known is not None else None
 
     def note(self, pod: Pod) -> None:
         """Know a pod and what its group should have, writing nothing."""
-        name = self.name(pod)
-        self.known[pod.uid] = (pod, name)
-        self._tree.group(name).wanted.update(self.files(pod))
+        group = self._tree.group(self.name(pod))
+        self.known[pod.uid] = (pod, group.name)
+        group.wanted.update(self.files(pod))
 
     def make(self, pod: Pod) -> None:
         """Make the group, or adopt it, and give it its values. Raises `Refused` with the path.
@@ -69,9 +69,9 @@ class PodKeeper:
         while no agent was looking): they then wait in `refusals`, as a limit below usage kills (v2) or
         is refused (v1).
         """
-        name = self.name(pod)
+        group = self._tree.group(self.name(pod))
+        name = group.name
         self.known[pod.uid] = (pod, name)
-        group = self._tree.group(name)
         group.delegates = True
         adopted = not group.made and self._tree.exists(name)
         files = self.files(pod)

@@ -92,6 +92,7 @@ class Working:
         delay = None if actions.nothing else await self._act(actions)
         if actions.nothing:
             hand.waiting.clear()
+            self._sandbox = None  # some KiB, for the next container to be started
         await remove_dead(services.watch.pod(hand.pod.uid), services)
         delay = min((d for d in (delay, deadline) if d is not None), default=None)
         return Step(delay, idle=idle and actions.nothing)

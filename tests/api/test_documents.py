@@ -147,3 +147,13 @@ def test_pod_problems_name_their_field(container, says):
 def test_a_document_that_is_no_object_is_said(text):
     with pytest.raises(InvalidInput, match=r"pods\.yaml"):
         parse_documents(text, "pods.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", [POD % b"", b'{"apiVersion":"v1","kind":"Pod","spec":{"containers":[{"name":"c","image":"i"}]}}']
+)
+def test_equal_texts_of_pods_are_one(text):
+    """Thousands of pods of a node say mostly the same."""
+    (one,), (other,) = (parse_pods(text, subject)[0] for subject in ("a", "b"))
+    assert one.spec.containers[0].image is other.spec.containers[0].image
+    assert one.spec.containers[0].name is other.spec.containers[0].name

@@ -13,9 +13,11 @@ import pytest
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.quantity import Quantity
+from engine.cri.client import RuntimeClient
 from engine.node import Node
 from engine.node.backoff import Backoff
 from engine.runtime.hollow import HollowRuntime
+from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
 from tests.waiting import PATIENCE, eventually
 
@@ -65,6 +67,30 @@ async def test_a_crashing_container_backs_off(rig: Rig):
     assert status.restart_count == 1
     assert status.last_state.terminated.exit_code == 3
     assert "BackOff" in rig.reasons()
+
+
+async def test_a_container_that_starts_again_is_told_the_sandbox_as_it_was_made(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+):
+    made, told = [], []
+    run, create = RuntimeClient.run_pod_sandbox, RuntimeClient.create_container
+
+    async def record_sandbox(self: RuntimeClient, config: cri.PodSandboxConfig, handler: str = "") -> str:
+        made.append(config)
+        return await run(self, config, handler)
+
+    async def record_container(
+        self: RuntimeClient, sandbox_id: str, config: cri.ContainerConfig, sandbox: cri.PodSandboxConfig
+    ) -> str:
+        told.append(sandbox)
+        return await create(self, sandbox_id, config, sandbox)
+
+    monkeypatch.setattr(RuntimeClient, "run_pod_sandbox", record_sandbox)
+    monkeypatch.setattr(RuntimeClient, "create_container", record_container)
+    await rig.start()
+    rig.write("again", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "300ms"})
+    await eventually(lambda: len(told) > 1)
+    assert told[:2] == made * 2
 
 
 async def test_a_container_that_its_probe_ends_backs_off_one_restart_later(

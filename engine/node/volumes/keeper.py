@@ -136,7 +136,7 @@ class VolumeKeeper:
         self._objects.leave(uid)
         kept = self._kept.get(uid)
         if kept is not None:
-            kept.leaving.set()
+            kept.leave()
             kept.forget_time()
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
@@ -340,25 +340,36 @@ class VolumeKeeper:
 
 
 class _Kept:
-    """One pod's volumes. `shown` once they are made, `stale` when what they show may be another."""
+    """One pod's volumes. `shown` once they are made, `stale` when what they show may be another, `left` when
+    they are being taken away."""
 
     __slots__ = (
-        "failures", "leaving", "lock", "made", "pod", "refreshing", "said", "shown", "stale", "timer",
+        "_leaving", "failures", "left", "lock", "made", "pod", "refreshing", "said", "shown", "stale",
+        "timer",
     )  # fmt: skip
 
     def __init__(self, pod: Pod) -> None:
         self.pod = pod
         self.lock = asyncio.Lock()
-        self.leaving = asyncio.Event()
-        self.shown = self.stale = self.refreshing = False
+        self._leaving: asyncio.Event | None = None
+        self.shown = self.stale = self.refreshing = self.left = False
         self.made: Mapping[str, MadeVolume] = {}
         self.failures, self.said = 0, ""
         self.timer: asyncio.TimerHandle | None = None
 
+    def leave(self) -> None:
+        self.left = True
+        if self._leaving is not None:
+            self._leaving.set()
+
     @property
-    def left(self) -> bool:
-        """Its volumes are being taken away."""
-        return self.leaving.is_set()
+    def leaving(self) -> asyncio.Event:
+        """Set when they are being taken away. Few ask for it, and it takes most of a KiB."""
+        if self._leaving is None:
+            self._leaving = asyncio.Event()
+            if self.left:
+                self._leaving.set()
+        return self._leaving
 
     def forget_time(self) -> None:
         if self.timer is not None:
