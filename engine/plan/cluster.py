@@ -56,6 +56,7 @@ class Cluster:
     def __init__(self, snapshot: Snapshot | None = None, file: SnapshotFile | None = None) -> None:
         self._snapshot = snapshot
         self._file = file
+        self._cut: tuple[int, list[Snapshot]] | None = None
 
     @classmethod
     def open(
@@ -94,17 +95,19 @@ class Cluster:
         return dict(self._file.meta) if self._file else {}
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
-        """Consecutive node ranges of about `max_pods` pods."""
+        """Consecutive node ranges of about `max_pods` pods. What is in memory is cut once for many questions,
+        so that what they are answered from is made once."""
         if self._snapshot is None and self._file is not None and self._file.pod_count > max_pods:
             yield from self._file.shards(max_pods)
             return
-        snapshot = self.whole
-        ranges = node_ranges(np.diff(snapshot.offsets), max_pods)
-        if len(ranges) <= 1:
-            yield snapshot
-            return
-        for first, last in ranges:
-            yield snapshot.shard(first, last)
+        if self._cut is None or self._cut[0] != max_pods:
+            self._cut = (max_pods, _cut(self.whole, max_pods))
+        yield from self._cut[1]
+
+
+def _cut(snapshot: Snapshot, max_pods: int) -> list[Snapshot]:
+    ranges = node_ranges(np.diff(snapshot.offsets), max_pods)
+    return [snapshot.shard(first, last) for first, last in ranges] if len(ranges) > 1 else [snapshot]
 
 
 def question(name: str) -> Question:

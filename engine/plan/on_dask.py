@@ -18,6 +18,7 @@ from engine.plan.answers.answer import Answer, joined
 from engine.plan.questions import QUESTIONS
 from engine.plan.snapshot.columnar_file import TABLES
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import whole
 
 CONNECT_TIMEOUT = 15.0
 SHARDS_PER_WORKER = 2
@@ -30,7 +31,7 @@ def pack(snapshot: Snapshot) -> Packed:
     """A shard as plain bytes, holding no more than its own rows."""
     packed: Packed = {"meta": snapshot.meta}
     for name in TABLES:
-        packed[name] = _to_bytes(getattr(snapshot, name))
+        packed[name] = _to_bytes(whole(getattr(snapshot, name)))
     return packed
 
 

@@ -20,6 +20,7 @@ from engine.plan import FaultLog, Snapshot, SnapshotFile, load_snapshot, synthes
 from engine.plan.cluster import Cluster, Selection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.snapshot.columnar_file import TABLES
+from engine.plan.snapshot.lazy_table import whole as whole_table
 
 AMOUNTS = {"cpu": "4", "memory": "16Gi", "pods": "110", "nvidia.com/gpu": "2"}
 FILESYSTEM = {
@@ -238,6 +239,16 @@ def read(path: Path, faults: FaultLog | None = None) -> Snapshot | str:
         return str(error)
 
 
+def all_read(snapshot: Snapshot) -> str:
+    """The words of the one clear error that reading every column ends in, none if it does not."""
+    try:
+        for table in TABLES:
+            whole_table(getattr(snapshot, table))
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
 def answered(snapshot: Snapshot) -> None:
     """Every question has an answer or one clear error."""
     for name, parameters in ASKED:
@@ -319,14 +330,14 @@ def test_a_spoilt_table_is_one_error_that_names_file_and_column(
         found = read(path)
         if isinstance(found, Snapshot):
             answered(found)
-        else:
-            assert str(path) in found, how
+            found = all_read(found)
+        assert not found or str(path) in found, how
 
 
 def test_what_was_written_is_read(whole: Snapshot, tmp_path: Path) -> None:
     path = tmp_path / "whole.kes"
     write_snapshot(whole, path)
-    assert SnapshotFile(path).load().pods.equals(whole.pods)
+    assert whole_table(SnapshotFile(path).load().pods).equals(whole.pods)
 
 
 def test_a_file_with_a_spoilt_byte_is_one_error_or_is_read(whole: Snapshot, tmp_path: Path) -> None:
@@ -344,4 +355,6 @@ def test_a_file_with_a_spoilt_byte_is_one_error_or_is_read(whole: Snapshot, tmp_
             ] = chance.randrange(256)
         path.write_bytes(spoilt)
         found = read(path)
-        assert isinstance(found, Snapshot) or str(path) in found
+        if isinstance(found, Snapshot):
+            found = all_read(found)
+        assert not found or str(path) in found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,18 @@ import pytest
 
 from engine.api.errors import InvalidInput, Refused
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize
+from engine.plan.cluster import Cluster, ask
 from engine.plan.on_dask import pack, unpack
+from engine.plan.questions.image_gc import ImageGCParameters
+from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.snapshot.columnar_file import TABLES, node_ranges, write_snapshot, write_stream
+from engine.plan.snapshot.lazy_table import whole
 
 
 def same(a: Snapshot, b: Snapshot) -> None:
     for name in TABLES:
-        assert getattr(a, name).cast(getattr(b, name).schema).to_pylist() == getattr(b, name).to_pylist(), (
-            name
-        )
+        found, expected = whole(getattr(a, name)), whole(getattr(b, name))
+        assert found.cast(expected.schema).to_pylist() == expected.to_pylist(), name
 
 
 def test_it_comes_back_the_same(cluster, cluster_file):
@@ -69,6 +73,30 @@ def test_row_groups_that_a_shard_needs_are_enough(tmp_path, monkeypatch, cluster
     file = SnapshotFile(path)
     for first, last in ((0, 3), (5, 6), (20, 24)):
         same(file.shard(first, last), cluster.shard(first, last))
+
+
+def test_a_column_that_nobody_asks_for_is_not_read(cluster, tmp_path):
+    """Not of the whole file and not of a shard; who asks for a bad one is told file, table and column."""
+    path = tmp_path / "bad-sizes.kes"
+    at = cluster.images.column_names.index("size")
+    sizes = pa.array(np.full(cluster.images.num_rows, -1))
+    write_snapshot(replace(cluster, images=cluster.images.set_column(at, "size", sizes)), path)
+    asked = PreemptParameters(critical=True, requests={"cpu": "2"})
+    expected = ask(Cluster(cluster), "preempt", asked).table
+    for opened in (Cluster(SnapshotFile(path).load()), Cluster.open([str(path)])):
+        for shard_pods in (0, 100):
+            assert ask(opened, "preempt", asked, shard_pods=shard_pods).table.equals(expected)
+            with pytest.raises(InvalidInput, match=r"images\.size: expected 0") as caught:
+                ask(opened, "image-gc", ImageGCParameters(), shard_pods=shard_pods)
+            assert caught.value.subject == str(path)
+
+
+def test_what_is_in_memory_is_cut_once_for_many_questions(cluster):
+    opened = Cluster(cluster)
+    first, again = list(opened.shards(100)), list(opened.shards(100))
+    assert len(first) > 1
+    assert all(one is other for one, other in zip(first, again, strict=True))
+    assert len(list(opened.shards(300))) < len(first)
 
 
 def test_packing_holds_only_its_own_rows(cluster):

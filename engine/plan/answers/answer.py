@@ -81,13 +81,8 @@ def canonical(table: pa.Table) -> pa.Table:
         if pa.types.is_dictionary(column.type) and table.num_rows:
             array = column.combine_chunks()
             array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-            codes = array.indices.to_numpy()
-            used, first = np.unique(codes, return_index=True)
-            order = np.argsort(first, kind="stable")
-            position = np.zeros(len(array.dictionary), np.int32)
-            position[used[order]] = np.arange(len(used), dtype=np.int32)
-            texts = array.dictionary.take(pa.array(used[order]))
-            column = pa.DictionaryArray.from_arrays(pa.array(position[codes]), texts)
+            codes = array.indices.dictionary_encode()
+            column = pa.DictionaryArray.from_arrays(codes.indices, array.dictionary.take(codes.dictionary))
         columns.append(column)
     return pa.table(columns, schema=table.schema) if table.num_rows else SCHEMA.empty_table()
 
@@ -240,10 +235,8 @@ class Rows:
         self._flush()
         table = pa.concat_tables([SCHEMA.empty_table(), *self._tables]).unify_dictionaries().combine_chunks()
         if sort and table.num_rows:
-            position = {name: index for index, name in enumerate(self.node_names)}
-            column = table["node"].chunk(0)
-            number = np.array([position[name] for name in column.dictionary.to_pylist()], np.int64)
-            order = np.argsort(number[column.indices.to_numpy()], kind="stable")
+            number = table["node"].chunk(0).indices.to_numpy()
+            order = np.argsort(number, kind="stable")
             table = table.take(pa.array(order)).combine_chunks()
         return Answer(table, dict(self.notes))
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
 from engine.plan.snapshot.columns import NO_NODE, Snapshot, arranged
+from engine.plan.snapshot.lazy_table import whole
 
 Order = Literal["time", "size"]
 
@@ -23,7 +24,7 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
     `deleted`) give their place back then. Pods that are not there at the time of the snapshot stay unplaced;
     placed ones stay where they are.
     """
-    pods = snapshot.pods
+    pods = whole(snapshot.pods)
     node = pods["node"].to_numpy().copy()
     phase = pods["phase"].to_pylist()
     waiting = np.array(
@@ -67,7 +68,7 @@ def place(snapshot: Snapshot, *, rule: Rule = "spread", order: Order = "time") -
     at = pods.schema.get_field_index("node")
     placed = pods.set_column(at, "node", pa.array(node, pa.int32()))
     meta = snapshot.meta | {"placed_by": f"{rule} by requests, in order of {order}"}
-    fresh = arranged(snapshot.nodes, placed, templates=snapshot.templates, meta=meta)
+    fresh = arranged(whole(snapshot.nodes), placed, templates=snapshot.templates, meta=meta)
     return replace(fresh, images=snapshot.images, devices=snapshot.devices, budgets=snapshot.budgets), missed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
 from engine.admission.everywhere import Shortages, shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure
@@ -35,8 +36,8 @@ class NodeUse:
         self.threads = 1 if snapshot.placed < FEW_PODS else 0
         self.used = used_on_each_node(self.tables, self.threads)
         self.count = np.diff(offsets)
-        documents = snapshot.nodes["document"].to_pylist()
-        self.tainted = np.array(['"NoExecute"' in text for text in documents], bool)
+        tainted = pc.match_substring_regex(snapshot.nodes["document"], '"NoExecute"')
+        self.tainted = tainted.to_numpy()
         self.known = snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
     def facts(self, node: int) -> NodeFacts:

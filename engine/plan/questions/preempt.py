@@ -125,15 +125,14 @@ def _list_victims(
     node = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     priority = columns.priority[chosen].astype(np.int64)
     given = (columns.flags[chosen] & HAS_PRIORITY) != 0
-    kinds = np.stack([columns.qos[chosen].astype(np.int64), given.astype(np.int64), priority])
-    distinct, codes = np.unique(kinds, axis=1, return_inverse=True)
+    kinds = pa.array(priority * 8 + columns.qos[chosen] * 2 + given).dictionary_encode()
     reasons = [
-        f"{QOS_NAMES[qos]}, " + (f"priority {value}" if has else "no priority")
-        for qos, has, value in distinct.T.tolist()
+        f"{QOS_NAMES[kind >> 1 & 3]}, " + (f"priority {kind >> 3}" if kind & 1 else "no priority")
+        for kind in kinds.dictionary.to_pylist()
     ]
     labels = use.snapshot.pod_labels(chosen.astype(np.int64))
     cpu = columns.ranking[CPU_ID][chosen]
-    rows.block(node, "victim", labels, coded(codes.reshape(-1), reasons), cpu, "milli-CPU")
+    rows.block(node, "victim", labels, coded(kinds.indices.to_numpy(), reasons), cpu, "milli-CPU")
     hit = np.flatnonzero(np.diff(offsets))
     asked = pod_requests(pod)
     for resource, name, unit in ((CPU_ID, "cpu", "milli-CPU"), (MEMORY_ID, "memory", "bytes")):

@@ -10,7 +10,7 @@ import io
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from engine.api.errors import InvalidInput
 from engine.host.files import replacing_file
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import LazyTable, whole
 from engine.plan.snapshot.schema import (
-    check_labels,
-    check_others,
     check_pods,
+    checked_columns,
     checked_manifest,
-    checked_table,
+    checked_names,
 )
 
 FORMAT = "kubengine-snapshot"
@@ -68,7 +68,7 @@ def write_stream(snapshot: Snapshot, file: Any) -> None:
         archive.writestr(MANIFEST, msgspec.json.encode(manifest))
         for name in TABLES:
             sink = pa.BufferOutputStream()
-            table = getattr(snapshot, name)
+            table = whole(getattr(snapshot, name))
             pq.write_table(
                 table,
                 sink,
@@ -106,9 +106,11 @@ class SnapshotFile:
             missing = [name for name in TABLES if f"{name}.parquet" not in self._members]
             if missing:
                 raise InvalidInput(f"has no table {missing[0]}")
-            self._small = {name: self._read(name) for name in TABLES if name != "pods"}
+            self._files = {name: self._parquet(name) for name in TABLES}
+            for name, file in self._files.items():
+                checked_names(name, file.schema_arrow.names)
+            self._small = {name: self._table(name) for name in TABLES if name != "pods"}
             self._counts: NDArray[np.int64] = self._small["nodes"]["pods"].to_numpy()
-            check_others(Snapshot(pods=self._parquet("pods").schema_arrow.empty_table(), **self._small))
 
     @contextmanager
     def _faults_named(self) -> Iterator[None]:
@@ -137,25 +139,37 @@ class SnapshotFile:
     def _parquet(self, name: str) -> pq.ParquetFile:
         return pq.ParquetFile(pa.BufferReader(self._buffer(f"{name}.parquet")), pre_buffer=False)
 
-    def _read(self, name: str) -> pa.Table:
-        return checked_table(name, self._parquet(name).read(use_threads=True).combine_chunks())
+    def _table(self, name: str, groups: Sequence[int] | None = None) -> LazyTable:
+        """A table, or some of its row groups."""
+        file = self._files[name]
+        chosen = range(file.num_row_groups) if groups is None else groups
+
+        def columns(names: Sequence[str]) -> pa.Table:
+            with self._faults_named():
+                read = file.read_row_groups(chosen, names).combine_chunks()
+                return checked_columns(name, read, self.node_count)
+
+        return LazyTable(
+            file.schema_arrow.names,
+            columns,
+            lambda: sum(file.metadata.row_group(group).num_rows for group in chosen),
+        )
 
     @property
     def node_count(self) -> int:
-        return int(self._small["nodes"].num_rows)
+        return int(self._files["nodes"].metadata.num_rows)
 
     @property
     def pod_count(self) -> int:
-        with self._faults_named():
-            return int(self._parquet("pods").metadata.num_rows)
+        return int(self._files["pods"].metadata.num_rows)
 
     def load(self) -> Snapshot:
-        """All of it in memory. Raises `InvalidInput` with the file, table and column."""
+        """All of it, each column in memory once it was asked for. Raises `InvalidInput` with the file, table
+        and column, as does who asks for a column."""
+        pods = self._table("pods")
         with self._faults_named():
-            pods = self._read("pods")
             check_pods(pods, self._counts, 0, self._small["templates"].num_rows)
-            check_labels(pods)
-            return Snapshot(pods=pods, meta=self.meta, **self._small)
+        return Snapshot(pods=pods, meta=self.meta, **self._small)
 
     def bounds(self, max_pods: int) -> list[tuple[int, int]]:
         """Ranges of nodes with about `max_pods` pods each, at least one node."""
@@ -165,20 +179,15 @@ class SnapshotFile:
         """Nodes `first` to `last` (excluded), reading only the row groups that hold their pods."""
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts)])
         begin, end = int(offsets[first]), int(offsets[last])
+        metadata = self._files["pods"].metadata
+        starts = np.cumsum([0] + [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)])
+        groups = np.flatnonzero((starts[:-1] < end) & (starts[1:] > begin)).tolist()
+        skipped = int(starts[groups[0]]) if groups else begin
+        read = Snapshot(pods=self._table("pods", groups), meta=self.meta, **self._small)
+        shard = read.shard_of(first, last, skipped)
         with self._faults_named():
-            file = self._parquet("pods")
-            count = file.num_row_groups
-            starts = np.cumsum([0] + [file.metadata.row_group(g).num_rows for g in range(count)])
-            groups = [g for g in range(count) if starts[g] < end and starts[g + 1] > begin]
-            if groups:
-                pods = file.read_row_groups(groups).slice(begin - int(starts[groups[0]]), end - begin)
-            else:
-                pods = file.schema_arrow.empty_table()
-            pods = checked_table("pods", pods)
-            check_pods(pods, self._counts[first:last], first, self._small["templates"].num_rows)
-            check_labels(pods)
-            whole = Snapshot(pods=pods, meta=self.meta, **self._small)
-            return whole.shard_of(first, last, begin)
+            check_pods(shard.pods, self._counts[first:last], 0, self._small["templates"].num_rows)
+        return shard
 
     def shards(self, max_pods: int) -> Iterator[Snapshot]:
         """The cluster node range by node range, in order."""
@@ -188,15 +197,13 @@ class SnapshotFile:
 
 def node_ranges(counts: NDArray[np.int64], max_pods: int) -> list[tuple[int, int]]:
     """Consecutive node ranges whose pods add up to at most `max_pods` where one node allows it."""
+    ends = np.cumsum(counts)
     ranges = []
-    first, total = 0, 0
-    for index, count in enumerate(counts.tolist()):
-        if index > first and total + count > max_pods:
-            ranges.append((first, index))
-            first, total = index, 0
-        total += count
-    if len(counts):
-        ranges.append((first, len(counts)))
+    first = before = 0
+    while first < len(ends):
+        last = max(int(np.searchsorted(ends, before + max_pods, "right")), first + 1)
+        ranges.append((first, last))
+        first, before = last, int(ends[last - 1])
     return ranges
 
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from engine.plan.snapshot.lazy_table import LazyTable, Table, whole
 from engine.tables import ABSENT, ClusterTables, PodColumns, ResourceNames
 
 TERMINAL = ("Succeeded", "Failed")
@@ -69,6 +71,9 @@ BUDGET_FIELDS = {
 }
 PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_policy": pa.string()}
 
+_TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
+"""Of pods, what `Snapshot.tables` is made of."""
+
 
 def empty(fields: dict[str, pa.DataType]) -> pa.Table:
     return pa.schema(list(fields.items())).empty_table()
@@ -83,15 +88,17 @@ class Snapshot:
     pods       one row per pod; those that count on a node first, sorted by node, `offsets` says where
     templates  containers and sums that pods share; `pods.template` is the row
     meta       provenance: input hash, versions, seed, faults counted
+
+    Tables of a file, and of some of the nodes, make a column when it is first asked for (`lazy_table`).
     """
 
-    nodes: pa.Table
-    pods: pa.Table
-    templates: pa.Table
-    images: pa.Table = field(default_factory=lambda: empty(IMAGE_FIELDS))
-    devices: pa.Table = field(default_factory=lambda: empty(DEVICE_FIELDS))
-    budgets: pa.Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
-    priority_classes: pa.Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
+    nodes: Table
+    pods: Table
+    templates: Table
+    images: Table = field(default_factory=lambda: empty(IMAGE_FIELDS))
+    devices: Table = field(default_factory=lambda: empty(DEVICE_FIELDS))
+    budgets: Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
+    priority_classes: Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -139,6 +146,14 @@ class Snapshot:
         spread: NDArray[np.int64] = self.templates[name].to_numpy()[self.column("template", rows)]
         return spread
 
+    def _per_pods(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """int64[names, placed]: template columns spread over the placed pods."""
+        template = self.column("template")
+        spread = np.empty((len(names), len(template)), np.int64)
+        for row, name in zip(spread, names, strict=True):
+            self.templates[name].to_numpy().take(template, out=row, mode="clip")
+        return spread
+
     def allocatable(self, resource: str, of: str = "allocatable") -> NDArray[np.int64]:
         """int64[nodes]: milli-CPU or base units; -1 where the node does not name it."""
         name = f"{of}/{resource}"
@@ -160,11 +175,12 @@ class Snapshot:
     def tables(self) -> ClusterTables:
         """The placed pods as kernels read them."""
         names = self.resources.names
-        requests = np.stack([self.per_pod(f"request/{name}") for name in names])
+        self.pods.select(_TABLE_COLUMNS)
+        requests = self._per_pods([f"request/{name}" for name in names])
         same = all(self.templates[f"request/{n}"].equals(self.templates[f"ranking/{n}"]) for n in names)
-        ranking = requests if same else np.stack([self.per_pod(f"ranking/{name}") for name in names])
+        ranking = requests if same else self._per_pods([f"ranking/{name}" for name in names])
         flags = self.column("flags") | self.templates["flags"].to_numpy()[self.column("template")]
-        limits = np.stack([self.per_pod(f"limit/{n}") for n in ("cpu", "memory", "ephemeral-storage")])
+        limits = self._per_pods([f"limit/{name}" for name in ("cpu", "memory", "ephemeral-storage")])
         allocatable = np.stack([self.allocatable(name) for name in names])
         allocatable[:3] = np.maximum(allocatable[:3], 0)
         tables = ClusterTables.from_arrays(
@@ -199,24 +215,26 @@ class Snapshot:
     def shard_of(self, first: int, last: int, skipped: int) -> Snapshot:
         """As `shard`, where `pods` lacks the first `skipped` rows already."""
         begin, end = int(self.offsets[first]) - skipped, int(self.offsets[last]) - skipped
-        pods = _shift_nodes(self.pods.slice(begin, end - begin), first)
-        images, devices = (
-            _shift_nodes(_of_nodes(t, first, last), first) for t in (self.images, self.devices)
+        images, devices = (_of_nodes(table, first, last) for table in (self.images, self.devices))
+        return replace(
+            self,
+            nodes=_rows(self.nodes, lambda: (first, last)),
+            pods=_rows(self.pods, lambda: (begin, end), first),
+            images=images,
+            devices=devices,
         )
-        nodes = self.nodes.slice(first, last - first)
-        return replace(self, nodes=nodes, pods=pods, images=images, devices=devices)
 
     def select(self, indices: NDArray[np.int64]) -> Snapshot:
         """Some nodes, in the order of the snapshot."""
         keep = np.zeros(self.node_count, bool)
         keep[indices] = True
         number = np.cumsum(keep) - 1
-        placed = self.pods.slice(0, self.placed)
-        pods = placed.filter(pa.array(keep[self.column("node")]))
-        tables = [_renumber(t, keep, number) for t in (pods, self.images, self.devices)]
-        return replace(
-            self, nodes=self.nodes.filter(pa.array(keep)), pods=tables[0], images=tables[1], devices=tables[2]
+        nodes = whole(self.nodes).filter(pa.array(keep))
+        placed = whole(self.pods).slice(0, self.placed)
+        pods, images, devices = (
+            _renumber(table, keep, number) for table in (placed, whole(self.images), whole(self.devices))
         )
+        return replace(self, nodes=nodes, pods=pods, images=images, devices=devices)
 
     def pod_label(self, row: int) -> str:
         """`namespace/name`."""
@@ -233,17 +251,37 @@ class Snapshot:
         """A digest of the tables' content, for provenance where no input file was hashed."""
         digest = hashlib.blake2b(digest_size=16)
         for table in (self.nodes, self.pods, self.templates):
-            for column in table.columns:
+            for column in whole(table).columns:
                 for chunk in column.chunks:
                     for buffer in chunk.buffers():
                         digest.update(buffer or b"")
         return digest.hexdigest()
 
 
-def _of_nodes(table: pa.Table, first: int, last: int) -> pa.Table:
+def _of_nodes(table: Table, first: int, last: int) -> LazyTable:
     """The rows of a table sorted by node."""
-    begin, end = np.searchsorted(table["node"].to_numpy(), [first, last]).tolist()
-    return table.slice(begin, end - begin)
+
+    @cache
+    def extent() -> tuple[int, int]:
+        begin, end = np.searchsorted(table["node"].to_numpy(), [first, last]).tolist()
+        return begin, end
+
+    return _rows(table, extent, first)
+
+
+def _rows(table: Table, extent: Callable[[], tuple[int, int]], first_node: int = 0) -> LazyTable:
+    """The rows from one to another, where a column `node` begins to count at `first_node`."""
+
+    def columns(names: Sequence[str]) -> pa.Table:
+        begin, end = extent()
+        taken = table.select(names).slice(begin, end - begin)
+        return _shift_nodes(taken, first_node) if "node" in names else taken
+
+    def rows() -> int:
+        begin, end = extent()
+        return end - begin
+
+    return LazyTable(table.column_names, columns, rows)
 
 
 def _shift_nodes(table: pa.Table, first: int) -> pa.Table:
@@ -252,6 +290,7 @@ def _shift_nodes(table: pa.Table, first: int) -> pa.Table:
 
 
 def _renumber(table: pa.Table, keep: NDArray[np.bool_], number: NDArray[np.int64]) -> pa.Table:
+    """The rows of nodes that are kept, under their new numbers."""
     node = table["node"].to_numpy()
     table = table.filter(pa.array(keep[node]))
     at = table.schema.get_field_index("node")

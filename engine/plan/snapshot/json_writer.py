@@ -14,6 +14,7 @@ import msgspec
 from engine.api.moments import rfc3339
 from engine.api.qos import MIRROR_ANNOTATION, SOURCE_ANNOTATION
 from engine.plan.snapshot.columns import Snapshot
+from engine.plan.snapshot.lazy_table import whole
 from engine.tables import HAS_PRIORITY, MIRROR, QOS_NAMES, STATIC
 
 BATCH = 4096
@@ -57,8 +58,9 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             }
     specs = [msgspec.json.decode(text) for text in snapshot.templates["spec"].to_pylist()]
     names = snapshot.node_names
-    for start in range(0, snapshot.pods.num_rows, BATCH):
-        for row in snapshot.pods.slice(start, BATCH).to_pylist():
+    pods = whole(snapshot.pods)
+    for start in range(0, pods.num_rows, BATCH):
+        for row in pods.slice(start, BATCH).to_pylist():
             yield _pod(row, specs[row["template"]], names)
     for row in snapshot.priority_classes.to_pylist():
         meta = {"name": row["name"]}

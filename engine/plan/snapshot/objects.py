@@ -28,7 +28,8 @@ _pod = msgspec.json.Decoder(Pod, dec_hook=decode_hook)
 _node = msgspec.json.Decoder(Node, dec_hook=decode_hook)
 
 
-def _decoded_spec(spec: str) -> Pod:
+def decoded_spec(spec: str) -> Pod:
+    """A pod with a template's `spec` and nothing else. Raises `InvalidInput`."""
     try:
         return _pod.decode(f'{{"spec":{spec}}}')
     except (msgspec.DecodeError, InvalidInput, RecursionError) as error:
@@ -37,7 +38,7 @@ def _decoded_spec(spec: str) -> Pod:
 
 def template_pod(spec: str, qos: int) -> Pod:
     """A pod of this template and class; its name and uid are empty."""
-    pod = _decoded_spec(spec)
+    pod = decoded_spec(spec)
     pod.status.qos_class = QOS_NAMES[qos]
     return pod
 
@@ -45,7 +46,7 @@ def template_pod(spec: str, qos: int) -> Pod:
 def pod_object(snapshot: Snapshot, row: int) -> Pod:
     """What the snapshot knows of one pod: enough for admission, preemption, cgroups and eviction."""
     fields = {name: snapshot.pods[name][row].as_py() for name in _FIELDS}
-    pod = _decoded_spec(snapshot.templates["spec"][fields["template"]].as_py())
+    pod = decoded_spec(snapshot.templates["spec"][fields["template"]].as_py())
     flags = fields["flags"]
     annotations = {SOURCE_ANNOTATION: "file"} if flags & STATIC else {}
     annotations |= {MIRROR_ANNOTATION: "mirror"} if flags & MIRROR else {}

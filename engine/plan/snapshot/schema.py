@@ -1,12 +1,13 @@
 """What the tables of a snapshot file must hold, checked before anything is computed from them.
 
-Types, nulls and ranges are looked at column by column; JSON texts that many rows share are decoded once. A
-node's `document` is decoded where it is used (`objects`): there are as many as nodes.
+That a table has its columns is looked at when the file is opened; types, nulls, ranges, order and texts of a
+column when it is read. JSON texts that many rows share are decoded once. A node's `document` is decoded where
+it is used (`objects`): there are as many as nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,9 +24,9 @@ from engine.plan.snapshot.columns import (
     NO_NODE,
     POD_FIELDS,
     PRIORITY_CLASS_FIELDS,
-    Snapshot,
 )
-from engine.plan.snapshot.objects import template_pod
+from engine.plan.snapshot.lazy_table import Table
+from engine.plan.snapshot.objects import decoded_spec
 from engine.tables import ResourceNames
 
 MAX_RESOURCES = 64
@@ -111,13 +112,23 @@ def checked_manifest(data: bytes) -> Manifest:
     return manifest
 
 
-def checked_table(name: str, table: pa.Table) -> pa.Table:
-    """The table with the types that a snapshot has. Raises `InvalidInput` with table and column."""
-    fields = _fields(name, table)
-    for field, kind in fields.items():
-        if field not in table.column_names:
-            raise InvalidInput(f"{name}.{field}: the column is missing")
-        column = table[field]
+def checked_names(table: str, names: Sequence[str]) -> None:
+    """Raises `InvalidInput` with the column that a table of these lacks."""
+    for field in _fields(table, names):
+        if field not in names:
+            raise InvalidInput(f"{table}.{field}: the column is missing")
+
+
+def checked_columns(name: str, table: pa.Table, nodes: int) -> pa.Table:
+    """Columns of a table of so many `nodes`, with the types that a snapshot has.
+
+    Raises `InvalidInput` with table and column.
+    """
+    fields = _fields(name, table.column_names)
+    for field in table.column_names:
+        if field not in fields:
+            continue
+        kind, column = fields[field], table[field]
         if column.type != kind:
             try:
                 column = column.cast(kind)
@@ -126,17 +137,20 @@ def checked_table(name: str, table: pa.Table) -> pa.Table:
             table = table.set_column(table.column_names.index(field), field, column)
         if column.null_count and not _may_lack(name, field):
             raise InvalidInput(f"{name}.{field}: values are missing")
-        _check_values(name, field, column)
     try:
         table.validate(full=True)
     except pa.ArrowException as error:
         raise InvalidInput(f"{name}: {' '.join(str(error).split())[:200]}") from None
+    for field in table.column_names:
+        if field in fields:
+            _check_values(name, field, table[field], nodes)
     return table
 
 
-def _fields(name: str, table: pa.Table) -> Mapping[str, pa.DataType]:
+def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
+    """What a table has whose columns are `there`."""
     fields = dict(_FIXED[name])
-    for column in table.column_names:
+    for column in there:
         group, slash, _ = column.partition("/")
         if slash and _OPEN_FIELDS.get(group) == name:
             fields.setdefault(column, pa.int64())
@@ -146,9 +160,8 @@ def _fields(name: str, table: pa.Table) -> Mapping[str, pa.DataType]:
         if len(ResourceNames(names)) > MAX_RESOURCES:
             raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
     if name == "pods":
-        there = table.column_names
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
-        if "deleted" in table.column_names:
+        if "deleted" in there:
             fields["deleted"] = pa.float64()
     return fields
 
@@ -157,7 +170,7 @@ def _may_lack(name: str, field: str) -> bool:
     return field in _MAY_LACK.get(name, ()) or field.startswith(("reading/", "usage/"))
 
 
-def _check_values(name: str, field: str, column: pa.ChunkedArray) -> None:
+def _check_values(name: str, field: str, column: pa.ChunkedArray, nodes: int) -> None:
     group = field.partition("/")[0] + "/" if "/" in field else field
     bounds = _RANGES.get(name, {}).get(group)
     if bounds is not None:
@@ -168,6 +181,17 @@ def _check_values(name: str, field: str, column: pa.ChunkedArray) -> None:
         if not pc.all(fine.fill_null(True)).as_py() and len(column):
             row = pc.index(fine, False).as_py()
             raise InvalidInput(f"{name}.{field}[{row}]: {str(column[row])[:60]!r} cannot be read")
+    match (name, field):
+        case ("nodes", "name"):
+            _check_node_names(column)
+        case ("images" | "devices", "node"):
+            _check_range(f"{name}.node", column, 0, nodes - 1)
+            if np.any(np.diff(column.to_numpy()) < 0):
+                raise InvalidInput(f"{name}.node: not in the order of nodes")
+        case ("templates", "spec"):
+            _check_specs(column)
+        case ("pods", "labels"):
+            _check_labels(column)
 
 
 def _check_range(where: str, column: pa.ChunkedArray, low: float, high: float) -> None:
@@ -178,38 +202,21 @@ def _check_range(where: str, column: pa.ChunkedArray, low: float, high: float) -
         raise InvalidInput(f"{where}: expected {low:.0f} to {high:.0f}, got {values[row]}")
 
 
-def check_pods(pods: pa.Table, counts: NDArray[np.int64], first: int, templates: int) -> None:
-    """Pods of the nodes from `first` on, of which each has as many as `counts` says, and after them those
-    that count nowhere. Raises `InvalidInput` with the column."""
-    node = pods["node"].to_numpy()
-    expected = np.repeat(np.arange(first, first + len(counts)), counts)
-    if len(expected) > len(node):
-        raise InvalidInput("nodes.pods: names more pods than there are")
-    if not np.array_equal(node[: len(expected)], expected):
-        raise InvalidInput("pods.node: not in the order of nodes that nodes.pods gives")
-    _check_range("pods.node", pods["node"], NO_NODE, first + len(counts) - 1)
-    _check_range("pods.template", pods["template"], 0, templates - 1)
-
-
-def check_others(snapshot: Snapshot) -> None:
-    """What tables say of each other, and their JSON. Raises `InvalidInput` with table and column."""
-    names = snapshot.node_names
-    if len(set(names)) < len(names) or "" in names:
+def _check_node_names(column: pa.ChunkedArray) -> None:
+    if len(column.unique()) < len(column) or pc.index(column, "").as_py() >= 0:
         raise InvalidInput("nodes.name: empty or repeated")
-    for name, table in (("images", snapshot.images), ("devices", snapshot.devices)):
-        _check_range(f"{name}.node", table["node"], 0, snapshot.node_count - 1)
-        if np.any(np.diff(table["node"].to_numpy()) < 0):
-            raise InvalidInput(f"{name}.node: not in the order of nodes")
-    for row, (spec, qos) in enumerate(zip(*_columns(snapshot.templates, "spec", "qos"), strict=True)):
+
+
+def _check_specs(column: pa.ChunkedArray) -> None:
+    for row, spec in enumerate(column.to_pylist()):
         try:
-            template_pod(spec, qos)
+            decoded_spec(spec)
         except InvalidInput as error:
             raise InvalidInput(f"templates.spec[{row}]: {error.message}") from None
 
 
-def check_labels(pods: pa.Table) -> None:
-    """Raises `InvalidInput` with the text that is not a set of labels."""
-    for chunk in pods["labels"].chunks:
+def _check_labels(column: pa.ChunkedArray) -> None:
+    for chunk in column.chunks:
         for text in chunk.dictionary.to_pylist():
             try:
                 _labels.decode(text or "null")
@@ -217,5 +224,15 @@ def check_labels(pods: pa.Table) -> None:
                 raise InvalidInput(f"pods.labels: {text[:60]!r} are not labels") from None
 
 
-def _columns(table: pa.Table, *names: str) -> list[list[Any]]:
-    return [table[name].to_pylist() for name in names]
+def check_pods(pods: Table, counts: NDArray[np.int64], first: int, templates: int) -> None:
+    """Pods of the nodes from `first` on, of which each has as many as `counts` says, and after them those
+    that count nowhere. Raises `InvalidInput` with the column."""
+    placed = pods.select(("node", "template"))
+    node = placed["node"].to_numpy()
+    expected = np.repeat(np.arange(first, first + len(counts), dtype=np.int32), counts)
+    if len(expected) > len(node):
+        raise InvalidInput("nodes.pods: names more pods than there are")
+    if not np.array_equal(node[: len(expected)], expected):
+        raise InvalidInput("pods.node: not in the order of nodes that nodes.pods gives")
+    _check_range("pods.node", placed["node"], NO_NODE, first + len(counts) - 1)
+    _check_range("pods.template", placed["template"], 0, templates - 1)

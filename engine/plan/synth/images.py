@@ -9,6 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from engine.plan.snapshot.columns import IMAGE_FIELDS, Snapshot
+from engine.plan.snapshot.lazy_table import whole
 
 Mi = 2**20
 LEFTOVERS = 18
@@ -68,7 +69,7 @@ def with_disk_use(random: np.random.Generator, snapshot: Snapshot) -> Snapshot:
     capacity = snapshot.reading("imagefs_capacity")
     other = capacity * random.uniform(0.05, 0.45, snapshot.node_count)
     available = np.maximum(capacity - held - other, capacity * 0.01).astype(np.int64)
-    nodes = snapshot.nodes
+    nodes = whole(snapshot.nodes)
     for name in ("reading/imagefs_available", "reading/nodefs_available"):
         nodes = nodes.set_column(nodes.schema.get_field_index(name), name, pa.array(available))
     return replace(snapshot, nodes=nodes)
