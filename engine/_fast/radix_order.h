@@ -1,5 +1,6 @@
-/* Stable ordering of rows by unsigned 64-bit keys: least significant byte first, bytes that are the
-   same in every key skipped. O(n) per byte that varies. */
+/* Stable ordering of rows by unsigned 64-bit keys: least significant digit first, digits that are the
+   same in every key skipped. O(n) per digit that varies; keys count from the least, so that what is
+   spread on both sides of a turned sign bit varies in no more digits than it is wide. */
 #ifndef KUBENGINE_RADIX_ORDER_H
 #define KUBENGINE_RADIX_ORDER_H
 
@@ -13,28 +14,34 @@ typedef struct {
     int32_t rest;
 } kb_keyed_row;
 
-/* Reorders `rows` in place; `spare` is as large. */
+enum { KB_WIDE_DIGIT = 11, KB_NARROW_DIGIT = 8, KB_MANY_ROWS = 2048 };
+
+/* Reorders `rows` in place and leaves other keys in them; `spare` is as large. */
 static void kb_radix_sort(kb_keyed_row *rows, kb_keyed_row *spare, int64_t n) {
-    int64_t counts[8][256];
+    const int width = n < KB_MANY_ROWS ? KB_NARROW_DIGIT : KB_WIDE_DIGIT, digits = 1 << width;
+    int64_t counts[1 << KB_WIDE_DIGIT];
     kb_keyed_row *from = rows, *to = spare;
-    uint64_t differ = 0;
+    uint64_t least = UINT64_MAX, differ = 0;
     int64_t i;
-    int byte;
-    if (n < 2) return;
-    for (i = 1; i < n; i++) differ |= rows[i].key ^ rows[0].key;
-    for (byte = 0; byte < 8; byte++) {
-        int64_t *count = counts[byte], sum = 0;
-        const int shift = byte * 8;
-        int b;
-        if (!((differ >> shift) & 255)) continue;
-        memset(count, 0, sizeof counts[byte]);
-        for (i = 0; i < n; i++) count[(from[i].key >> shift) & 255]++;
-        for (b = 0; b < 256; b++) {
-            const int64_t here = count[b];
-            count[b] = sum;
+    int shift;
+    for (i = 0; i < n; i++) least = rows[i].key < least ? rows[i].key : least;
+    for (i = 0; i < n; i++) {
+        rows[i].key -= least;
+        differ |= rows[i].key;
+    }
+    for (shift = 0; shift < 64; shift += width) {
+        const uint64_t mask = (uint64_t)digits - 1;
+        int64_t sum = 0;
+        int digit;
+        if (!(differ >> shift & mask)) continue;
+        memset(counts, 0, (size_t)digits * sizeof *counts);
+        for (i = 0; i < n; i++) counts[from[i].key >> shift & mask]++;
+        for (digit = 0; digit < digits; digit++) {
+            const int64_t here = counts[digit];
+            counts[digit] = sum;
             sum += here;
         }
-        for (i = 0; i < n; i++) to[count[(from[i].key >> shift) & 255]++] = from[i];
+        for (i = 0; i < n; i++) to[counts[from[i].key >> shift & mask]++] = from[i];
         {
             kb_keyed_row *swap = from;
             from = to;

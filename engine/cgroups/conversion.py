@@ -23,7 +23,10 @@ UNLIMITED_QUOTA: Final = -1
 
 def milli_cpu_to_shares(milli: int) -> int:
     """`cpu.shares` for a CPU request, between 2 and 262144; nothing requested gives 2."""
-    return min(max(milli * SHARES_PER_CPU // 1000, MIN_SHARES), MAX_SHARES)
+    shares = milli * SHARES_PER_CPU // 1000
+    if shares < MIN_SHARES:
+        return MIN_SHARES
+    return shares if shares < MAX_SHARES else MAX_SHARES
 
 
 def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom_period: bool = True) -> int:
@@ -34,7 +37,8 @@ def milli_cpu_to_quota(milli: int, period_us: int = DEFAULT_PERIOD_US, *, custom
     """
     if milli == 0:
         return 0
-    return max(milli * (period_us if custom_period else DEFAULT_PERIOD_US) // 1000, MIN_QUOTA_US)
+    quota = milli * (period_us if custom_period else DEFAULT_PERIOD_US) // 1000
+    return quota if quota > MIN_QUOTA_US else MIN_QUOTA_US
 
 
 def shares_to_weight(shares: int, formula: WeightFormula = "linear") -> int:
