@@ -30,7 +30,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -52,7 +52,8 @@ run: build
 	@$(BIN)/kubengine run --manifests examples/manifests --root-dir $(RUN) --pod-logs-dir $(RUN)/logs \
 	  --cgroup-root /kubengine-example --live --clean-up
 
-test: system-packages build lint
+test: system-packages build
+	@$(MAKE) --no-print-directory -j2 --output-sync=target types style collected
 	$(PYTEST_ALL)
 
 test-fast: build
@@ -72,6 +73,10 @@ style: build
 	@if command -v cppcheck >/dev/null; then cppcheck -q -j2 --error-exitcode=1 --enable=warning,portability \
 	  --suppress=invalidPointerCast --suppress=uninitMemberVar '-DKB_NAME(x)=x' --language=c \
 	  -I engine/_fast/probing $(C_FILES); else echo 'cppcheck is not installed: C is only held to its form'; fi
+
+# Loads and so compiles every test once, where each worker would by itself.
+collected: build
+	@found=$$($(PYTEST) --collect-only -q) || { echo "$$found"; exit 1; }
 
 bench: build
 	$(PYTEST) bench/bench_*.py -p no:cacheprovider --benchmark-autosave --benchmark-group-by=group

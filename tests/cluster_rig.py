@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.client import ApiClient, ApiError
-from engine.node import Node
 from engine.testing.apiserver import ApiServer
 from tests.node_rig import Rig, container
 from tests.waiting import PATIENCE
@@ -21,18 +20,6 @@ class Joined(Rig):
     """A rig whose node belongs to `server`'s cluster."""
 
     kubeconfig: Path
-    name = "n1"
-
-    async def start(self) -> Node:
-        self.node = Node(
-            config=self.config,
-            runtime_endpoint=str(self.endpoint),
-            root=self.root,
-            name=self.name,
-            kubeconfig=self.kubeconfig,
-        )
-        await self.node.start()
-        return self.node
 
 
 class Cluster:

@@ -15,7 +15,10 @@ from engine.node import Node
 
 
 class Rig:
-    """A directory of manifests, and agents that serve it one after another."""
+    """A directory of manifests, and agents that serve it one after another; a cluster's with `kubeconfig`."""
+
+    name = "n1"
+    kubeconfig: Path | None = None
 
     def __init__(self, directory: Path, endpoint: Path, **config: Any) -> None:
         self.manifests = directory / "manifests"
@@ -44,8 +47,9 @@ class Rig:
             kubengine_config=self.section,
             runtime_endpoint=str(self.endpoint),
             root=self.root,
-            name="n1",
+            name=self.name,
             view=self.view,
+            kubeconfig=self.kubeconfig,
         )
         await self.node.start()
         return self.node

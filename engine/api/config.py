@@ -8,6 +8,7 @@ field means here is said in `docs/configuration.md`. Differences in defaults are
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -82,10 +83,14 @@ class KubeletAuthorization(Struct):
 def zero_is_default(owner: Struct, names: Iterable[str]) -> None:
     """Give fields that are zero or empty their default, as the kubelet does where it cannot tell a zero
     that was written from a field that was not."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(owner)}
     for name in names:
         if not getattr(owner, name):
-            setattr(owner, name, defaults[name])
+            setattr(owner, name, _defaults(type(owner))[name])
+
+
+@cache
+def _defaults(kind: type[Struct]) -> dict[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(kind)}
 
 
 _ZERO_IS_DEFAULT = (

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.client import ApiError
-from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
 from tests.cluster.control_plane import Object, Plane
@@ -26,20 +25,9 @@ class Scene(DeviceRig):
     def __init__(self, directory: Path, runtime: HollowRuntime, plane: Plane) -> None:
         super().__init__(directory, runtime)
         self.plane = plane
+        self.kubeconfig = plane.node
         self.config.node_lease_duration_seconds = 1
         self.section.eviction.interval = 0.2
-
-    async def start(self) -> Node:
-        self.node = Node(
-            config=self.config,
-            kubengine_config=self.section,
-            runtime_endpoint=str(self.endpoint),
-            root=self.root,
-            name="n1",
-            kubeconfig=self.plane.node,
-        )
-        await self.node.start()
-        return self.node
 
     async def run(self, name: str, **spec: Any) -> Object:
         """The server may refuse pods until it knows its own default objects."""

@@ -90,7 +90,8 @@ async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
     await eventually(lambda: len(driver.called("NodeUnstageVolume")) == 1)
     await csi.joined.stop()
     driver.faults.clear()
-    read, failed = FileSystems.all_staged, []
+    read = FileSystems.all_staged
+    failed: list[str] = []
 
     def fails_once(self: FileSystems, driver: str | None = None) -> list[Staged]:
         if driver is not None and not failed:

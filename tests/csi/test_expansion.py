@@ -126,11 +126,14 @@ async def test_a_volume_that_grew_is_made_larger_before_its_pod_starts(csi: CsiR
     assert not said.get("allocatedResourceStatuses")
     text = 'MountVolume.NodeExpandVolume succeeded for volume "pv-claim" n1'
     assert csi.messages("FileSystemResizeSuccessful") == [text, text]
-    about = lambda: {  # noqa: E731
-        (e["involvedObject"]["kind"], e["involvedObject"]["name"])
-        for e in csi.cluster.server.list("/api/v1/namespaces/default/events")
-        if e["reason"] == "FileSystemResizeSuccessful"
-    }
+
+    def about() -> set[tuple[str, str]]:
+        return {
+            (e["involvedObject"]["kind"], e["involvedObject"]["name"])
+            for e in csi.cluster.server.list("/api/v1/namespaces/default/events")
+            if e["reason"] == "FileSystemResizeSuccessful"
+        }
+
     await eventually(lambda: about() == {("Pod", "p"), ("PersistentVolumeClaim", "claim")})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ async def test_secrets_and_tokens_go_where_the_driver_wants_them(csi: CsiRig, in
     ],
 )
 async def test_a_volume_that_the_driver_has_not_got_holds_the_pod_up(
-    csi: CsiRig, spec: dict[str, object] | None, words: str
+    csi: CsiRig, spec: dict[str, Any] | None, words: str
 ) -> None:
     if spec is not None:
         csi.known(**spec)

@@ -70,14 +70,15 @@ async def test_an_attached_volume_is_waited_for_and_named_in_use(csi: CsiRig) ->
     await csi.ask(CLAIMED)
     server, node = csi.cluster.server, "/api/v1/nodes/n1"
     await eventually(lambda: csi.in_use() == [NAME])
+    name = attachment_name("h1", DRIVER, "n1")
     attachment = {
-        "metadata": {"name": attachment_name("h1", DRIVER, "n1")},
+        "metadata": {"name": name},
         "spec": {"attacher": DRIVER, "nodeName": "n1", "source": {"persistentVolumeName": "pv-claim"}},
         "status": {"attached": False},
     }
     server.create(f"{STORAGE}/volumeattachments", attachment)
     assert driver.called("NodeStageVolume") == []
-    path = f"{STORAGE}/volumeattachments/{attachment['metadata']['name']}"
+    path = f"{STORAGE}/volumeattachments/{name}"
     attached = {"attached": True, "attachmentMetadata": {"device": "/dev/x"}}
     server.update(f"{path}/status", {**server.get(path), "status": attached})
     said = {"status": {"volumesAttached": [{"name": NAME, "devicePath": ""}]}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,9 +68,7 @@ async def test_a_driver_that_is_another_by_now_is_said_anew(csi: CsiRig) -> None
         ({"topology": {"kubernetes.io/hostname": "other"}}, "detected topology value collision: "),
     ],
 )
-async def test_a_driver_is_told_why_it_is_not_taken(
-    csi: CsiRig, options: dict[str, object], words: str
-) -> None:
+async def test_a_driver_is_told_why_it_is_not_taken(csi: CsiRig, options: dict[str, Any], words: str) -> None:
     driver = csi.new_driver(**options)
     await driver.start()
     await eventually(lambda: len(driver.status) > 0)
@@ -84,7 +83,7 @@ class Known(Drivers):
 
     def __init__(self, versions: Sequence[str]) -> None:
         super().__init__(NoRecords(), Registry())
-        self._known[DRIVER] = type("R", (), {"version": highest_version(versions)})()  # type: ignore[assignment]
+        self._known[DRIVER] = type("R", (), {"version": highest_version(versions)})()
 
 
 def test_another_of_the_same_name_is_taken_with_a_higher_version_only() -> None:

@@ -11,9 +11,11 @@ import pytest
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
+from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer
 from tests.cluster_rig import Cluster, Joined
+from tests.disks import disk
 from tests.node_rig import Rig
 
 
@@ -46,3 +48,13 @@ async def joined(tmp_path: Path, hollow: HollowRuntime, cluster: Cluster) -> Asy
     rig.kubeconfig = cluster.server.kubeconfig("system:node:n1")
     yield rig
     await rig.close()
+
+
+@pytest.fixture
+async def device(tmp_path: Path, joined: Joined) -> AsyncIterator[Path]:
+    """An empty disk, until the node has ended."""
+    with disk(tmp_path / "disk") as device:
+        yield device
+        await joined.close()
+        joined.node = None
+        unmount_below(tmp_path)

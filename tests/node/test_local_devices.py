@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +12,16 @@ import pytest
 
 from engine.host.loop_devices import loop_devices
 from engine.host.mountinfo import mounted, mounts_below
-from engine.host.mounts import bind, unmount_below
+from engine.host.mounts import bind
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Cluster, Joined, Object
-from tests.disks import disk, run
+from tests.disks import run
 from tests.node_rig import container
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
-
-
-@pytest.fixture
-async def device(tmp_path: Path, joined: Joined) -> AsyncIterator[Path]:
-    """An empty disk, until the node has ended."""
-    with disk(tmp_path / "disk") as device:
-        yield device
-        await joined.close()
-        joined.node = None
-        unmount_below(tmp_path)
 
 
 def claim(cluster: Cluster, device: Path, fs_type: str | None = None, **spec: Any) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.host.mounts import unmount_below
 from tests.cluster_rig import Cluster, Joined, Object
-from tests.disks import disk, grow_disk, run
+from tests.disks import grow_disk, run
 from tests.node_rig import container
 from tests.waiting import eventually
 
@@ -27,16 +25,6 @@ PENDING: Object = {
     "allocatedResourceStatuses": {"storage": "NodeResizePending"},
     "conditions": [{"type": "FileSystemResizePending", "status": "True"}],
 }
-
-
-@pytest.fixture
-async def device(tmp_path: Path, joined: Joined) -> AsyncIterator[Path]:
-    """An empty disk, until the node has ended."""
-    with disk(tmp_path / "disk") as device:
-        yield device
-        await joined.close()
-        joined.node = None
-        unmount_below(tmp_path)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.lifecycle import AdmissionRejected
-from engine.node import Node, machine_faults
+from engine.node import machine_faults
 from engine.node.machine_faults import is_of_the_machine
 from engine.node.probing import Probing
 from engine.runtime.hollow import HollowRuntime
@@ -33,18 +33,6 @@ class JoinedDevices(DeviceRig):
     """A node with devices that belongs to a cluster and has manifests besides."""
 
     kubeconfig: Path
-
-    async def start(self) -> Node:
-        self.node = Node(
-            config=self.config,
-            kubengine_config=self.section,
-            runtime_endpoint=str(self.endpoint),
-            root=self.root,
-            name="n1",
-            kubeconfig=self.kubeconfig,
-        )
-        await self.node.start()
-        return self.node
 
     def waits(self) -> dict[tuple[str, ...], float]:
         assert self.node is not None

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from engine.cli import COMMANDS
+from tests.project.system_copy import in_a_copy_of_the_system
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -228,13 +229,7 @@ def test_every_command_has_a_man_page_with_its_options() -> None:
     assert ".BR kubengine\\-plan\\-preempt (1)" in pages["kubengine-plan"]
 
 
-IN_A_COPY_OF_THE_SYSTEM = """
-mount -t tmpfs tmpfs {scratch}
-for tree in usr etc var; do
-    layer={scratch}/$tree
-    mkdir -p $layer/changed $layer/work
-    mount -t overlay overlay -o lowerdir=/$tree,upperdir=$layer/changed,workdir=$layer/work /$tree
-done
+SCRIPT = """
 changed() {{ cd {scratch}; find */changed -not -type d | grep -v -e /lib/dpkg -e /log/ -e /cache/man || :; }}
 dpkg --install --no-triggers --force-depends {packages}/kubengine_* >&2
 kubengine --version
@@ -283,13 +278,8 @@ def test_a_nodes_package_is_without_what_only_the_planner_needs(packages: Path) 
 @pytest.mark.root
 @pytest.mark.slow
 def test_the_debian_packages_come_work_stay_themselves_and_go(packages: Path, tmp_path: Path) -> None:
-    script = IN_A_COPY_OF_THE_SYSTEM.format(scratch=tmp_path, packages=packages)
-    run = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script],
-        check=False, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.splitlines()
+    script = SCRIPT.format(scratch=tmp_path, packages=packages)
+    lines = in_a_copy_of_the_system(script, tmp_path)
     assert lines[:6] == [
         f"kubengine {VERSION}",
         "KUBENGINE_OPTIONS=--log-level=debug",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.system_copy import in_a_copy_of_the_system
+
 ROOT = Path(__file__).parents[2]
 CONTROL = """Package: {name}
 Version: 1
@@ -21,14 +23,7 @@ ENABLE = "#!/bin/sh\nset -e\ndeb-systemd-helper enable {name}.service >/dev/null
 APT = """#!/bin/sh
 case "$*" in *install*) exec dpkg --no-triggers --install {packages}/new-service.deb;; esac
 """
-IN_A_COPY_OF_THE_SYSTEM = """
-mkdir {scratch}
-mount -t tmpfs tmpfs {scratch}
-for tree in usr etc var; do
-    layer={scratch}/$tree
-    mkdir -p $layer/changed $layer/work
-    mount -t overlay overlay -o lowerdir=/$tree,upperdir=$layer/changed,workdir=$layer/work /$tree
-done
+SCRIPT = """
 rm -f /usr/sbin/policy-rc.d
 cp {packages}/own.service /etc/systemd/system/own-service.service
 systemctl -q enable own-service.service
@@ -60,17 +55,13 @@ def test_services_that_tests_need_stay_off_at_boot_and_others_as_they_were(tmp_p
         capture_output=True,
     )
     program(tmp_path / "bin/apt-get", APT.format(packages=tmp_path))
-    script = IN_A_COPY_OF_THE_SYSTEM.format(scratch=tmp_path / "scratch", packages=tmp_path, root=ROOT)
-    run = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-ec", script],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env=os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SYSTEMD_OFFLINE": "1"},
+    said = in_a_copy_of_the_system(
+        SCRIPT.format(packages=tmp_path, root=ROOT),
+        tmp_path / "scratch",
+        PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
+        SYSTEMD_OFFLINE="1",
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines() == ["Status: install ok installed", "disabled", "enabled", "no policy"]
+    assert said == ["Status: install ok installed", "disabled", "enabled", "no policy"]
 
 
 def program(path: Path, text: str) -> None:

@@ -63,7 +63,7 @@ async def main():
         sleeper, cri.LinuxContainerResources(cpu_shares=2048, memory_limit_in_bytes=96 << 20)
     )
     seen["updated"] = read("cpu.weight", "cpu.max", "memory.max")
-    eater = await run("eater", "sh", "-c", "x=$(dd if=/dev/zero bs=1M count=100 | tr '\\0' x); echo ${#x}")
+    eater = await run("eater", "sh", "-c", "dd if=/dev/zero of=/dev/null bs=100M count=1; exec sleep 1000")
     for _ in range(2400):
         status = (await client.container_status(eater)).status
         if status.state == cri.CONTAINER_EXITED:

@@ -1,0 +1,40 @@
+"""A script with a system of its own: what it changes below /usr, /etc and /var is gone when it has ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+COPY = """
+mount -t tmpfs tmpfs {scratch}
+for tree in usr etc var; do
+    layer={scratch}/$tree
+    mkdir -p $layer/changed $layer/work
+    mount -t overlay overlay -o lowerdir=/$tree,upperdir=$layer/changed,workdir=$layer/work /$tree
+done
+"""
+
+
+def in_a_copy_of_the_system(script: str, scratch: Path, **environment: str) -> list[str]:
+    """The lines that a shell script says; `scratch` is a directory for it, where each tree's changes are in
+    `TREE/changed`. Needs root."""
+    scratch.mkdir(exist_ok=True)
+    run = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-ec",
+            COPY.format(scratch=scratch) + script,
+        ],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=os.environ | environment,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
