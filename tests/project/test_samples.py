@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,18 +14,11 @@ import pytest
 import yaml
 
 from engine.api.documents import load_config
+from tests.project.shown import DOCUMENTS, IDS, KUBECTL, ROOT, blocks
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-IDS = [path.relative_to(ROOT).as_posix() for path in DOCUMENTS]
 TUTORIALS = ROOT / "docs/tutorial"
 _KINDS = {"KubeletConfiguration", "KubengineConfiguration"}
-
-
-def blocks(document: Path, language: str) -> list[str]:
-    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```$", document.read_text(), re.MULTILINE | re.DOTALL)
-    return [re.sub(rf"^{indent}", "", text, flags=re.MULTILINE) for indent, text in found]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
@@ -74,35 +66,42 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster that is made up stands behind it."""
+    program = tmp_path / "bin/kubectl"
+    program.parent.mkdir()
+    program.write_text(KUBECTL)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("kubectl")
 def test_the_first_plan_is_walked(tmp_path: Path) -> None:
-    said = "".join(shell(block, tmp_path) for block in blocks(TUTORIALS / "first-plan.md", "sh"))
+    made_up, taken, *questions = blocks(TUTORIALS / "first-plan.md", "sh")
+    said = "".join(shell(block, tmp_path) for block in (taken, made_up, *questions))
     for word in ("preempt", "only-a:victim", "admits", "stays"):
         assert word in said
     assert (tmp_path / "report.html").stat().st_size > 1000
     assert (tmp_path / "victims.csv").read_text().count("\n") > 10
 
 
-KUBECTL = "#!/bin/sh\nexec kubengine plan synth --nodes 5 --pods-per-node 30 --format json\n"
 NODES = "sn,cpu_milli,memory_mib,gpu,model\nnode-a,32000,65536,2,T4\nnode-b,32000,65536,0,\n"
 WORDS = ("calm", "relieved", "collect", "lint", "the same under both")
 PODS = "name,cpu_milli,memory_mib,num_gpu,qos,creation_time,deletion_time\ntrainer,4000,8192,1,LS,10,20\n"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("kubectl")
 def test_what_the_page_on_planning_shows_is_asked_and_answered(tmp_path: Path) -> None:
-    """In its order, of a cluster that is made up behind `kubectl`, and of one in tables."""
+    """In its order, of a made-up cluster, and of one in tables."""
     page = ROOT / "docs/plan.md"
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/kubectl").write_text(KUBECTL)
-    (tmp_path / "bin/kubectl").chmod(0o755)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "plan.yaml").write_text("".join(blocks(page, "yaml")))
     (tmp_path / "nodes.csv").write_text(NODES)
     (tmp_path / "pods.csv").write_text(PODS)
-    made_up, live, convert, questions, scenarios, tables = (
-        f'PATH="$PWD/bin:$PATH"\n{block}' for block in blocks(page, "sh")
-    )
+    made_up, live, convert, questions, scenarios, tables = blocks(page, "sh")
     assert "preempt" in shell(made_up, tmp_path)
     shell(live, tmp_path)
     assert (tmp_path / "report.html").stat().st_size > 1000

@@ -1,0 +1,43 @@
+# private_system.sh NAME SCRATCH COMMAND...: run COMMAND where it has the machine to itself. Cgroups are below one called
+# NAME, what is written to /etc and /var goes to SCRATCH; /run, the network and the processes are of its own.
+# The caller removes the cgroup: everything else is gone with the last process.
+set -e
+name=$1; scratch=$2; shift 2
+hierarchies() { awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts; }
+
+if [ "$(cat "$scratch/stage" 2>/dev/null)" != inside ]; then
+    for top in $(hierarchies); do
+        mkdir "$top/$name"
+        for file in cpuset.cpus cpuset.mems; do
+            if [ -e "$top/$file" ]; then cat "$top/$file" > "$top/$name/$file"; fi
+        done
+        echo $$ > "$top/$name/cgroup.procs"
+    done
+    echo inside > "$scratch/stage"
+    exec unshare --cgroup --mount --net --uts --pid --fork --kill-child --mount-proc --propagation private \
+        sh "$0" "$name" "$scratch" "$@"
+fi
+
+for top in $(hierarchies); do
+    mount --bind "$top/$name" "$top"
+    if [ -e "$top/cgroup.controllers" ]; then  # there a group has members or groups
+        mkdir "$top/first"
+        echo $$ > "$top/first/cgroup.procs"
+    fi
+done
+mkdir "$scratch/sys"  # of the new network
+mount -t sysfs sysfs "$scratch/sys"
+mount --rbind /sys/fs/cgroup "$scratch/sys/fs/cgroup"
+mount --rbind "$scratch/sys" /sys
+for tree in etc var; do
+    mkdir -p "$scratch/$tree/changed" "$scratch/$tree/work"
+    mount -t overlay overlay -o "lowerdir=/$tree,upperdir=$scratch/$tree/changed,workdir=$scratch/$tree/work" "/$tree"
+done
+mount -t tmpfs tmpfs /run
+for directory in /var/lib/kubelet /var/lib/kubengine /var/lib/cni /var/log/pods /etc/kubernetes /etc/kubengine /etc/cni; do
+    mkdir -p "$directory"
+    mount -t tmpfs tmpfs "$directory"
+done
+ip link set lo up
+hostname node
+exec "$@"
