@@ -30,7 +30,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist dist-arm64 try-arm64 deb try-deb clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist try-dist dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -42,8 +42,8 @@ help:
 	@echo 'make chaos            kill agents at CHAOS_POINTS=1000 points; change manifests 115,000 times; damage kept files 36,000 times; let 100 pods run out of memory and fill 100 disks; probe 2,500 containers at saturated processors; fail every file operation, call and request'
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make docs             the documents as a site in build/site'
-	@echo 'make dist             sdist and wheel in dist/'
-	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 runs its kernels under qemu'
+	@echo 'make dist             sdist and wheel in dist/; make try-dist installs the wheel where nothing else is, and tries it'
+	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 tries it under qemu'
 	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
 	@echo 'make system-packages  what the tests need of Debian'
 	@echo 'make clean            remove everything that make made'
@@ -126,11 +126,14 @@ dist: build
 
 dist-arm64: dist
 	@if [ -n "$(CAN_APT)" ]; then $(call apt-install,$(ARM64_PACKAGES)); fi
-	$(BIN)/python package/arm64.py build dist/*.tar.gz dist
-	$(BIN)/python package/manylinux.py dist/*_aarch64.whl
+	$(BIN)/python package/arm64.py dist/*.tar.gz dist
+	$(BIN)/python package/manylinux.py dist/*-linux_aarch64.whl
 
 try-arm64:
-	$(BIN)/python package/arm64.py try dist/*.tar.gz dist/*_aarch64.whl
+	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_aarch64.whl
+
+try-dist:
+	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_$$(uname -m).whl
 
 deb: dist
 	$(BIN)/python package/deb.py dist/*_$$(uname -m).whl dist

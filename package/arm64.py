@@ -1,9 +1,7 @@
-"""A wheel for arm64 that is compiled and tried on another machine, for the Python that runs this.
+"""A wheel for arm64, compiled on another machine: `arm64.py SDIST DIRECTORY`, for the Python that runs this.
 
-    arm64.py build SDIST DIRECTORY    compile it, with GCC for arm64 and the headers of Debian's Python
-    arm64.py try SDIST WHEEL          run its kernels' tests under qemu-user, with that Python
-
-What Debian and PyPI have for arm64 is unpacked in build/arm64; no package of the machine's own changes.
+GCC for arm64 compiles it with the headers of Debian's Python for arm64. What Debian and PyPI have for arm64
+is unpacked in build/arm64; no package of the machine's own changes.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 SUITE, ITS_PYTHON = "bookworm", "python3.11"
 KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 COMPILER = "aarch64-linux-gnu-gcc"
-TRIED_WITH = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "h2", "psutil"]
 
 
 def debian_root() -> None:
@@ -30,6 +27,7 @@ def debian_root() -> None:
         return
     if PYTHON != ITS_PYTHON:
         raise SystemExit(f"Debian {SUITE} has {ITS_PYTHON} for arm64, no {PYTHON}")
+    print(f"fetching {PYTHON} for arm64 from Debian", flush=True)
     apt = PLACE / "apt"
     for name in ("state/lists/partial", "cache/archives/partial", "etc/sources.list.d", "etc/preferences.d"):
         (apt / name).mkdir(parents=True, exist_ok=True)
@@ -76,6 +74,7 @@ def build(sdist: Path, directory: Path) -> None:
     named.parent.mkdir(exist_ok=True)
     shutil.copyfile(ROOT / "usr/lib" / PYTHON / named.name, named)
     compiler = f"{COMPILER} --sysroot={ROOT}"
+    print("compiling for arm64", flush=True)
     environment = {
         "_PYTHON_SYSCONFIGDATA_NAME": facts,
         "_PYTHON_HOST_PLATFORM": "linux-aarch64",
@@ -89,23 +88,18 @@ def build(sdist: Path, directory: Path) -> None:
     run(command, cwd=tree, env=os.environ | environment)
 
 
-def attempt(sdist: Path, wheel: Path) -> None:
-    """Where nothing of this machine's own Python is: the wheel, what it requires, and the tests."""
-    debian_root()
-    site = PLACE / "site"
-    shutil.rmtree(site, ignore_errors=True)
+def install(requirements: list[str], site: Path) -> None:
+    """Wheels for arm64 of what is asked for and of what that requires, into a directory."""
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]
     version = f"--python-version={sys.version_info.major}.{sys.version_info.minor}"
     pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(site), "--only-binary=:all:"]
-    run([*pip, "--platform=manylinux2014_aarch64", *platforms, version, str(wheel), *TRIED_WITH])
-    tests = unpack(sdist, PLACE / "tests")
-    shutil.rmtree(tests / "engine")
-    qemu = ["qemu-aarch64-static", "-L", str(ROOT), str(ROOT / "usr/bin" / PYTHON)]
-    run(
-        [*qemu, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fast"],
-        cwd=tests,
-        env=os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    run([*pip, "--platform=manylinux2014_aarch64", *platforms, version, *requirements])
+
+
+def python() -> list[str]:
+    """How Debian's Python for arm64 is called."""
+    debian_root()
+    return ["qemu-aarch64-static", "-L", str(ROOT), str(ROOT / "usr/bin" / PYTHON)]
 
 
 def unpack(sdist: Path, directory: Path) -> Path:
@@ -122,4 +116,4 @@ def run(command: list[str], cwd: Path | None = None, env: dict[str, str] | None 
 
 
 if __name__ == "__main__":
-    {"build": build, "try": attempt}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    build(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,5 +1,5 @@
 # private_system.sh NAME SCRATCH COMMAND...: run COMMAND where it has the machine to itself. Cgroups are below one called
-# NAME, what is written to /etc and /var goes to SCRATCH; /run, the network and the processes are of its own.
+# NAME, what is written to /etc and /var is gone afterwards; /run, the network and the processes are of its own.
 # The caller removes the cgroup: everything else is gone with the last process.
 set -e
 name=$1; scratch=$2; shift 2
@@ -7,6 +7,11 @@ hierarchies() { awk '$3 ~ /^cgroup/ { print $2 }' /proc/mounts; }
 
 if [ "$(cat "$scratch/stage" 2>/dev/null)" != inside ]; then
     for top in $(hierarchies); do
+        if [ -e "$top/cgroup.controllers" ]; then  # groups below have them then
+            for controller in $(cat "$top/cgroup.controllers"); do
+                echo "+$controller" > "$top/cgroup.subtree_control"
+            done
+        fi
         mkdir "$top/$name"
         for file in cpuset.cpus cpuset.mems; do
             if [ -e "$top/$file" ]; then cat "$top/$file" > "$top/$name/$file"; fi
@@ -29,9 +34,12 @@ mkdir "$scratch/sys"  # of the new network
 mount -t sysfs sysfs "$scratch/sys"
 mount --rbind /sys/fs/cgroup "$scratch/sys/fs/cgroup"
 mount --rbind "$scratch/sys" /sys
+mkdir "$scratch/layers"
+mount -t tmpfs tmpfs "$scratch/layers"
 for tree in etc var; do
-    mkdir -p "$scratch/$tree/changed" "$scratch/$tree/work"
-    mount -t overlay overlay -o "lowerdir=/$tree,upperdir=$scratch/$tree/changed,workdir=$scratch/$tree/work" "/$tree"
+    layer=$scratch/layers/$tree
+    mkdir -p "$layer/changed" "$layer/work"
+    mount -t overlay overlay -o "lowerdir=/$tree,upperdir=$layer/changed,workdir=$layer/work" "/$tree"
 done
 mount -t tmpfs tmpfs /run
 for directory in /var/lib/kubelet /var/lib/kubengine /var/lib/cni /var/log/pods /etc/kubernetes /etc/kubengine /etc/cni; do

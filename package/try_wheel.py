@@ -1,0 +1,135 @@
+"""Whether wheels work: `try_wheel.py SDIST WHEEL...`, each where nothing else is installed.
+
+A wheel for this machine gets a new virtual environment of the Python that runs this; one for arm64 gets
+the Python that `arm64.py` unpacked, under qemu-user. There every kernel is loaded, a plan is answered, a node
+runs on the hollow runtime, and the kernels are held to their twins by the tests of the source archive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import arm64
+from arm64 import unpack
+
+PLACE = Path("build/tried").absolute()
+TRIED_WITH = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "h2", "psutil"]
+PATIENCE = 600.0
+"""Seconds until a node runs: under qemu, beside other work."""
+
+LOAD = """
+import importlib, pathlib, engine._fast
+top = pathlib.Path(engine._fast.__file__).parent
+found = sorted(path.relative_to(top.parents[1]) for path in top.rglob("*.so"))
+for path in found:
+    importlib.import_module(".".join([*path.parent.parts, path.name.partition(".")[0]]))
+print(len(found), "kernels are loaded")
+"""
+CONFIG = {
+    "kind": "KubeletConfiguration",
+    "enableServer": False,
+    "healthzPort": 0,
+    "resolvConf": "",
+    "cgroupsPerQOS": False,
+    "enforceNodeAllocatable": [],
+}
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A Python that has a wheel: how it is called, what its environment must say, what is done in `place`."""
+
+    python: tuple[str, ...]
+    place: Path
+    variables: dict[str, str]
+
+    def run(self, *arguments: str) -> None:
+        subprocess.run([*self.python, *arguments], check=True, cwd=self.place, env=self.environment)
+
+    def kubengine(self, *arguments: str) -> None:
+        print(f"  kubengine {' '.join(arguments)}", flush=True)
+        self.run("-m", "engine.cli", *arguments)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, **self.variables, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def try_wheel(sdist: Path, wheel: Path) -> None:
+    """Raises CalledProcessError or SystemExit at what does not work."""
+    place = PLACE / wheel.stem
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    print(f"{wheel.name}: installing", flush=True)
+    installed = install(wheel, place)
+    installed.run("-c", LOAD)
+    installed.kubengine("--version")
+    installed.kubengine("plan", "synth", "--nodes", "5", "-o", "cluster.kes")
+    installed.kubengine("plan", "preempt", "--requests", "cpu=64", "--critical", "cluster.kes")
+    run_a_node(installed)
+    source = unpack(sdist, place / "source")
+    shutil.rmtree(source / "engine")
+    print("  the kernels' tests", flush=True)
+    replace(installed, place=source).run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/fast")
+    print(f"{wheel.name}: works", flush=True)
+
+
+def install(wheel: Path, place: Path) -> Installed:
+    """It, what it requires, and what its tests need."""
+    if wheel.stem.endswith("_aarch64"):
+        site = place / "site"
+        arm64.install([str(wheel), *TRIED_WITH], site)
+        return Installed(tuple(arm64.python()), place, {"PYTHONPATH": str(site)})
+    subprocess.run([sys.executable, "-m", "venv", str(place / "venv")], check=True)
+    python = str(place / "venv/bin/python")
+    subprocess.run([python, "-m", "pip", "install", "-q", str(wheel), *TRIED_WITH], check=True)
+    return Installed((python,), place, {})
+
+
+def run_a_node(installed: Installed) -> None:
+    """Until its pod runs, and to its end."""
+    place = installed.place
+    (place / "pods").mkdir()
+    (place / "config.json").write_text(json.dumps(CONFIG | {"podLogsDir": str(place / "logs")}))
+    spec = {"containers": [{"name": "main", "image": "example.com/web:1"}]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": spec}
+    (place / "pods/web.json").write_text(json.dumps(pod))
+    files = ["--config", "config.json", "--manifests", "pods", "--root-dir", "node"]
+    command = ["-m", "engine.cli", "run", *files, "--runtime", "hollow", "--node-name", "first"]
+    print("  kubengine run", flush=True)
+    with subprocess.Popen([*installed.python, *command], cwd=place, env=installed.environment) as agent:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not is_running(installed):
+                if agent.poll() is not None or time.monotonic() > deadline:
+                    raise SystemExit("the node's pod does not run")
+        finally:
+            agent.send_signal(signal.SIGTERM)
+    if agent.returncode != 0:
+        raise SystemExit(f"the node ended with {agent.returncode}")
+
+
+def is_running(installed: Installed) -> bool:
+    command = [*installed.python, "-m", "engine.cli", "status", "--agent", "node"]
+    shown = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd=installed.place, env=installed.environment
+    )
+    return " Running " in shown.stdout
+
+
+def main(sdist: str, wheels: Sequence[str]) -> None:
+    for wheel in wheels:
+        try_wheel(Path(sdist).absolute(), Path(wheel).absolute())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
