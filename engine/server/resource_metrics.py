@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ _SWAP: Final = ("swap_usage_bytes", "Swap in use by the {} in bytes", "gauge")
 _SWAP_LIMIT: Final = ("swap_limit_bytes", "Swap that the {} may use in bytes", "gauge")
 _START: Final = ("start_time_seconds", "Start of the {} in Unix seconds", "gauge")
 
-Numbers = NDArray[np.int64]
+Numbers: TypeAlias = "NDArray[np.int64]"
 Part = tuple[Texts, Numbers, int | None]
 """Labels, a value of each, and the Unix milliseconds of their reading."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,7 @@ from engine.node.usage.runtime_numbers import RuntimeStats
 from engine.node.usage.used import NodeUsage, UsedGroup
 
 _CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes", "memory_second")
-Columns = Mapping[str, NDArray[np.int64]]
+Columns: TypeAlias = "Mapping[str, NDArray[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)
