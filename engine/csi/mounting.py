@@ -160,10 +160,12 @@ class Mounting:
                 doing = "UnmapVolume.UnmapPodDevice" if published.block else "UnmountVolume.TearDown"
                 text = f'{doing} failed for volume "{published.name}" : {error}'
                 raise Refused(text) from error
-        await asyncio.to_thread(on_disk.clear_published, published)
         self._published.discard(published.target)
-        if data is not None and not data.ephemeral:
-            self._unstage_soon(on_disk.staged(published.name, data))
+        try:
+            await asyncio.to_thread(on_disk.clear_published, published)
+        finally:
+            if data is not None and not data.ephemeral:
+                self._unstage_soon(on_disk.staged(published.name, data))
 
     def _unstage_soon(self, staged: Staged) -> None:
         self._leaving.add(staged)

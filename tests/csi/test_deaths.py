@@ -6,9 +6,11 @@ import errno
 
 import pytest
 
+from engine.api.errors import Refused
 from engine.csi import volume_data
+from engine.csi.devices import Devices
 from engine.csi.file_systems import FileSystems
-from engine.csi.on_disk import Staged
+from engine.csi.on_disk import Published, Staged
 from engine.testing.csi_driver import HANGS
 from tests.csi_rig import CLAIMED, DRIVER, CsiRig
 from tests.waiting import eventually
@@ -103,6 +105,30 @@ async def test_what_is_left_staged_goes_though_it_cannot_be_read_at_first(
     await csi.joined.start()
     await eventually(csi.leaves_nothing)
     assert failed == [DRIVER]
+
+
+@pytest.mark.parametrize("block", [False, True], ids=["files", "block"])
+async def test_what_goes_but_in_part_is_unstaged_all_the_same(
+    csi: CsiRig, monkeypatch: pytest.MonkeyPatch, block: bool
+) -> None:
+    """Whose the volume was is forgotten, and the last step fails."""
+    csi.known()
+    csi.claim(volumeMode="Block" if block else "Filesystem")
+    await csi.driver()
+    await csi.run(CLAIMED, block=block)
+    kind = Devices if block else FileSystems
+    clear, failed = kind.clear_published, []
+
+    def fails_once(self: FileSystems | Devices, published: Published) -> None:
+        clear(self, published)
+        if not failed:
+            failed.append(published)
+            raise Refused("cannot be taken away: Input/output error", subject=str(published.target))
+
+    monkeypatch.setattr(kind, "clear_published", fails_once)
+    await csi.delete()
+    await eventually(csi.leaves_nothing)
+    assert len(failed) == 1
 
 
 async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
