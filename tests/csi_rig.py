@@ -143,10 +143,16 @@ class CsiRig:
 
     def leaves_nothing(self) -> bool:
         """Of volumes, wherever they were."""
+        try:
+            return not (self._left() or mounts_below(self.root))
+        except FileNotFoundError:
+            return False  # it is being taken away
+
+    def _left(self) -> list[str]:
         plugins = self.root / "plugins"
         left = [n for _, below, files in os.walk(plugins) for n in (*below, *files) if n in LEFT]
         left += [str(path) for path in all_devices(self.root).glob("*/*")]
-        return not left and not list((self.root / "pods").iterdir()) and not mounts_below(self.root)
+        return left + [path.name for path in (self.root / "pods").iterdir()]
 
     async def close(self) -> None:
         for driver in self.drivers:
