@@ -50,7 +50,7 @@ class Mounting:
         self._ready: set[Staged] = set()
         self._published: set[Path] = set()
         self._leaving: set[Staged] = set()
-        self._unstaging: dict[Staged, asyncio.Task[None]] = {}
+        self._unstaging: set[Staged] = set()
         drivers.on_arrival(self._came)
 
     async def look_around(self) -> None:
@@ -170,9 +170,15 @@ class Mounting:
     def _unstage_soon(self, staged: Staged) -> None:
         self._leaving.add(staged)
         if staged not in self._unstaging:
-            task = self._working.start(self._unstage_until_done(staged), staged.handle)
-            self._unstaging[staged] = task
-            task.add_done_callback(lambda _: self._unstaging.pop(staged, None))
+            self._unstaging.add(staged)
+            self._working.start(self._unstage_while_asked(staged), staged.handle)
+
+    async def _unstage_while_asked(self, staged: Staged) -> None:
+        """Nothing may happen between the last look at what is asked and the end: it would wait for nobody."""
+        try:
+            await self._unstage_until_done(staged)
+        finally:
+            self._unstaging.discard(staged)
 
     async def _unstage_until_done(self, staged: Staged) -> None:
         failures, said = 0, ""

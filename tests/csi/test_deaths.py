@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 
 import pytest
@@ -10,6 +11,7 @@ from engine.api.errors import Refused
 from engine.csi import volume_data
 from engine.csi.devices import Devices
 from engine.csi.file_systems import FileSystems
+from engine.csi.mounting import Mounting
 from engine.csi.on_disk import Published, Staged
 from engine.testing.csi_driver import HANGS
 from tests.csi_rig import CLAIMED, DRIVER, CsiRig
@@ -129,6 +131,29 @@ async def test_what_goes_but_in_part_is_unstaged_all_the_same(
     await csi.delete()
     await eventually(csi.leaves_nothing)
     assert len(failed) == 1
+
+
+async def test_unstaging_that_is_asked_for_at_the_end_of_another_is_done(
+    csi: CsiRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One had found a user; before its task is over the user has gone."""
+    csi.known()
+    csi.claim()
+    await csi.driver()
+    await csi.run(CLAIMED)
+    unstage, asked = Mounting._unstage, []
+
+    async def asked_meanwhile(self: Mounting, staged: Staged) -> None:
+        if asked:
+            await unstage(self, staged)
+        else:
+            asked.append(staged)
+            asyncio.get_running_loop().call_soon(self._unstage_soon, staged)
+
+    monkeypatch.setattr(Mounting, "_unstage", asked_meanwhile)
+    await csi.delete()
+    await eventually(csi.leaves_nothing)
+    assert len(asked) == 1
 
 
 async def test_a_driver_that_comes_back_is_asked_again(csi: CsiRig) -> None:
