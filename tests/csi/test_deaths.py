@@ -119,7 +119,8 @@ async def test_what_goes_but_in_part_is_unstaged_all_the_same(
     await csi.driver()
     await csi.run(CLAIMED, block=block)
     kind = Devices if block else FileSystems
-    clear, failed = kind.clear_published, []
+    clear = kind.clear_published
+    failed: list[Published] = []
 
     def fails_once(self: FileSystems | Devices, published: Published) -> None:
         clear(self, published)
@@ -141,7 +142,8 @@ async def test_unstaging_that_is_asked_for_at_the_end_of_another_is_done(
     csi.claim()
     await csi.driver()
     await csi.run(CLAIMED)
-    unstage, asked = Mounting._unstage, []
+    unstage = Mounting._unstage
+    asked: list[Staged] = []
 
     async def asked_meanwhile(self: Mounting, staged: Staged) -> None:
         if asked:
