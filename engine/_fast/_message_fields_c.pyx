@@ -261,7 +261,8 @@ cdef class Picker:
 
     cdef list _empty(self):
         """The columns before any item."""
-        return [new_array("q") if self._kinds[column] >= HELD_INT64 else [] for column in range(self._columns)]
+        kinds = [self._kinds[column] for column in range(self._columns)]
+        return [new_array("q") if kind >= HELD_INT64 else [] for kind in kinds]
 
     cdef bint _pick_item(self, Span item, list picked) except -1:
         """Append what is wanted of an item; false for what is out of the ordinary."""
