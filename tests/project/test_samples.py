@@ -113,7 +113,7 @@ def test_what_the_page_on_planning_shows_is_asked_and_answered(tmp_path: Path) -
     shell(scenarios, tmp_path, status=1)
     assert (tmp_path / "report.html").stat().st_size > 1000
     shell(tables, tmp_path)
-    (devices,) = blocks(ROOT / "docs/how-to/gpu-node.md", "sh")
+    *_, devices = blocks(ROOT / "docs/how-to/gpu-node.md", "sh")
     shell(f"mv trace.kes cluster.kes\n{devices}", tmp_path)
 
 
