@@ -230,6 +230,7 @@ def test_every_command_has_a_man_page_with_its_options() -> None:
 
 
 SCRIPT = """
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
 changed() {{ cd {scratch}; find */changed -not -type d | grep -v -e /lib/dpkg -e /log/ -e /cache/man || :; }}
 dpkg --install --no-triggers --force-depends {packages}/kubengine_* >&2
 kubengine --version
