@@ -144,8 +144,8 @@ class CsiRig:
         """Of volumes, wherever they were."""
         try:
             return not (self._left() or mounts_below(self.root))
-        except FileNotFoundError:
-            return False  # it is being taken away
+        except OSError:
+            return False  # it is being taken away, or a walk's fault met this look
 
     def _left(self) -> list[str]:
         plugins = self.root / "plugins"
