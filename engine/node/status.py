@@ -48,6 +48,9 @@ class Waiting:
     reason: str
     message: str = ""
 
+    def state(self) -> ContainerStateWaiting:
+        return ContainerStateWaiting(reason=self.reason, message=self.message)
+
 
 @dataclass(slots=True)
 class StatusInputs:
@@ -212,11 +215,10 @@ def _container_status(
     if newest is None and reset is not None:
         status.restart_count = reset
         status.last_state.terminated = _reset_end()
-        chosen = waiting or Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)
-        status.state.waiting = ContainerStateWaiting(reason=chosen.reason, message=chosen.message)
+        status.state.waiting = (waiting or Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)).state()
         return status
     if newest is None:
-        why = ContainerStateWaiting(reason=waiting.reason, message=waiting.message) if waiting else None
+        why = waiting.state() if waiting is not None else None
         past = is_init and not container.is_sidecar and has_initialized(pod, record)
         return status_of_unseen(pod, status, why, past=past)
     status.restart_count = newest.attempt
@@ -237,15 +239,14 @@ def _container_status(
         status.started = inputs.started(newest)
         status.ready = status.started and inputs.ready(newest) and (not is_init or container.is_sidecar)
     elif newest.state == EXITED and waiting is not None:
-        status.state.waiting = ContainerStateWaiting(reason=waiting.reason, message=waiting.message)
+        status.state.waiting = waiting.state()
         status.last_state.terminated = ended
         return status
     elif newest.state == EXITED:
         status.state.terminated = ended
         status.ready = is_init and not container.is_sidecar and newest.exit_code == 0
     else:
-        chosen = waiting or Waiting("")
-        status.state.waiting = ContainerStateWaiting(reason=chosen.reason, message=chosen.message)
+        status.state.waiting = (waiting or Waiting("")).state()
     if reset is not None:
         status.last_state.terminated = _reset_end()
     if previous is not None and previous.state == EXITED:
