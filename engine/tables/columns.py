@@ -25,6 +25,9 @@ OFFSET: Final = "int64"
 Amounts: TypeAlias = "NDArray[np.int64]"
 Rows: TypeAlias = "NDArray[np.int32]"
 
+NAMES: Final = ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits")
+"""Of a table's columns."""
+
 BEST_EFFORT: Final = 0
 BURSTABLE: Final = 1
 GUARANTEED: Final = 2
@@ -104,7 +107,7 @@ class PodColumns:
 
     def arrays(self) -> Iterator[tuple[str, NDArray[np.generic]]]:
         """Names and arrays; `ranking` is left out where it shares memory with `requests`."""
-        for name in ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits"):
+        for name in NAMES:
             if name != "ranking" or self.ranking is not self.requests:
                 yield name, getattr(self, name)
 

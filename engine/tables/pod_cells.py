@@ -8,9 +8,7 @@ import numpy as np
 
 from engine.tables.amounts import PodEntry
 from engine.tables.cells import FLOAT64, INT32, INT64, UINT8, Cells, take_over, zeros
-from engine.tables.columns import LIMITED_RESOURCES, Fractions, PodColumns
-
-_NAMES = ("node", "qos", "flags", "priority", "creation", "requests", "ranking", "limits")
+from engine.tables.columns import LIMITED_RESOURCES, NAMES, Fractions, PodColumns
 
 
 @dataclass(slots=True)
@@ -45,11 +43,11 @@ class PodCells:
     @classmethod
     def of(cls, columns: PodColumns) -> PodCells:
         """The memory of columns that were filled elsewhere."""
-        return cls(**{name: getattr(columns, name) for name in _NAMES}, fractions=columns.fractions)
+        return cls(**{name: getattr(columns, name) for name in NAMES}, fractions=columns.fractions)
 
     def columns(self) -> PodColumns:
         """The same memory as arrays."""
-        arrays = {name: np.asarray(getattr(self, name)) for name in _NAMES}
+        arrays = {name: np.asarray(getattr(self, name)) for name in NAMES}
         return PodColumns(**arrays, fractions=self.fractions)
 
     @property
@@ -64,7 +62,7 @@ class PodCells:
     def resized(self, capacity: int, resources: int) -> PodCells:
         """A copy with room for more rows or resources (never fewer)."""
         bigger = PodCells.zeros(capacity, resources)
-        for name in _NAMES:
+        for name in NAMES:
             take_over(getattr(self, name), getattr(bigger, name))
         bigger.fractions = self.fractions
         return bigger

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from engine._fast.reading.groups import ABSENT
-from engine.node.usage.runtime_numbers import RuntimeStats
+from engine.node.usage.runtime_numbers import Columns, RuntimeStats
 from engine.node.usage.used import NodeUsage, UsedGroup
 
 _CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes", "memory_second")
-Columns: TypeAlias = "Mapping[str, NDArray[np.int64]]"
 
 
 @dataclass(frozen=True, slots=True)
