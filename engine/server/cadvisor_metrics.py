@@ -19,10 +19,7 @@ from engine.node.machine import device_name, memory_total, swap
 from engine.node.usage.group import GroupTable
 from engine.node.usage.used import NodeUsage
 from engine.server.group_labels import Places, Shown
-from engine.server.metrics_text import head, labelled
-
-NANO = 9
-MICRO = 6
+from engine.server.metrics_text import MICRO, NANO, head, labelled
 
 Numbers: TypeAlias = "NDArray[np.int64]"
 Column = Callable[[GroupTable], tuple[Numbers, int]]

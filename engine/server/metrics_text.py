@@ -15,6 +15,8 @@ from pathlib import Path
 
 from engine.metrics import Collected, Histogram, Registry
 
+NANO, MICRO = 9, 6
+"""Digits behind the point of what is read in parts of a unit."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _HELP = str.maketrans({"\\": r"\\", "\n": r"\n"})
 _LABEL = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})

@@ -17,9 +17,8 @@ from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, j
 from engine.node import machine
 from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.used import NodeUsage, UsedPod
-from engine.server.metrics_text import family, head, labelled
+from engine.server.metrics_text import MICRO, NANO, family, head, labelled
 
-NANO, MICRO = 9, 6
 _CPU: Final = ("cpu_usage_seconds_total", "Cumulative CPU time of the {} in core-seconds", "counter")
 _MEMORY: Final = ("memory_working_set_bytes", "Working set of the {} in bytes", "gauge")
 _SWAP: Final = ("swap_usage_bytes", "Swap in use by the {} in bytes", "gauge")
