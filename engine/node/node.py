@@ -250,6 +250,6 @@ class Node:
         """The same as it is read, from cgroups and network devices."""
         return await self.running.usage()
 
-    async def runtime_use(self) -> list[RuntimeUse]:
+    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """CPU and memory of what `usage` has no numbers of, where the runtime has."""
-        return await self.running.runtime_use()
+        return await self.running.runtime_use(usage)

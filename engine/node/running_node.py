@@ -425,9 +425,9 @@ class RunningNode:
         """The same as it is read, from cgroups and network devices."""
         return await self._sampler.sample()
 
-    async def runtime_use(self) -> list[RuntimeUse]:
+    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """CPU and memory of what `usage` has no numbers of, where the runtime has."""
-        return await self._summaries.runtime_use()
+        return await self._summaries.runtime_use(usage)
 
     @cached_property
     def _sampler(self) -> UsageSampler:

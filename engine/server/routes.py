@@ -144,7 +144,8 @@ async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
     from engine.server.resource_metrics import resource_metrics, scrape_error
 
     try:
-        return resource_metrics(await view.usage(), await view.runtime_use())
+        usage = await view.usage()
+        return resource_metrics(usage, await view.runtime_use(usage))
     except KubengineError as error:
         logger.error("no resource metrics: %s", error)
         return scrape_error(1)

@@ -60,7 +60,7 @@ class ServedNode(Protocol):
         """The same as it is read, from cgroups and network devices."""
         ...
 
-    async def runtime_use(self) -> Sequence[RuntimeUse]:
+    async def runtime_use(self, usage: NodeUsage) -> Sequence[RuntimeUse]:
         """CPU and memory of what `usage` has no numbers of, where the runtime has."""
         ...
 

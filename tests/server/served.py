@@ -57,7 +57,7 @@ class View:
         root = UsedGroup("/", groups.add(["/"]))
         return NodeUsage(0.0, groups.read(), root, {}, [], [])
 
-    async def runtime_use(self) -> list[RuntimeUse]:
+    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         return self.of_runtime
 
 

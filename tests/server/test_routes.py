@@ -246,7 +246,7 @@ async def test_metrics_say_what_is_used_of_claims(serve: Any) -> None:
 async def test_resource_metrics_say_that_nothing_could_be_read(serve: Any) -> None:
     view = View()
 
-    async def away() -> Any:
+    async def away(usage: Any) -> Any:
         raise Unavailable("the runtime is away")
 
     view.runtime_use = away  # type: ignore[method-assign]

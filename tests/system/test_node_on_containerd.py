@@ -93,7 +93,8 @@ async def test_a_finished_pod_is_left_out_of_the_summary_and_takes_nothing_from_
     for name in ("used-n1", "half-n1"):
         running = next(c for c in shown[name]["containers"] if c["name"] == "c")
         assert running["memory"]["workingSetBytes"] > 0
-    page = resource_metrics(await rig.node.usage(), await rig.node.runtime_use())
+    usage = await rig.node.usage()
+    page = resource_metrics(usage, await rig.node.runtime_use(usage))
     metrics = b"".join(page).decode()
     assert 'container_memory_working_set_bytes{container="c",namespace="default",pod="half-n1"}' in metrics
 

@@ -72,10 +72,9 @@ class Summaries:
         opening = b'{"node":' + to_json(await self._node(usage)) + b',"pods":['
         return self._pods.pages(opening, usage, stats, files, told)
 
-    async def runtime_use(self) -> list[RuntimeUse]:
-        """CPU and memory of what the groups say nothing of; the runtime is asked only where there may be
-        such. Raises `Unavailable` where it doesn't answer."""
-        usage = await self._sampler.sample()
+    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
+        """CPU and memory of what the groups of a reading say nothing of; the runtime is asked only where
+        there may be such. Raises `Unavailable` where it doesn't answer."""
         if not usage.lacking:
             return []
         return [*runtime_use(usage, await pod_stats(self._runtime, self._held()))]
