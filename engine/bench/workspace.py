@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine.api.errors import Unavailable
+from engine.cri.paths import CONTAINER_LOGS
 from engine.host.mountinfo import mounted
 from engine.host.mounts import unmount_below
 
@@ -60,10 +61,18 @@ class Workspace:
                     left.append(directory)
         with contextlib.suppress(OSError):
             unmount_below(self.path)
+        self._remove_log_links()
         shutil.rmtree(self.path, ignore_errors=True)
         if self.path.exists():
             left.append(str(self.path))
         return left
+
+    def _remove_log_links(self) -> None:
+        """Those that lead to its logs from where every agent puts such links."""
+        for link in CONTAINER_LOGS.glob("*.log"):
+            with contextlib.suppress(OSError):
+                if link.readlink().is_relative_to(self.logs):
+                    link.unlink()
 
 
 @contextlib.contextmanager

@@ -57,12 +57,20 @@ def assert_nothing_left(directory: Path) -> None:
     elsewhere = {path.name for path in Path(tempfile.gettempdir()).glob("kubengine-bench-*")}
     groups = {path.name for path in Path("/sys/fs/cgroup").glob("*/kubengine-bench-*")}
     assert groups - elsewhere == set()
+    assert [link for link in Path("/var/log/containers").glob("*.log") if leads_to(link, directory)] == []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = process.read_bytes()
         except OSError:
             continue
         assert str(directory).encode() not in command, command
+
+
+def leads_to(link: Path, directory: Path) -> bool:
+    try:
+        return link.readlink().is_relative_to(directory)
+    except OSError:
+        return False
 
 
 @pytest.mark.slow
