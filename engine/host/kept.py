@@ -28,9 +28,9 @@ log = logging.getLogger("kubengine.files")
 T = TypeVar("T")
 
 
-def keep(path: Path, content: bytes) -> None:
-    """Replace the file. Raises `Refused` with the path."""
-    replace_file(path, sealed(content))
+def keep(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace the file (`replace_file`). Raises `Refused` with the path."""
+    replace_file(path, sealed(content), durable=durable)
 
 
 def kept(path: Path, decode: Callable[[bytes], T], *, without: str) -> T | None:

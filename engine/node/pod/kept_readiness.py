@@ -1,6 +1,7 @@
 """`readiness.json` in a pod's directory: what was ready and started, for an agent that comes back.
 
-Written beside the loop, the newest of each pod only: a disk that is slow to sync holds up nobody.
+Written beside the loop, the newest of each pod only, and not synced: a power cut takes the containers that
+it tells of as well.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class KeptReadiness:
         failed = []
         for uid, content in batch.items():
             try:
-                keep(self._pod_directory(uid) / FILE, content)
+                keep(self._pod_directory(uid) / FILE, content, durable=False)
             except Refused as error:
                 log.warning("%s", error)
                 failed.append(uid)
