@@ -7,7 +7,7 @@ import contextlib
 import glob
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -255,17 +255,15 @@ class ContainerGC:
             )
 
     async def _evict_logs(self, report: ContainerGCReport, sources_ready: bool) -> None:
-        if sources_ready and self._pod_logs_dir.is_dir():
-            for directory in list(self._pod_logs_dir.iterdir()):
+        if sources_ready:
+            for directory in await asyncio.to_thread(_entries, self._pod_logs_dir):
                 if self._content_removed(pod_of_log_directory(directory)):
                     with contextlib.suppress(OSError):
                         await asyncio.to_thread(remove_tree, directory)
                     report.logs.append(str(directory))
-        for link in self._container_logs_dir.glob("*.log"):
-            with contextlib.suppress(OSError):  # without root, others' links can't even be looked at
-                if not link.exists() and await self._is_dead(link):
-                    link.unlink()
-                    report.logs.append(str(link))
+        dangling = await asyncio.to_thread(_dangling, self._container_logs_dir)
+        dead = [link for link in dangling if await self._is_dead(link)]
+        report.logs += map(str, await asyncio.to_thread(_unlinked, dead))
 
     async def _is_dead(self, link: Path) -> bool:
         """Whether a dangling log link may go: a living container's log is only missing while it rotates."""
@@ -277,6 +275,30 @@ class ContainerGC:
         except KubengineError:
             return False
         return state == cri.CONTAINER_EXITED
+
+
+def _entries(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+def _dangling(directory: Path) -> list[Path]:
+    """The log links there that lead nowhere; others' that may not be looked at are left out."""
+    found = []
+    for link in directory.glob("*.log"):
+        with contextlib.suppress(OSError):
+            if not link.exists():
+                found.append(link)
+    return found
+
+
+def _unlinked(links: Iterable[Path]) -> list[Path]:
+    """Removes them; those that could be."""
+    gone = []
+    for link in links:
+        with contextlib.suppress(OSError):
+            link.unlink()
+            gone.append(link)
+    return gone
 
 
 def _dead_container(container: cri.Container) -> DeadContainer:
