@@ -103,6 +103,7 @@ class Table {
       opened.has(key) ? opened.delete(key) : opened.add(key);
       this.open(line, key);
     };
+    row.addEventListener("animationend", () => row.classList.remove("new")); // or a column that comes back shows it again
     row.addEventListener("click", () => { if (!String(getSelection())) turn(); });
     row.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === " ") { event.preventDefault(); turn(); }
@@ -144,7 +145,7 @@ const byName = (a, b) => (a[1].name < b[1].name ? -1 : 1);
 
 const tables = {
   pods: new Table("Pods of this node", [["Pod", "w"], ["QoS", "wide"], ["Phase"], ["Ready", "n"], ["Restarts", "n wide"], ["CPU", "n"], ["Memory", "n"], ["Age", "n wide"]]),
-  cgroups: new Table("Cgroups and their values", [["Group", "w"], ["Weight", "n"], ["CPU limit", "n wide"], ["Memory limit", "n"], ["Pids", "n wide"], ["CPU used", "n"], ["Memory used", "n"]]),
+  cgroups: new Table("Cgroups and their values", [["Group", "w"], ["Weight", "n wide"], ["CPU limit", "n wide"], ["Memory limit", "n"], ["Pids", "n wide"], ["CPU used", "n"], ["Memory used", "n"]]),
   probes: new Table("Probes", [["Container", "w"], ["Probe"], ["Result"], ["Run", "n wide"], ["Took", "n wide"], ["Late by", "n"], ["Times late", "n wide"], ["Each", "n wide"]]),
   images: new Table("Images", [["Image", "w"], ["Size", "n"], ["Used", "n wide"], ["By", "w wide"], ["Stays because", "w"]]),
   decisions: new Table("Decisions, the latest first", [["Time", "t"], ["What"], ["Outcome"], ["Pod", "w"], ["Why", "w wide"]]),
@@ -209,10 +210,15 @@ const draw = {
         el("p", {}, el("span", {}, `${each.signal} < ${each.value}${each.grace ? ` for ${each.grace} s` : ""}`), el("span", { class: near }, distance)),
         bar(used, each.capacity && each.limit !== null ? 1 - each.limit / each.capacity : undefined));
     });
+    const used = ({ usage, request }) => {
+      if (usage === null) return "nothing is known of its usage";
+      if (request === null) return usage === 1 ? "1 task" : `${counted(usage)} tasks`;
+      return usage > request ? `uses ${bytes(usage)}, ${bytes(usage - request)} more than it requests` : `uses ${bytes(usage)} of ${bytes(request)} that it requests`;
+    };
     const first = [...known.eviction.values()].filter((each) => each.resource).flatMap(({ resource, pods, spared }) => [
       el("h3", {}, `When ${resource} ${resource === "pids" ? "run" : "runs"} short, first to go`),
       el("ol", {}, ...pods.filter((each) => matches(each.pod, each.qos)).map((each) => el("li", {}, each.pod,
-        el("span", { class: "soft" }, ` ${each.qos}, ${each.why}${each.usage === null ? "" : `, uses ${resource === "pids" ? counted(each.usage) : bytes(each.usage)}`}`)))),
+        el("span", { class: "soft" }, ` ${each.qos}, priority ${each.priority}, ${used(each)}`)))),
       spared ? el("p", { class: "holder" }, `${pods.length ? "" : "None of the first: "}${spared} critical ${spared === 1 ? "pod is" : "pods are"} passed over`) : null,
     ].filter(Boolean));
     replace("eviction", el("div", { class: "thresholds" }, ...thresholds), ...first);
@@ -270,7 +276,7 @@ const draw = {
       const name = group.pod || path.split("/").pop() || "/";
       return {
         key: `cgroup ${path}`,
-        cells: [`${"\u2003".repeat(depth)}${name}`, cell(first(group.files, "cpu.weight", "cpu.shares"), plain),
+        cells: [`${"\u00a0".repeat(4 * depth)}${name}`, cell(first(group.files, "cpu.weight", "cpu.shares"), plain),
           cell(first(group.files, "cpu.max", "cpu.cfs_quota_us"), quota), cell(first(group.files, "memory.max", "memory.limit_in_bytes"), limit),
           cell(first(group.files, "pids.max"), plain), cores(milli), bytes(mebibytes === null ? null : mebibytes * 2 ** 20)],
         more: [path, ...Object.entries(group.files).map(([file, [actual, wanted]]) => `${file} ${plain(actual)}${wanted === null ? "" : ` ≠ ${wanted}`}`)].join("\n"),

@@ -161,7 +161,7 @@ def eviction_rows(told: Mapping[str, Any]) -> Rows:
         rows[f"first {resource}"] = {
             "resource": resource,
             "pods": [
-                {name: each[name] for name in ("pod", "qos", "priority", "request", "why")}
+                {name: each[name] for name in ("pod", "qos", "priority", "request")}
                 | {"usage": _rounded(each["usage"], 1 if _counted(resource) else _MIB)}
                 for each in going[:FIRST_TO_GO]
             ],
