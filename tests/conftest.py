@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,10 @@ pytest_plugins = ["engine.testing.pytest_plugin"]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Directories as short as without workers: unix sockets take 107 characters."""
+    """Directories as short as without workers (unix sockets take 107 characters), and the interrupts that a
+    shell's background jobs, and so all that they start, would not hear."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is not None and config.option.basetemp is not None:  # a test's own pytest has none
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker))
