@@ -188,6 +188,7 @@ class RunningNode:
             node=self.description.current,
             allocatable=gatekeeper.allocatable,
             recorder=recorder,
+            registry=setting.registry,
             tasks=tasks,
             clock=clock,
         )

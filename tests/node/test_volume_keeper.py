@@ -18,14 +18,24 @@ from engine.api.errors import Missing, Refused
 from engine.api.events import EventRecorder
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
-from engine.api.pod import Container, Pod, PodSpec, ProjectedVolume, Volume, VolumeMount, VolumeProjection
+from engine.api.pod import (
+    Container,
+    EmptyDirVolume,
+    HostPathVolume,
+    Pod,
+    PodSpec,
+    ProjectedVolume,
+    Volume,
+    VolumeMount,
+    VolumeProjection,
+)
 from engine.api.references import ObjectProjection, SecretVolume, ServiceAccountTokenProjection
 from engine.csi.records import NoRecords
 from engine.host.mountinfo import mounts_below
 from engine.host.mounts import unmount_below
 from engine.host.published import PublishedFile
 from engine.host.tasks import Tasks
-from engine.metrics import Registry
+from engine.metrics import Collected, Histogram, Registry
 from engine.node.cluster_objects import NoCluster
 from engine.node.volumes import PodVolumes, VolumeKeeper, VolumeRefused
 from engine.node.volumes.attachments import Attachments
@@ -157,7 +167,14 @@ def recorder() -> EventRecorder:
 
 
 @pytest.fixture
-def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callable[[Objects], VolumeKeeper]:
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def keep(
+    volumes: PodVolumes, recorder: EventRecorder, registry: Registry, tmp_path: Path
+) -> Callable[[Objects], VolumeKeeper]:
     def made(objects: Objects) -> VolumeKeeper:
         csi = CsiStorage(
             tmp_path / "root",
@@ -165,7 +182,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             objects,
             NoRecords(),
             Attachments(lambda: None),
-            registry=Registry(),
+            registry=registry,
             tasks=Tasks(),
             clock=lambda: NOW,
             usage_seconds=60.0,
@@ -179,6 +196,7 @@ def keep(volumes: PodVolumes, recorder: EventRecorder, tmp_path: Path) -> Callab
             node=Node,
             allocatable=dict,
             recorder=recorder,
+            registry=registry,
             tasks=Tasks(),
             clock=lambda: NOW,
         )
@@ -291,6 +309,47 @@ async def test_what_fails_later_is_said_once_and_tried_again(
     said = [event.message for event in recorder if event.reason == "FailedMount"]
     assert said == ['MountVolume.SetUp failed for volume "v" : not now']
     await keeper.tear_down("u1")
+
+
+@pytest.mark.root
+async def test_volumes_are_counted_by_plugin_and_their_operations_by_outcome(
+    keep: Callable[[Objects], VolumeKeeper], registry: Registry, tmp_path: Path
+) -> None:
+    keeper = keep(Objects(a=b"1"))
+    missing = HostPathVolume(str(tmp_path / "none"), type="Directory")
+    pod = pod_with(
+        Volume("e", empty_dir=EmptyDirVolume()),
+        Volume("s", secret=SecretVolume("s")),
+        Volume("h", host_path=missing),
+    )
+
+    def volumes_are(state: str) -> dict[str, float]:
+        counted = registry.metrics["volume_manager_total_volumes"]
+        assert isinstance(counted, Collected)
+        return {plugin: value for (plugin, of), value in counted.collect() if of == state}
+
+    def operations() -> dict[tuple[str, ...], int]:
+        lasted = registry.metrics["storage_operation_duration_seconds"]
+        assert isinstance(lasted, Histogram)
+        return {labels: sum(counts) for labels, counts in lasted.counts.items()}
+
+    plugins = [f"kubernetes.io/{name}" for name in ("empty-dir", "host-path", "secret")]
+    with pytest.raises(VolumeRefused):
+        await keeper.set_up(pod)
+    assert volumes_are("desired_state_of_world") == dict.fromkeys(plugins, 1)
+    assert volumes_are("actual_state_of_world") == {}
+    assert operations() == {
+        ("kubernetes.io/empty-dir", "volume_mount", "success", "false"): 1,
+        ("kubernetes.io/secret", "volume_mount", "success", "false"): 1,
+        ("kubernetes.io/host-path", "volume_mount", "fail-unknown", "false"): 1,
+    }
+    Path(missing.path).mkdir()
+    await keeper.set_up(pod)
+    assert volumes_are("actual_state_of_world") == dict.fromkeys(plugins, 1)
+    await keeper.leave("u1")
+    assert volumes_are("desired_state_of_world") == volumes_are("actual_state_of_world") == {}
+    taken = {labels[0]: count for labels, count in operations().items() if labels[1] == "volume_unmount"}
+    assert taken == dict.fromkeys(plugins, 1)
 
 
 async def test_what_cannot_be_made_names_the_volume(keep: Callable[[Objects], VolumeKeeper]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,10 +20,11 @@ from engine.api.duration import doubled
 from engine.api.errors import Missing, Refused
 from engine.api.events import WARNING, EventRecorder
 from engine.api.node import Node
-from engine.api.pod import Pod
+from engine.api.pod import Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.storage import LocalVolume
 from engine.host.tasks import Tasks
+from engine.metrics import Registry
 from engine.node.cluster_objects import ClusterObjects
 from engine.node.volumes.agent_written import is_agent_written
 from engine.node.volumes.claims import (
@@ -39,6 +41,7 @@ from engine.node.volumes.local_devices import LocalDevices
 from engine.node.volumes.made import MadeVolume
 from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
 from engine.node.volumes.refusals import VolumeRefused, refusing
+from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
 
 if TYPE_CHECKING:
     from engine.node.volumes.growing import Growing
@@ -66,6 +69,7 @@ class VolumeKeeper:
         node: Callable[[], Node],
         allocatable: Callable[[], Mapping[str, Quantity]],
         recorder: EventRecorder,
+        registry: Registry,
         tasks: Tasks,
         clock: Callable[[], float],
     ) -> None:
@@ -80,6 +84,7 @@ class VolumeKeeper:
         self._clock = clock
         self._working = tasks.passing("volumes")
         self._kept: dict[str, _Kept] = {}
+        self._counts = VolumeCounts(registry, self._kept.values)
         objects.on_change(self._changed)
 
     async def start(self) -> None:
@@ -144,10 +149,13 @@ class VolumeKeeper:
             except TimeoutError:
                 raise Refused("the pod's volumes are still being made") from None
             kept.lock.release()
-        await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
-        await self._csi.withdraw(uid)
-        await asyncio.to_thread(remove, uid)
-        await self._local.leave(uid)
+        with self._counts.timed() as durations, ExitStack() as operations:
+            for plugin in set(kept.has() if kept is not None else ()):
+                operations.enter_context(durations.of(plugin, UNMOUNT))
+            await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
+            await self._csi.withdraw(uid)
+            await asyncio.to_thread(remove, uid)
+            await self._local.leave(uid)
         if self._has_claims:
             self._growing.leave(uid)
         self._kept.pop(uid, None)
@@ -161,9 +169,10 @@ class VolumeKeeper:
                 given: dict[str, Given] = {**contents, **bound}
                 if kept.left:
                     raise VolumeRefused("the pod's volumes are being taken away")
-                paths = await asyncio.to_thread(
-                    self._volumes.set_up, kept.pod, given, allocatable=self._allocatable()
-                )
+                with self._counts.timed() as durations:
+                    set_up = partial(self._volumes.set_up, durations=durations)
+                    allocatable = self._allocatable()
+                    paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
                 made_here = {name: self._made(bound.get(name), path) for name, path in paths.items()}
                 volumes = made_here | await self._of_drivers(kept, bound)
                 await self._grow_at_mount(kept.pod, volumes)
@@ -249,13 +258,17 @@ class VolumeKeeper:
     async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
         """Beside each other; the first refusal is raised when all have ended."""
         volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
-        making = (self._csi.set_up(kept.pod, v, bound.get(v.name), kept.leaving) for v in volumes)
+        making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
         made = await asyncio.gather(*making, return_exceptions=True)
         for failure in made:
             if isinstance(failure, BaseException):
                 raise failure
         found = zip(volumes, made, strict=True)
         return {volume.name: each for volume, each in found if isinstance(each, MadeVolume)}
+
+    async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
+        with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
+            return await self._csi.set_up(kept.pod, volume, bound, kept.leaving)
 
     @cached_property
     def _growing(self) -> Growing:
@@ -280,7 +293,7 @@ class VolumeKeeper:
             bound = await self._bound(kept.pod)
             for volume in used_volumes(kept.pod):
                 if volume.name in names and not kept.left:
-                    await self._csi.set_up(kept.pod, volume, bound.get(volume.name), kept.leaving)
+                    await self._publish(kept, volume, bound.get(volume.name))
 
     async def _grow(self, kept: _Kept) -> None:
         """A claim that cannot be read now is read again in its time."""
@@ -370,6 +383,18 @@ class _Kept:
             if self.left:
                 self._leaving.set()
         return self._leaving
+
+    def wants(self) -> list[str]:
+        """Plugins of the volumes that the pod is to have."""
+        if self.left:
+            return []
+        volumes = ((volume, self.made.get(volume.name)) for volume in used_volumes(self.pod))
+        return [plugin_name(volume, made.bound if made is not None else None) for volume, made in volumes]
+
+    def has(self) -> list[str]:
+        """Plugins of the volumes that it has."""
+        volumes = ((volume, self.made.get(volume.name)) for volume in used_volumes(self.pod))
+        return [plugin_name(volume, made.bound) for volume, made in volumes if made is not None]
 
     def forget_time(self) -> None:
         if self.timer is not None:

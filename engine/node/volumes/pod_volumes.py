@@ -21,6 +21,7 @@ from engine.node.volumes.claims import BoundVolume, is_of_driver, mount_options
 from engine.node.volumes.contents import Contents
 from engine.node.volumes.project_ids import NONE, ProjectIds
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, refusing
+from engine.node.volumes.volume_counts import Durations, mounting, plugin_name
 
 Given = Contents | BoundVolume
 
@@ -49,11 +50,16 @@ class PodVolumes:
         return {path.name for path in self._pods.iterdir()} if self._pods.is_dir() else set()
 
     def set_up(
-        self, pod: Pod, given: Mapping[str, Given], *, allocatable: Mapping[str, Quantity]
+        self,
+        pod: Pod,
+        given: Mapping[str, Given],
+        *,
+        allocatable: Mapping[str, Quantity],
+        durations: Durations | None = None,
     ) -> dict[str, Path]:
         """Makes what containers use but images and what drivers make, again where it exists;
         name → host path. `given` has what is not in the pod itself, by the volumes' names: contents of those
-        that the agent writes, what claims are bound to.
+        that the agent writes, what claims are bound to. How long each takes is noted in `durations`.
 
         Raises `VolumeRefused` naming the volume.
         """
@@ -62,12 +68,14 @@ class PodVolumes:
         for name in ("containers", "plugins", "volumes"):
             (directory / name).mkdir(mode=0o750, exist_ok=True)
         paths = {}
+        noted = durations or Durations()
         for volume in used_volumes(pod):
             bound = given.get(volume.name)
             if is_of_driver(volume, bound):
                 continue
             block = isinstance(bound, BoundVolume) and bound.block
-            with refusing(_shown_name(volume, given), SET_UP_DEVICE if block else SET_UP):
+            failure = refusing(_shown_name(volume, given), SET_UP_DEVICE if block else SET_UP)
+            with failure, noted.of(plugin_name(volume, bound), mounting(bound)):
                 paths[volume.name] = self._set_up(pod, volume, bound, allocatable)
         return paths
 

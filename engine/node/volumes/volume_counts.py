@@ -1,0 +1,113 @@
+"""What dashboards ask of a node's volumes: how many there are, and how long their operations take.
+
+Names, labels and buckets are those of the kubelet v1.36 (`pkg/kubelet/volumemanager/metrics`,
+`pkg/volume/util/metrics.go`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Final, Protocol
+
+from engine.api.pod import HostPathVolume, Volume
+from engine.api.storage import LocalVolume
+from engine.metrics import Registry, Sample
+from engine.node.volumes import agent_written
+from engine.node.volumes.claims import BoundVolume
+
+MOUNT, MAP, UNMOUNT = "volume_mount", "map_volume", "volume_unmount"
+ACTUAL, DESIRED = "actual_state_of_world", "desired_state_of_world"
+NOT_KNOWN: Final = "N/A"
+_OF_KUBERNETES: Final = "kubernetes.io/"
+_SUCCESS, _FAILURE = "success", "fail-unknown"
+_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0)
+
+
+def plugin_name(volume: Volume, bound: object) -> str:
+    """The kubelet's name of what makes a volume; `bound` is what its claim is bound to, if that is known."""
+    source = bound.source if isinstance(bound, BoundVolume) else None
+    if volume.csi is not None:
+        return f"{_OF_KUBERNETES}csi:{volume.csi.driver}"
+    if volume.host_path is not None or isinstance(source, HostPathVolume):
+        return f"{_OF_KUBERNETES}host-path"
+    if volume.empty_dir is not None:
+        return f"{_OF_KUBERNETES}empty-dir"
+    if isinstance(source, LocalVolume):
+        return f"{_OF_KUBERNETES}local-volume"
+    if source is not None:
+        return f"{_OF_KUBERNETES}csi:{source.driver}"
+    directory = agent_written.plugin_of(volume)
+    return directory.replace("~", "/") if directory is not None else NOT_KNOWN
+
+
+def mounting(bound: object) -> str:
+    """What making a volume is called."""
+    return MAP if isinstance(bound, BoundVolume) and bound.block else MOUNT
+
+
+class Durations:
+    """How long operations took, noted in any thread."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[float, str, str, bool]] = []
+
+    @contextmanager
+    def of(self, plugin: str, operation: str) -> Iterator[None]:
+        """Notes how long the block takes, and whether it fails."""
+        began, done = time.monotonic(), False
+        try:
+            yield
+            done = True
+        finally:
+            self.noted.append((time.monotonic() - began, plugin, operation, done))
+
+
+class PodsVolumes(Protocol):
+    """Plugins of the volumes of one pod."""
+
+    def wants(self) -> Iterable[str]: ...
+
+    def has(self) -> Iterable[str]: ...
+
+
+class VolumeCounts:
+    """`pods` are all whose volumes are kept."""
+
+    def __init__(self, registry: Registry, pods: Callable[[], Iterable[PodsVolumes]]) -> None:
+        self._lasted = registry.histogram(
+            "storage_operation_duration_seconds",
+            "How long making a volume took, or taking away those of a pod, which go together.",
+            ["volume_plugin", "operation_name", "status", "migrated"],
+            buckets=_BUCKETS,
+        )
+
+        def volumes() -> Iterator[Sample]:
+            for state, plugins in (
+                (ACTUAL, (each.has() for each in pods())),
+                (DESIRED, (each.wants() for each in pods())),
+            ):
+                for plugin, count in sorted(Counter(chain.from_iterable(plugins)).items()):
+                    yield (plugin, state), count
+
+        registry.collected(
+            "gauge",
+            "volume_manager_total_volumes",
+            "Volumes that pods are to have (desired_state_of_world), and have.",
+            ["plugin_name", "state"],
+            volumes,
+        )
+
+    @contextmanager
+    def timed(self) -> Iterator[Durations]:
+        """What is noted in the block is counted when it ends, in this thread."""
+        durations = Durations()
+        try:
+            yield durations
+        finally:
+            for seconds, plugin, operation, done in durations.noted:
+                status = _SUCCESS if done else _FAILURE
+                self._lasted.observe(seconds, plugin, operation, status, "false")
