@@ -145,7 +145,7 @@ class CgroupTree:
                     directory.forget(self.descriptors)
                     directory.known = self.rules.fresh(hierarchy.controllers) if fresh else {}
             if "cpuset" in hierarchy.controllers and self.mounts.version == 1:
-                self._inherit_cpuset(hierarchy, path)
+                self._inherit_cpuset(hierarchy, path, fresh)
         if self.mounts.version == 2:
             for depth in range(len(group.name) + group.delegates):
                 self._enable(group.name[:depth])
@@ -387,8 +387,8 @@ class CgroupTree:
                 raise enable_refused(error, control, controller) from error
         self._enabled.add(path)
 
-    def _inherit_cpuset(self, hierarchy: Hierarchy, path: str) -> None:
-        """A new v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
+    def _inherit_cpuset(self, hierarchy: Hierarchy, path: str, fresh: bool) -> None:
+        """A v1 cpuset that is `fresh` is empty and takes no process until it has its parent's CPUs and nodes."""
         parent = path.rpartition("/")[0] or hierarchy.path
         inherited = self._cpuset.get(parent)
         if inherited is None:
@@ -397,7 +397,7 @@ class CgroupTree:
                 _text(f"{parent}/cpuset.mems"),
             )
         for file, text in zip(("cpuset.cpus", "cpuset.mems"), inherited, strict=True):
-            if text and not _text(f"{path}/{file}"):
+            if text and (fresh or not _text(f"{path}/{file}")):
                 try:
                     _put(f"{path}/{file}", text)
                 except OSError as error:
