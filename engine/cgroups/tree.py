@@ -388,7 +388,7 @@ class CgroupTree:
         self._enabled.add(path)
 
     def _inherit_cpuset(self, hierarchy: Hierarchy, path: str, fresh: bool) -> None:
-        """A v1 cpuset that is `fresh` is empty and takes no process until it has its parent's CPUs and nodes."""
+        """A `fresh` v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
         parent = path.rpartition("/")[0] or hierarchy.path
         inherited = self._cpuset.get(parent)
         if inherited is None:

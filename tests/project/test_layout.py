@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "probes": BASE | {"host", "wire", "cri"},
     "runtime": {"api", "metrics", "host", "wire", "cri"},
     "node": BASE | DECISION_ROOMS | {"host", "wire", "cri", "cluster", "plugins", "csi"},
-    "bench": {"api", "host", "wire"},
+    "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "_fast"},
     "plan": BASE | DECISION_ROOMS | {"host"},
 }
