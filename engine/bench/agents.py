@@ -59,8 +59,10 @@ class AgentKind:
     label: str
     kubelet: Path | None = None
 
-    def command(self, workspace: Workspace, config: Path) -> list[str]:
+    def command(self, workspace: Workspace, config: Path, kubeconfig: Path | None = None) -> list[str]:
         arguments = ["--config", str(config), "--root-dir", str(workspace.root)]
+        if kubeconfig is not None:
+            arguments += ["--kubeconfig", str(kubeconfig.absolute())]
         if self.kubelet is None:
             return kubengine("run", *arguments, "--node-name", NODE_NAME, "--log-level", "warning")
         certificates = str(workspace.path / "pki")
@@ -133,7 +135,8 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
 
 
 class Agent:
-    """A started agent of one kind; `settings` are fields of the KubeletConfiguration beside the common ones.
+    """A started agent of one kind; `settings` are fields of the KubeletConfiguration beside the common ones,
+    with a `kubeconfig` it joins that cluster.
 
     `uncounted` says why its system calls are not counted, None where they are.
     """
@@ -146,6 +149,7 @@ class Agent:
         *,
         max_pods: int,
         settings: Mapping[str, Any] | None = None,
+        kubeconfig: Path | None = None,
     ) -> None:
         self.kind = kind
         self.workspace = workspace
@@ -155,7 +159,9 @@ class Agent:
         self._syscalls: SyscallCounter | None = None
         self.uncounted: str | None = None
         self.began = time.monotonic()
-        self.part = Part(kind.label, kind.command(workspace, config), workspace.path / "agent.log")
+        self.part = Part(
+            kind.label, kind.command(workspace, config, kubeconfig), workspace.path / "agent.log"
+        )
         try:
             self._syscalls = SyscallCounter(self.part.pid)
         except (Refused, OSError) as error:

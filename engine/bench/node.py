@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, KubengineError
-from engine.bench import decisions, phases, workload
+from engine.bench import decisions, joined, phases, workload
 from engine.bench.agents import AgentKind
 from engine.bench.parts import HollowRuntime, ProbeTarget
 from engine.bench.phases import Figures, Session
@@ -32,12 +32,14 @@ PHASES: dict[str, Callable[[Session], Figures]] = {
     "devices": decisions.devices,
     "preemption": decisions.preemption,
     "image-gc": decisions.image_gc,
+    "api": joined.joined,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """`runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds."""
+    """`runtime` is `hollow` or a CRI socket; `limit` bounds each wait in seconds; `kubeconfig` is an
+    administrator's of the cluster that the `api` phase joins."""
 
     kubelet: Path | None = None
     pods: int = 60
@@ -48,6 +50,7 @@ class BenchOptions:
     limit: float = 300.0
     load: ProbeLoad = field(default_factory=ProbeLoad)
     images: int = 500
+    kubeconfig: Path | None = None
 
 
 @dataclass(slots=True)
@@ -116,7 +119,7 @@ class NodeBench:
             options = self.options
             session = Session(
                 kind, workspace, endpoint, runtime, target, options.pods, options.seconds, options.limit,
-                options.load, options.images,
+                options.load, options.images, options.kubeconfig,
             )  # fmt: skip
             self._phases(session)
         except (KubengineError, OSError):

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -52,6 +53,7 @@ class Session:
     limit: float
     load: ProbeLoad = field(default_factory=ProbeLoad)
     images: int = 0
+    kubeconfig: Path | None = None
     agent: Agent | None = None
     idle_cpu_per_second: float | None = None
     names: list[str] = field(default_factory=list)
@@ -62,9 +64,12 @@ class Session:
             raise Unavailable("the agent is not running", subject=self.kind.label)
         return self.agent
 
-    def start_agent(self, settings: Mapping[str, Any] | None = None) -> Agent:
+    def start_agent(
+        self, settings: Mapping[str, Any] | None = None, *, kubeconfig: Path | None = None
+    ) -> Agent:
+        most = 2 * self.pods + 20
         self.agent = Agent(
-            self.kind, self.workspace, self.endpoint, max_pods=2 * self.pods + 20, settings=settings
+            self.kind, self.workspace, self.endpoint, max_pods=most, settings=settings, kubeconfig=kubeconfig
         )
         return self.agent
 

@@ -54,6 +54,11 @@ def _end_on_terminate(_number: int, _frame: FrameType | None) -> None:
     show_default=True,
     help="Unused images that the image-gc phase collects.",
 )
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="An administrator's, of the cluster that the api phase joins as node bench-node.",
+)
 @click.option("--runtime", metavar="hollow|unix:///PATH", default="hollow", show_default=True)
 @click.option("--phases", metavar="NAME,…", help="Only these phases.  [default: all]")
 @click.option(
@@ -72,6 +77,7 @@ def node(
     probe_mix: str,
     probes_per_second: float | None,
     images: int,
+    kubeconfig: Path | None,
     runtime: str,
     phases: str | None,
     limit: float,
@@ -101,6 +107,7 @@ def node(
             limit,
             ProbeLoad.parse(probe_mix, probes_per_second),
             images,
+            kubeconfig,
         ),
         lambda line: click.echo(line, err=True),
     )

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from engine.runtime.hollow import HollowRuntime
+from engine.testing.apiserver import ApiServer
+from engine.testing.apiserver.paths import ResourcePath, parse_path
 from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,12 @@ def assert_nothing_left(directory: Path) -> None:
         except OSError:
             continue
         assert str(directory).encode() not in command, command
+
+
+def path(text: str) -> ResourcePath:
+    parsed = parse_path(text)
+    assert parsed is not None
+    return parsed
 
 
 def leads_to(link: Path, directory: Path) -> bool:
@@ -245,6 +253,32 @@ def test_a_report_that_does_not_fit_is_said_and_not_left_in_part(directory: Path
     assert f"{report}: not written: No space left on device" in errors
     assert "cpu_s" in output
     assert not report.exists()
+
+
+async def test_an_agent_joins_a_cluster_and_leaves_nothing_there(directory: Path, tmp_path: Path) -> None:
+    async with ApiServer(tmp_path / "api") as server:
+        kubeconfig = server.kubeconfig("admin", organization="system:masters")
+        arguments = ["node", *SMALL, "--phases", "start,api", "--kubeconfig", str(kubeconfig)]
+        report = tmp_path / "out.json"
+        run = bench(directory, *arguments, "--output", str(report))
+        _, errors = await asyncio.to_thread(run.communicate, timeout=PATIENCE)
+        left = [server.objects.list(path(f"/api/v1/{kind}")) for kind in ("nodes", "namespaces", "pods")]
+    assert run.returncode == 0, errors
+    (figures,) = json.loads(report.read_text())["runs"]["engine"]["api"]
+    assert 0 < figures["ready_p50_s"] <= figures["ready_p99_s"] <= figures["wall_s"]
+    assert figures["requests_per_pod"] >= 1
+    assert figures["deletion_requests_per_pod"] >= 2
+    assert figures["deleted_s"] > 0
+    assert left == [[], [], []]
+    assert_nothing_left(directory)
+
+
+def test_without_a_cluster_the_api_phase_says_what_it_needs(directory: Path) -> None:
+    run = bench(directory, "node", *SMALL, "--phases", "start,api")
+    _, errors = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, errors
+    assert "api: needs --kubeconfig" in errors
+    assert_nothing_left(directory)
 
 
 @pytest.mark.slow
