@@ -8,9 +8,11 @@ import subprocess
 import sys
 from html import unescape
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from engine.api.decisions import Kind
 from engine.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
@@ -62,3 +64,11 @@ def test_decisions_are_drawn(site: Path) -> None:
     assert blocks > 5
     assert page.count('<svg class="decision"') == blocks
     assert "```decision" not in page
+
+
+def test_every_kind_of_decision_has_a_picture() -> None:
+    text = (ROOT / "docs/explanation/decisions.md").read_text()
+    sections = dict(re.findall(r"^## (.*)\n+((?:(?!^## ).*\n)*)", text, re.MULTILINE))
+    pictures = dict(re.findall(r"^\| `([a-z-]+)` \| \[(.*)\]\(#", text, re.MULTILINE))
+    assert set(pictures) == set(get_args(Kind))
+    assert [title for title in pictures.values() if "```decision" not in sections[title]] == []
