@@ -17,6 +17,9 @@ C_FILES := $(wildcard engine/_fast/*.h engine/_fast/*/*.h engine/testing/*.c fuz
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
+PYTHONS ?= $(shell for p in python3.11 python3.12 python3.13 python3.14; do "$$p" -c 'import venv' 2>/dev/null && echo "$$p"; done)
+TAG := import sys; print("cp%d%d" % sys.version_info[:2])
+
 # What `make test` uses where it may install it; tests that miss a part skip and say so.
 TEST_PACKAGES := containerd runc containernetworking-plugins busybox-static iproute2 iptables user-mode-linux systemd dbus cppcheck chromium prometheus \
   docker-registry xfsprogs
@@ -30,7 +33,7 @@ export PIP_ROOT_USER_ACTION := ignore
 # Hundreds of processes of the tests load the package: compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist try-dist dist-arm64 try-arm64 deb try-deb clean
+.PHONY: help run test test-fast lint types style collected bench fuzz chaos protos docs system-packages build dist try-dist dist-pythons dist-arm64 try-arm64 deb try-deb clean
 
 help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
@@ -43,6 +46,7 @@ help:
 	@echo 'make protos           generate engine/wire from protos/'
 	@echo 'make docs             the documents as a site in build/site'
 	@echo 'make dist             sdist and wheel in dist/; make try-dist installs the wheel where nothing else is, and tries it'
+	@echo 'make dist-pythons     wheels for further Pythons beside them, which make try-dist tries, too'
 	@echo 'make dist-arm64       a wheel for arm64 beside them; make try-arm64 tries it under qemu'
 	@echo 'make deb              the Debian packages in dist/: a node, and the planner; make try-deb upgrades it under systemd'
 	@echo 'make system-packages  what the tests need of Debian'
@@ -129,6 +133,14 @@ dist-arm64: dist
 	$(BIN)/python package/arm64.py dist/*.tar.gz dist
 	$(BIN)/python package/manylinux.py dist/*-linux_aarch64.whl
 
+# A wheel for each further Python that is there; `make PYTHONS=/path/to/python3.13 dist-pythons` names some.
+dist-pythons: dist
+	@for python in $(PYTHONS); do \
+	  tag=$$($$python -c '$(TAG)'); ls dist/*-$$tag-*_$$(uname -m).whl >/dev/null 2>&1 && continue; \
+	  echo "building for $$tag"; rm -rf build/$$tag; \
+	  { $$python -m venv build/$$tag && build/$$tag/bin/pip wheel -q --no-deps -w dist dist/*.tar.gz \
+	    && $(BIN)/python package/manylinux.py dist/*-$$tag-linux_*.whl; } || exit 1; done
+
 try-arm64:
 	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_aarch64.whl
 
@@ -136,7 +148,7 @@ try-dist:
 	$(BIN)/python package/try_wheel.py dist/*.tar.gz dist/*_$$(uname -m).whl
 
 deb: dist
-	$(BIN)/python package/deb.py dist/*_$$(uname -m).whl dist
+	$(BIN)/python package/deb.py dist/*-$$($(BIN)/python -c '$(TAG)')-*_$$(uname -m).whl dist
 
 try-deb: build
 	KUBENGINE_PACKAGE=$$(realpath dist/kubengine_*.deb) $(PYTEST) --timeout 0 tests/system/test_package.py

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 PLACE = Path("build/arm64").absolute()
@@ -88,7 +89,7 @@ def build(sdist: Path, directory: Path) -> None:
     run(command, cwd=tree, env=os.environ | environment)
 
 
-def install(requirements: list[str], site: Path) -> None:
+def install(requirements: Sequence[str], site: Path) -> None:
     """Wheels for arm64 of what is asked for and of what that requires, into a directory."""
     platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in range(17, 37)]
     version = f"--python-version={sys.version_info.major}.{sys.version_info.minor}"

@@ -1,11 +1,13 @@
-"""Names a wheel for the oldest system that it runs on: `manylinux.py WHEEL` renames it.
+"""Names a wheel for the oldest system that it runs on: `manylinux.py WHEEL...` renames each.
 
 By PEP 600 such a name promises that the libraries in the wheel need nothing but the C library of that
-version and a few that come with it. What they need is read by binutils' readelf.
+version and a few that come with it. What they need is read by binutils' readelf. auditwheel, which also knows
+what a library says of the processor that it needs, has to give the same name.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -43,6 +45,24 @@ def platform_tag(wheel: Path) -> str:
     return f"manylinux_{major}_{minor}_{machine}"
 
 
+def audited_tag(wheel: Path) -> str:
+    """The name that auditwheel gives."""
+    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    tag: str = json.loads(shown)["overall_tag"]
+    return tag
+
+
+def rename(wheel: Path) -> Path:
+    """Raises SystemExit where auditwheel thinks otherwise."""
+    tag, audited = platform_tag(wheel), audited_tag(wheel)
+    if tag != audited:
+        raise SystemExit(f"{wheel}: for {tag} by what it needs, but auditwheel says {audited}")
+    command = [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, str(wheel)]
+    named = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    return wheel.with_name(named)
+
+
 def _readelf(library: str) -> str:
     command = ["readelf", "--wide", "--dynamic", "--version-info", library]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -50,7 +70,4 @@ def _readelf(library: str) -> str:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        tag = platform_tag(Path(argument))
-        subprocess.run(
-            [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", tag, argument], check=True
-        )
+        print(rename(Path(argument)))

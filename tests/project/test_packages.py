@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ sys.path.append(str(ROOT / "package"))
 import deb  # noqa: E402
 import man  # noqa: E402
 import manylinux  # noqa: E402
+import try_wheel  # noqa: E402
 
 KERNELS = Path("engine/_fast")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -132,9 +132,21 @@ def test_the_wheel_needs_no_library_that_a_system_may_not_have(wheel: Path) -> N
 @pytest.mark.skipif(find_spec("auditwheel") is None, reason="needs auditwheel (`make build` installs it)")
 def test_auditwheel_gives_it_the_name_that_we_give_it(wheel: Path) -> None:
     """It knows what systems of a name have, and what a library says of the processor that it needs."""
-    command = [sys.executable, "-m", "auditwheel", "show", "--json", str(wheel)]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240).stdout
-    assert json.loads(shown)["overall_tag"] == manylinux.platform_tag(wheel)
+    assert manylinux.audited_tag(wheel) == manylinux.platform_tag(wheel)
+
+
+def test_a_wheel_is_not_named_against_auditwheels_word(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manylinux, "audited_tag", lambda _: "manylinux_2_39_x86_64")
+    with pytest.raises(SystemExit, match="auditwheel says manylinux_2_39_x86_64"):
+        manylinux.rename(wheel)
+    assert wheel.exists()
+
+
+def test_a_wheel_is_tried_with_the_python_that_its_name_says() -> None:
+    own = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert try_wheel.python_of(Path(f"kubengine-1-{own}-{own}-linux_x86_64.whl")) == sys.executable
+    with pytest.raises(SystemExit, match=r"needs python3\.99 on the PATH"):
+        try_wheel.python_of(Path("kubengine-1-cp399-cp399-linux_x86_64.whl"))
 
 
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="is about x86-64, whose processors differ")
