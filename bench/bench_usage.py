@@ -28,7 +28,7 @@ from engine.node.usage.group import WIDTH
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
 from engine.node.usage.used import NodeUsage
-from engine.server.cadvisor_metrics import cadvisor_metrics
+from engine.server.cadvisor_metrics import CadvisorPage
 from engine.server.resource_metrics import resource_metrics
 from engine.wire import cri_v1_pb2 as cri
 
@@ -138,14 +138,20 @@ def test_sample(benchmark: Benchmark, sampler: UsageSampler) -> None:
 
 def test_cadvisor_text(benchmark: Benchmark, sampler: UsageSampler) -> None:
     usage = read(sampler)
-    benchmark.extra_info["bytes"] = sum(map(len, cadvisor_metrics(usage)))
+    benchmark.extra_info["bytes"] = sum(map(len, CadvisorPage().text(usage)))
+    cadvisor = Cadvisor()
     timed(benchmark, lambda: cadvisor(usage))
 
 
-def cadvisor(usage: NodeUsage) -> None:
+class Cadvisor:
     """As a connection takes it, piece after piece."""
-    for _ in cadvisor_metrics(usage):
-        pass
+
+    def __init__(self) -> None:
+        self._page = CadvisorPage()
+
+    def __call__(self, usage: NodeUsage) -> None:
+        for _ in self._page.text(usage):
+            pass
 
 
 def resource(usage: NodeUsage) -> None:
@@ -207,14 +213,14 @@ class Summary:
 
 
 @pytest.mark.parametrize(
-    "page", [cadvisor, resource, Summary()], ids=["cadvisor/agent", "resource/agent", "summary/agent"]
+    "page", [Cadvisor(), resource, Summary()], ids=["cadvisor/agent", "resource/agent", "summary/agent"]
 )
 def test_scrape(benchmark: Benchmark, sampler: UsageSampler, page: Callable[[NodeUsage], object]) -> None:
     """All from reading on, but for sending it."""
     timed(benchmark, lambda: page(read(sampler)))
 
 
-@pytest.mark.parametrize("page", [cadvisor, Summary()], ids=["cadvisor/busy", "summary/busy"])
+@pytest.mark.parametrize("page", [Cadvisor(), Summary()], ids=["cadvisor/busy", "summary/busy"])
 def test_scrape_of_busy_pods(
     benchmark: Benchmark, mount: Path, sampler: UsageSampler, page: Callable[[NodeUsage], object]
 ) -> None:

@@ -22,7 +22,7 @@ from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
 from engine.node import Node
 from engine.node.image_access.access import AskPrograms
-from engine.server import OwnPort, Server
+from engine.server import OwnPort, Routes, Server
 
 EMBEDDED, HOLLOW = "embedded", "hollow"
 LOOPBACK = "127.0.0.1"
@@ -87,8 +87,12 @@ class AgentProcess:
             credential_programs=options.credential_programs,
             node_ips=options.node_ips,
         )
+        routes = Routes(self.node)
         self._server = Server(
-            self.node, socket_path=default_socket(options.root_dir), port=_own_port(options, self.node)
+            self.node,
+            socket_path=default_socket(options.root_dir),
+            port=_own_port(options, self.node, routes),
+            routes=routes,
         )
         self._service_manager = ServiceManager()
         self._cleaning_up = False
@@ -152,7 +156,7 @@ class AgentProcess:
         self._asked_to_end.put_nowait(number)
 
 
-def _own_port(options: AgentOptions, node: Node) -> OwnPort | None:
+def _own_port(options: AgentOptions, node: Node, routes: Routes) -> OwnPort | None:
     """TLS and what stands behind the port is loaded only for one."""
     config, section, clustered = options.config, options.kubengine_config.server, bool(options.kubeconfig)
     port = options.port if options.port is not None else config.port * clustered
@@ -161,7 +165,7 @@ def _own_port(options: AgentOptions, node: Node) -> OwnPort | None:
     from engine.server.port.door import SecurePort
 
     address = section.port_address or (config.address if clustered else LOOPBACK)
-    return SecurePort(node, address, port)
+    return SecurePort(node, address, port, shared=routes)
 
 
 async def _as_coroutine(awaitable: Awaitable[None]) -> None:

@@ -242,6 +242,10 @@ class Node:
         """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
         return await self.running.stats_summary()
 
+    async def cpu_and_memory_summary(self) -> Iterable[bytes]:
+        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        return await self.running.cpu_and_memory_summary()
+
     async def claims_usage(self) -> list[dict[str, Any]]:
         """What is used of the claims that pods have, as the kubelet's VolumeStats."""
         return await self.running.claims_usage()

@@ -422,6 +422,10 @@ class RunningNode:
         """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
         return await self._summaries.current()
 
+    async def cpu_and_memory_summary(self) -> Iterable[bytes]:
+        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        return await self._summaries.cpu_and_memory()
+
     async def usage(self) -> NodeUsage:
         """The same as it is read, from cgroups and network devices."""
         return await self._sampler.sample()

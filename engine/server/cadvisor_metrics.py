@@ -118,9 +118,15 @@ _IO = (
 )
 
 
-def cadvisor_metrics(usage: NodeUsage) -> Iterator[bytes]:
-    """The page in pieces, in Prometheus' text format."""
-    return exposition(list(_page(usage, _places.of(usage))))
+class CadvisorPage:
+    """The page of one node, whose groups' labels it keeps."""
+
+    def __init__(self) -> None:
+        self._places = Places()
+
+    def text(self, usage: NodeUsage) -> Iterator[bytes]:
+        """In Prometheus' text format, piece by piece."""
+        return exposition(list(_page(usage, self._places.of(usage))))
 
 
 def _page(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
@@ -230,6 +236,3 @@ def _networks(usage: NodeUsage, shown: Shown) -> Iterator[Series]:
             for interface, rows in by_name.items()
         ]
         yield from _parts(f"container_network_{name}", help, shown.labels, parts)
-
-
-_places = Places()

@@ -22,7 +22,7 @@ from engine.host.crowd import Crowd, Place
 from engine.host.sockets import Claim, claim
 from engine.server.connection import WRITE_DEADLINE, Connection, Handler
 from engine.server.exchange import Answer, Request, failure
-from engine.server.routes import answer, answer_health
+from engine.server.routes import Routes
 from engine.server.taking import part
 from engine.server.tcp import BACKLOG, bind_tcp
 from engine.server.turns import in_turn
@@ -57,12 +57,21 @@ class OwnPort(Protocol):
 class Server:
     """Serves a node's HTTP API from its event loop.
 
-    `socket_path` is the admin socket and `port` the node's own port, None for none. Ports that are 0, and
-    the read-only port with `enableServer: false`, stay closed, as with the kubelet.
+    `socket_path` is the admin socket and `port` the node's own port, None for none; `routes` are those that
+    it shares with the port. Ports that are 0, and the read-only port with `enableServer: false`, stay closed,
+    as with the kubelet.
     """
 
-    def __init__(self, view: ServedNode, *, socket_path: Path | None, port: OwnPort | None = None) -> None:
+    def __init__(
+        self,
+        view: ServedNode,
+        *,
+        socket_path: Path | None,
+        port: OwnPort | None = None,
+        routes: Routes | None = None,
+    ) -> None:
         self._view = view
+        self._routes = routes or Routes(view)
         self._own_port = port
         self._socket_path = socket_path
         self._claim: Claim | None = None
@@ -76,10 +85,10 @@ class Server:
         self._ports = []
         if config.healthz_port:
             bound = bind_tcp(config.healthz_bind_address, config.healthz_port, "healthzPort")
-            self._ports.append((bound, partial(answer_health, self._view)))
+            self._ports.append((bound, self._routes.answer_health))
         if config.enable_server and config.read_only_port:
             bound = bind_tcp(section.read_only_address, config.read_only_port, "readOnlyPort")
-            self._ports.append((bound, partial(answer, self._view)))
+            self._ports.append((bound, self._routes.answer))
         if self._own_port is not None:
             self._own_port.bind()
 
@@ -90,7 +99,7 @@ class Server:
                 self.bind()
             if self._socket_path is not None:
                 bound = self._bind_unix(self._socket_path)
-                await self._open(bound, partial(answer, self._view), trusted=True)
+                await self._open(bound, self._routes.answer, trusted=True)
             while self._ports:
                 await self._open(*self._ports.pop(0), trusted=False)
             if self._own_port is not None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,14 +15,17 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
-from engine.server.exchange import JSON, JSON_LINES, TEXT, Request, Response, failure
+from engine.server.exchange import JSON, JSON_LINES, Request, Response, failure
+from engine.server.health import HEALTH_METRICS, Health
 from engine.server.view import ServedNode
+
+if TYPE_CHECKING:
+    from engine.server.cadvisor_metrics import CadvisorPage
 
 logger = logging.getLogger(__name__)
 
-PROBES, HEALTH_METRICS = "prober_", "kubernetes_healthcheck"
-"""What names of metrics with a page of their own begin with."""
-HEALTHZ = "healthz"
+PROBES = "prober_"
+"""What the names of metrics of probes begin with, which have a page of their own."""
 
 _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (InvalidInput, 400),
@@ -32,111 +36,76 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
-async def _health_only(view: ServedNode, request: Request) -> Response:
-    if request.asks_health:
-        return await _health(view, request)
-    return failure(404, f"no such page: {request.path}")
+class Routes:
+    """A node's answers on all its doors, and what they keep from one to the next."""
 
+    def __init__(self, view: ServedNode) -> None:
+        self._view = view
+        self._health = Health(view)
 
-async def _health(view: ServedNode, request: Request) -> Response:
-    """`ok`, or 500 and the checks that fail; each check with `?verbose`."""
-    if request.method not in {"GET", "HEAD"}:
-        return failure(405, f"{request.method} is not allowed here")
-    name = request.path.removeprefix("/healthz").strip("/")
-    checks = _looked_at(view)
-    if name:
-        checks = [check for check in checks if check[0] == name]
-        if not checks:
-            return failure(404, f"no health check named {name}")
-    failed = any(error for _, error in checks)
-    if not failed and "verbose" not in request.query:
-        return Response(200, TEXT, b"ok")
-    lines = [f"[-]{check} failed: {error}\n" if error else f"[+]{check} ok\n" for check, error in checks]
-    lines.append(f"healthz check {'failed' if failed else 'passed'}\n")
-    return Response(500 if failed else 200, TEXT, "".join(lines).encode())
+    async def answer(self, request: Request) -> Response:
+        """The answer to any request. Never raises."""
+        try:
+            return await self._route(request)
+        except KubengineError as error:
+            status = next(status for kind, status in _STATUS if isinstance(error, kind))
+            return failure(status, str(error))
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return failure(500, f"{type(error).__name__}: {error}")
 
+    async def answer_health(self, request: Request) -> Response:
+        """Like `answer`, where there is `/healthz` and nothing else."""
+        if request.asks_health:
+            return await self.answer(request)
+        return failure(404, f"no such page: {request.path}")
 
-def _looked_at(view: ServedNode) -> Sequence[tuple[str, str | None]]:
-    """The checks; whoever looks counts for `/metrics/slis`, as in the kubelet."""
-    checks = view.healthz()
-    current = view.registry.gauge(
-        HEALTH_METRICS, "1 if the check was passed when it was last made, else 0.", ["name", "type"]
-    )
-    total = view.registry.counter(
-        f"{HEALTH_METRICS}s_total", "Checks made, by their outcome.", ["name", "type", "status"]
-    )
-    for name, error in checks:
-        current.set(int(error is None), name, HEALTHZ)
-        total.inc(name, HEALTHZ, "error" if error else "success")
-    return checks
+    async def _route(self, request: Request) -> Response:
+        path, view = request.path.rstrip("/") or "/", self._view
+        if path.startswith("/kubengine/") or path == "/kubengine":
+            return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
+        if request.asks_health:
+            return self._health.answer(request)
+        if request.method not in {"GET", "HEAD"}:
+            return failure(405, f"{request.method} is not allowed here")
+        match path:
+            case "/":
+                from engine.server.page.document import page
 
+                return page()
+            case "/live":
+                from engine.server.page.live import live
 
-async def answer(view: ServedNode, request: Request) -> Response:
-    """The answer to any request. Never raises."""
-    return await _guarded(_route, view, request)
+                return live(view)
+            case "/pods":
+                return Response(200, JSON, pod_list(view.pods()))
+            case "/runningpods":
+                return Response(200, JSON, pod_list(await view.running_pods()))
+            case "/configz":
+                return Response(200, JSON, to_json(_configz(view)))
+            case "/metrics":
+                return _metrics(view, without=(PROBES, HEALTH_METRICS), more=await _of_the_moment(view))
+            case "/metrics/probes":
+                return _metrics(view, prefix=PROBES)
+            case "/metrics/slis":
+                self._health.look()
+                return _metrics(view, prefix=HEALTH_METRICS)
+            case "/metrics/resource":
+                return Response(200, metrics_text.CONTENT_TYPE, await _resources(view))
+            case "/metrics/cadvisor":
+                return Response(200, metrics_text.CONTENT_TYPE, self._cadvisor.text(await view.usage()))
+            case "/stats/summary":
+                if request.values("only_cpu_and_memory") == ["true"]:
+                    return Response(200, JSON, await view.cpu_and_memory_summary())
+                return Response(200, JSON, await view.stats_summary())
+        return failure(404, f"no such page: {request.path}")
 
+    @cached_property
+    def _cadvisor(self) -> CadvisorPage:
+        """Loaded for who asks."""
+        from engine.server.cadvisor_metrics import CadvisorPage
 
-async def answer_health(view: ServedNode, request: Request) -> Response:
-    """Like `answer`, where there is `/healthz` and nothing else."""
-    return await _guarded(_health_only, view, request)
-
-
-_Route = Callable[[ServedNode, Request], Awaitable[Response]]
-
-
-async def _guarded(route: _Route, view: ServedNode, request: Request) -> Response:
-    try:
-        return await route(view, request)
-    except KubengineError as error:
-        status = next(status for kind, status in _STATUS if isinstance(error, kind))
-        return failure(status, str(error))
-    except Exception as error:
-        logger.exception("%s %s failed", request.method, request.path)
-        return failure(500, f"{type(error).__name__}: {error}")
-
-
-async def _route(view: ServedNode, request: Request) -> Response:
-    path = request.path.rstrip("/") or "/"
-    if path.startswith("/kubengine/") or path == "/kubengine":
-        return await _room(view, request, path.removeprefix("/kubengine").strip("/").split("/"))
-    if request.asks_health:
-        return await _health(view, request)
-    if request.method not in {"GET", "HEAD"}:
-        return failure(405, f"{request.method} is not allowed here")
-    match path:
-        case "/":
-            from engine.server.page.document import page
-
-            return page()
-        case "/live":
-            from engine.server.page.live import live
-
-            return live(view)
-        case "/pods":
-            return Response(200, JSON, pod_list(view.pods()))
-        case "/runningpods":
-            return Response(200, JSON, pod_list(await view.running_pods()))
-        case "/configz":
-            return Response(200, JSON, to_json(_configz(view)))
-        case "/metrics":
-            return _metrics(view, without=(PROBES, HEALTH_METRICS), more=await _of_the_moment(view))
-        case "/metrics/probes":
-            return _metrics(view, prefix=PROBES)
-        case "/metrics/slis":
-            _looked_at(view)
-            return _metrics(view, prefix=HEALTH_METRICS)
-        case "/metrics/resource":
-            return Response(200, metrics_text.CONTENT_TYPE, await _resources(view))
-        case "/metrics/cadvisor":
-            from engine.server.cadvisor_metrics import cadvisor_metrics
-
-            return Response(200, metrics_text.CONTENT_TYPE, cadvisor_metrics(await view.usage()))
-        case "/stats/summary":
-            summary = await view.stats_summary()
-            if request.query.get("only_cpu_and_memory") == "true":
-                return Response(200, JSON, to_json(only_cpu_and_memory(_read(summary))))
-            return Response(200, JSON, summary)
-    return failure(404, f"no such page: {request.path}")
+        return CadvisorPage()
 
 
 async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
@@ -149,39 +118,6 @@ async def _resources(view: ServedNode) -> bytes | Iterator[bytes]:
     except KubengineError as error:
         logger.error("no resource metrics: %s", error)
         return scrape_error(1)
-
-
-def _read(summary: Iterable[bytes]) -> dict[str, Any]:
-    return msgspec.json.decode(b"".join(summary), type=dict[str, Any])
-
-
-_CPU_AND_MEMORY = frozenset(
-    (
-        "node",
-        "pods",
-        "nodeName",
-        "systemContainers",
-        "name",
-        "podRef",
-        "startTime",
-        "containers",
-        "cpu",
-        "memory",
-    )
-)
-
-
-def only_cpu_and_memory(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary without what takes long to find out."""
-
-    def kept(entry: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in entry.items() if name in _CPU_AND_MEMORY}
-
-    node, pods = kept(summary.get("node") or {}), [kept(pod) for pod in summary.get("pods") or []]
-    for owner, name in [(node, "systemContainers"), *((pod, "containers") for pod in pods)]:
-        if name in owner:
-            owner[name] = [kept(each) for each in owner[name]]
-    return {"node": node, "pods": pods}
 
 
 def pod_list(pods: Iterable[Pod]) -> Iterator[bytes]:

@@ -52,6 +52,10 @@ class ServedNode(Protocol):
         """The kubelet's `Summary` as JSON, in pieces."""
         ...
 
+    async def cpu_and_memory_summary(self) -> Iterable[bytes]:
+        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        ...
+
     async def claims_usage(self) -> Sequence[Mapping[str, Any]]:
         """The kubelet's `VolumeStats` of the claims that pods have, as JSON-able data."""
         ...

@@ -17,7 +17,7 @@ from engine.api.struct import to_json
 from engine.cli.decisions import command
 from engine.server.exchange import Request
 from engine.server.listeners import Server
-from engine.server.routes import answer
+from engine.server.routes import Routes
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
 
@@ -146,7 +146,7 @@ async def test_the_room_shows_what_is_asked_for(rig):
     uid = rig.pod("b").uid
 
     async def asked(**query):
-        got = await answer(node, Request("GET", "/kubengine/decisions", query))
+        got = await Routes(node).answer(Request("GET", "/kubengine/decisions", query))
         return got.status, json.loads(got.body)
 
     _, whole = await asked()

@@ -13,9 +13,9 @@ import yaml
 
 from engine.cgroups.manager import CgroupManager
 from engine.node import Node
-from engine.server.cadvisor_metrics import cadvisor_metrics
+from engine.server.cadvisor_metrics import CadvisorPage
 from engine.server.exchange import Request, Response
-from engine.server.routes import answer
+from engine.server.routes import Routes
 from engine.server.volume_metrics import volume_metrics
 from tests.cluster_rig import Joined
 from tests.server.busy import BusyView, let_it_be_busy
@@ -125,9 +125,9 @@ def test_series_are_found_in_queries() -> None:
 async def known_series(node: Node, tree: Path) -> set[str]:
     """What a node shows, by the names that its pages announce, and those of a busy one's cgroups."""
     usage = await BusyView(tree=tree).usage()
-    text = "".join(volume_metrics([CLAIM])) + b"".join(cadvisor_metrics(usage)).decode()
+    text = "".join(volume_metrics([CLAIM])) + b"".join(CadvisorPage().text(usage)).decode()
     for page in PAGES:
-        response = await answer(node, Request("GET", page))
+        response = await Routes(node).answer(Request("GET", page))
         assert isinstance(response, Response)
         assert response.status == 200
         assert isinstance(response.body, bytes)

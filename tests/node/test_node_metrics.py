@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -179,3 +180,25 @@ async def test_writable_layers_have_a_file_system_of_their_own_where_the_runtime
     containers = images
     shown = (await summary_of(node))["node"]["runtime"]
     assert shown["imageFs"] == shown["containerFs"]
+
+
+async def test_a_summary_of_cpu_and_memory_looks_at_no_file_system(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(runtime: RuntimeClient) -> cri.ImageFsInfoResponse:
+        raise AssertionError("the runtime's file systems were asked for")
+
+    node = await rig.start()
+    rig.write("p", {"containers": [container()]})
+    await eventually(lambda: rig.phase("p") == "Running")
+    monkeypatch.setattr(RuntimeClient, "image_fs_info", never)
+    monkeypatch.setattr("engine.node.usage.summary.disk_usage", never)
+    summary = json.loads(b"".join(await node.cpu_and_memory_summary()))
+    expected = {"nodeName", "startTime", "cpu", "memory", "swap", "systemContainers"}
+    assert set(summary["node"]) == expected
+    (pod,) = summary["pods"]
+    assert pod["podRef"]["name"] == "p-n1"
+    assert {"volume", "network", "ephemeral-storage", "process_stats"} & set(pod) == set()
+    (own,) = pod["containers"]
+    assert own["cpu"]["usageCoreNanoSeconds"] >= 0
+    assert {"logs", "rootfs"} & set(own) == set()

@@ -102,6 +102,18 @@ def in_order(pod: dict[str, Any]) -> dict[str, Any]:
     return {**pod, "containers": sorted(pod["containers"], key=lambda each: each["name"])}
 
 
+def use_alone(entry: dict[str, Any]) -> dict[str, Any]:
+    """What is said of CPU, memory and swap, and whose they are."""
+    kept = {
+        name: entry[name]
+        for name in ("podRef", "name", "startTime", "cpu", "memory", "swap")
+        if name in entry
+    }
+    if "containers" in entry:
+        kept["containers"] = [use_alone(each) for each in entry["containers"]]
+    return kept
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Through readings in which pods come and go, run and rest, and the runtime says more or less of them."""
@@ -119,7 +131,7 @@ def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     found: dict[str, PodFiles] = {}
     of_drivers = {"u2": [{"name": "d", "usedBytes": 5}]}
-    written = SummaryPods()
+    written, short = SummaryPods(), SummaryPods(whole=False)
     for _ in range(6):
         now[0] += chance.choice((1.5, 10))
         for uid in [f"u{chance.randrange(6)}" for _ in range(4)]:
@@ -149,6 +161,9 @@ def test_pods_are_written_as_they_are(tmp_path: Path, monkeypatch: pytest.Monkey
         shown = {pod["podRef"]["uid"]: in_order(pod) for pod in json.loads(page)["pods"]}
         wanted = plain_pods(usage, told, known, of_drivers)
         assert shown == {uid: in_order(pod) for uid, pod in wanted.items()}
+        page = b"".join(short.pages(b'{"pods":[', usage, read(told), {}, {}))
+        shown = {pod["podRef"]["uid"]: in_order(pod) for pod in json.loads(page)["pods"]}
+        assert shown == {uid: in_order(use_alone(pod)) for uid, pod in wanted.items()}
 
 
 def test_a_node_without_pods(tmp_path: Path) -> None:

@@ -49,6 +49,9 @@ class View:
     async def stats_summary(self) -> Iterable[bytes]:
         return [to_json(self.summary)]
 
+    async def cpu_and_memory_summary(self) -> Iterable[bytes]:
+        return [to_json({"short": self.summary})]
+
     async def claims_usage(self) -> list[Any]:
         return self.claims
 

@@ -12,7 +12,7 @@ from engine.node.usage.group import Groups
 from engine.node.usage.network import Interface
 from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 from engine.server import cadvisor_metrics as cadvisor_metrics_module
-from engine.server.cadvisor_metrics import cadvisor_metrics
+from engine.server.cadvisor_metrics import CadvisorPage
 
 EVERYWHERE = {
     "cpu.stat": "usage_usec 2500000\n",
@@ -55,7 +55,7 @@ def test_series_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table = groups.read(tmp_path)
     usage = NodeUsage(1000.9, table, root, {"pods": pods, "runtime": gone}, [pod], [], network)
     found: dict[tuple[str, str, str], float] = {}
-    for family in text_string_to_metric_families(b"".join(cadvisor_metrics(usage)).decode()):
+    for family in text_string_to_metric_families(b"".join(CadvisorPage().text(usage)).decode()):
         for sample in family.samples:
             found[sample.name, sample.labels.get("id", ""), sample.labels.get("interface", "")] = sample.value
             if sample.labels.get("id") == "/kubepods/podu/id":

@@ -20,7 +20,7 @@ from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
 from engine.server.exchange import Request, Response
 from engine.server.resource_metrics import resource_metrics
-from engine.server.routes import answer
+from engine.server.routes import Routes
 from engine.wire import cri_v1_pb2 as cri
 from tests.server.busy import BusyView, let_it_be_busy
 
@@ -73,7 +73,7 @@ def read(text: str) -> tuple[Point, dict[str, dict[str, Point]]]:
 
 
 async def scraped(view: BusyView) -> str:
-    response = await answer(view, Request("GET", "/metrics/resource"))
+    response = await Routes(view).answer(Request("GET", "/metrics/resource"))
     assert isinstance(response, Response)
     assert not isinstance(response.body, bytes | AsyncGenerator)
     return b"".join(response.body).decode()

@@ -220,6 +220,18 @@ async def test_metrics_read_back_with_the_client_library(serve: Any) -> None:
     assert b'prober_probe_total{result="successful"} 1\n' in (await served.get("/metrics/probes")).body
 
 
+@pytest.mark.parametrize(
+    ("query", "short"),
+    [("", False), ("=true", True), ("=1", False), ("=true&only_cpu_and_memory=true", False)],
+)
+async def test_a_summary_of_cpu_and_memory_is_asked_for_as_a_kubelet_understands_it(
+    serve: Any, query: str, short: bool
+) -> None:
+    served = await serve(View(summary={"node": 1}))
+    answer = await served.get("/stats/summary" + (f"?only_cpu_and_memory{query}" if query else ""))
+    assert json.loads(answer.body) == ({"short": {"node": 1}} if short else {"node": 1})
+
+
 async def test_metrics_say_what_is_used_of_claims(serve: Any) -> None:
     amounts = {"availableBytes": 70, "capacityBytes": 100, "usedBytes": 30}
     inodes = {"inodesFree": 7, "inodes": 10, "inodesUsed": 3}

@@ -22,7 +22,7 @@ from engine.host.trees import disk_usage
 from engine.node import machine
 from engine.node.pod_stats import pod_stats
 from engine.node.summary import node_summary
-from engine.node.usage import shown
+from engine.node.usage import runtime_numbers, shown
 from engine.node.usage.runtime_use import RuntimeUse, runtime_use
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary_pods import PodFiles, SummaryPods
@@ -58,7 +58,7 @@ class Summaries:
         self._runtime, self._sampler, self._volumes = runtime, sampler, volumes
         self._held, self._known, self._clock = held, known, clock
         self._files: dict[str, tuple[float, PodFiles]] = {}
-        self._pods = SummaryPods()
+        self._pods, self._pods_use = SummaryPods(), SummaryPods(whole=False)
 
     async def current(self) -> Iterator[bytes]:
         """The kubelet's Summary as JSON, in pieces. Raises `Unavailable` where the runtime doesn't answer."""
@@ -72,6 +72,16 @@ class Summaries:
         opening = b'{"node":' + to_json(await self._node(usage)) + b',"pods":['
         return self._pods.pages(opening, usage, stats, files, told)
 
+    async def cpu_and_memory(self) -> Iterator[bytes]:
+        """The same with CPU, memory and swap alone. The runtime is asked where a group says nothing of these.
+        Raises `Unavailable` where it doesn't answer."""
+        usage = await self._sampler.sample()
+        stats = await pod_stats(self._runtime, self._held()) if usage.lacking else runtime_numbers.read(b"")
+        node = _cpu_and_memory_of(self._use_of_node(usage))
+        node["systemContainers"] = [_cpu_and_memory_of(each) for each in node["systemContainers"]]
+        opening = b'{"node":' + to_json(node) + b',"pods":['
+        return self._pods_use.pages(opening, usage, stats, {}, {})
+
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
         """CPU and memory of what the groups of a reading say nothing of; the runtime is asked only where
         there may be such. Raises `Unavailable` where it doesn't answer."""
@@ -80,6 +90,15 @@ class Summaries:
         return [*runtime_use(usage, await pod_stats(self._runtime, self._held()))]
 
     async def _node(self, usage: NodeUsage) -> Entry:
+        time = rfc3339(usage.time)
+        node = self._use_of_node(usage)
+        node["network"] = shown.network(usage.network, usage.time)
+        node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
+        node["runtime"] = await self._runtime_fs(time)
+        return node
+
+    def _use_of_node(self, usage: NodeUsage) -> Entry:
+        """What the machine and its groups tell."""
         now, time = usage.time, rfc3339(usage.time)
         node = node_summary(self._name, self._root, self._began, now)
         whole = shown.group(usage.sample(usage.root))
@@ -92,13 +111,10 @@ class Summaries:
         node["memory"] |= rss_and_faults
         node |= {name: whole[name] for name in ("io",) if name in whole}
         node["swap"] = {"time": time, **machine_swap()}
-        node["network"] = shown.network(usage.network, now)
-        node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
         node["systemContainers"] = [
             {"name": name, "startTime": rfc3339(self._began), **shown.group(usage.sample(group))}
             for name, group in usage.system.items()
         ]
-        node["runtime"] = await self._runtime_fs(time)
         return node
 
     async def _runtime_fs(self, time: str) -> Entry:
@@ -147,6 +163,10 @@ class Summaries:
             hosts=disk_usage(hosts_path(pod_directory(self._root, pod.uid))),
             disk={"time": time, **_place(self._root)},
         )
+
+
+def _cpu_and_memory_of(entry: Entry) -> Entry:
+    return {name: value for name, value in entry.items() if name not in ("fs", "io")}
 
 
 async def _filesystem(listed: Sequence[cri.FilesystemUsage], time: str) -> Entry:

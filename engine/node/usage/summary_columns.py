@@ -56,11 +56,15 @@ def counted(table: GroupTable) -> NDArray[np.bool_]:
     return all_three
 
 
-def forms(table: GroupTable, items: Items) -> list[list[Step]]:
-    """By `CONTAINER`, `POD`, `NETWORK` and `EPHEMERAL`, the rows of each being items."""
+def forms(table: GroupTable, items: Items, whole: bool = True) -> list[list[Step]]:
+    """By `CONTAINER`, `POD`, `NETWORK` and `EPHEMERAL`, the rows of each being items. If not `whole`, with
+    CPU, memory and swap alone."""
     count = len(items.rows)
     now = np.full(count, int(table.time), np.int64)
     used = [*_used(table, items, now)]
+    if not whole:
+        return [used, used, [], []]
+    used += _object("io", now, [], _stalled(table, "io", items.rows))
     layer = items.runtime
     has_layer = layer["layer_second"] != ABSENT
     disk = [
@@ -71,10 +75,10 @@ def forms(table: GroupTable, items: Items) -> list[list[Step]]:
     processes = np.where(threads == ABSENT, layer["processes"], threads)
     ephemeral = []
     for at, name in enumerate(("used_bytes", "inodes_used")):
-        whole = np.zeros(count, np.int64)
-        whole[items.pods] = items.files[:, at]
-        np.add.at(whole, items.pods[items.of], np.where(layer[name] == ABSENT, 0, layer[name]))
-        ephemeral.append(whole)
+        sums = np.zeros(count, np.int64)
+        sums[items.pods] = items.files[:, at]
+        np.add.at(sums, items.pods[items.of], np.where(layer[name] == ABSENT, 0, layer[name]))
+        ephemeral.append(sums)
     return [
         [*used, *_object("rootfs", layer["layer_second"], rootfs)],
         [*used, *_object("process_stats", None, [("process_count", processes)])],
@@ -96,7 +100,7 @@ def _used(table: GroupTable, items: Items, now: Numbers) -> Iterator[Step]:
         "major_page_faults": _of(table.column("major_faults"), rows),
     }
     group["available_bytes"] = _left(_of(table.column("memory_limit"), rows), group["working_set_bytes"])
-    stalled = {name: _stalled(table, name, rows) for name in ("cpu", "memory", "io")}
+    stalled = {name: _stalled(table, name, rows) for name in ("cpu", "memory")}
     for name, columns in (("cpu", runtime_numbers.CPU), ("memory", runtime_numbers.MEMORY)):
         own = _any([*(group[column] for column in columns), *stalled[name].get("full", ())])
         second = np.where(own, now, runtime[f"{name}_second"])
@@ -105,7 +109,6 @@ def _used(table: GroupTable, items: Items, now: Numbers) -> Iterator[Step]:
     swap, most = _of(table.column("swap"), rows), _of(table.column("swap_limit"), rows)
     unused = np.where(swap == ABSENT, ABSENT, _left(most, swap))
     yield from _object("swap", now, [("swapAvailableBytes", unused), ("swapUsageBytes", swap)])
-    yield from _object("io", now, [], stalled["io"])
 
 
 def _of(column: Numbers, rows: NDArray[np.intp]) -> Numbers:

@@ -98,9 +98,11 @@ class _Layout:
 
 
 class SummaryPods:
-    """Keeps the texts of pods, as long as they are in the summary."""
+    """Keeps the texts of pods, as long as they are in the summary. If not `whole`, it says of CPU, memory and
+    swap, and of nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
         self._kept: dict[str, _Kept] = {}
         self._layout: _Layout | None = None
 
@@ -125,7 +127,7 @@ class SummaryPods:
                 stats.told[at] if at >= 0 else [],
                 files.get(uid),
                 of_drivers.get(uid, ()),
-                usage.networks.get(uid, ()),
+                usage.networks.get(uid, ()) if self._whole else (),
             )
             kept = before.get(uid)
             self._kept[uid] = kept if kept is not None and kept.known == known else _made(known)
@@ -135,7 +137,7 @@ class SummaryPods:
             self._layout = _laid_out(pods)
         here = np.array(places, np.intp)
         runtime = _runtime_columns(self._layout, here, stats, counted(usage.table))
-        return _written(opening, usage, self._layout, runtime)
+        return _written(opening, usage, self._layout, runtime, self._whole)
 
 
 def _runtime_columns(
@@ -259,9 +261,9 @@ def _laid_out(pods: Sequence[_Kept]) -> _Layout:
 
 
 def _written(
-    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Numbers]
+    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Numbers], whole: bool
 ) -> Iterator[bytes]:
     items = Items(layout.rows, runtime, layout.disk, layout.own, layout.of, layout.files)
     yield opening
-    yield from filled(layout.texts, forms(usage.table, items), layout.forms, layout.places)
+    yield from filled(layout.texts, forms(usage.table, items, whole), layout.forms, layout.places)
     yield b"]}"

@@ -29,6 +29,7 @@ from engine.server.port.authentication import Authentication
 from engine.server.port.authorization import Authorization, NoReview
 from engine.server.port.presented import Presented, presented
 from engine.server.port.serving_tls import ServingTLS
+from engine.server.routes import Routes
 from engine.server.taking import CLOSE_SECONDS, part
 from engine.server.tcp import bind_tcp
 from engine.server.turns import in_turn
@@ -54,12 +55,19 @@ log = logging.getLogger("kubengine.port")
 
 
 class SecurePort:
-    """Listens from `bind` on, answers from `start` on."""
+    """Listens from `bind` on, answers from `start` on. `shared` are the routes of the node's other doors."""
 
     def __init__(
-        self, view: PortNode, address: str, port: int, *, clock: Callable[[], float] = time.time
+        self,
+        view: PortNode,
+        address: str,
+        port: int,
+        *,
+        shared: Routes | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._view = view
+        self._shared = shared or Routes(view)
         self._clock = clock
         self._where = (address, port)
         self._socket: socket.socket | None = None
@@ -221,7 +229,7 @@ class SecurePort:
             return plain(500, no_answer(user, needed, error.subresource))
         if not allowed:
             return plain(403, refusal(user, needed))
-        return await routes.answer(self._view, request)
+        return await routes.answer(self._view, self._shared, request)
 
 
 def _drop(task: asyncio.Task[None]) -> None:

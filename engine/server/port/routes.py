@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.struct import to_json
 from engine.node.container_access import Streams, Unknown
 from engine.node.container_logs import OutOfRange, log_options
-from engine.server import routes
 from engine.server.exchange import JSON, TEXT, Answer, Request, Response, plain
 from engine.server.port.streams import NO_UPGRADE, handed_to
 from engine.server.port.system_logs import system_logs
 from engine.server.port.zpages import flagz, statusz
+from engine.server.routes import Routes
 from engine.server.view import PortNode
 
 log = logging.getLogger("kubengine.port")
@@ -28,14 +29,16 @@ ONLY_WITH_DEBUGGING = ("configz", "checkpoint", "flagz", "statusz")
 _Serve = Callable[[PortNode, Request, list[str]], Awaitable[Answer]]
 
 
-async def answer(view: PortNode, request: Request) -> Answer:
-    """The answer to any request. Never raises."""
+async def answer(view: PortNode, others: Routes, request: Request) -> Answer:
+    """The answer to any request; `others` are the routes of all doors. Never raises."""
     first, *rest = request.path[1:].split("/")
     if not view.config.enable_debugging_handlers:
         if first in DEBUGGING:
             return plain(405, DISABLED)
         if first in ONLY_WITH_DEBUGGING:
             return plain(404, NO_PAGE)
+    if first in _AS_ON_THE_OTHER_DOORS:
+        return await others.answer(request)
     serve = _SERVED.get(first)
     if serve is None:
         return plain(404, NO_PAGE)
@@ -50,10 +53,6 @@ async def answer(view: PortNode, request: Request) -> Answer:
     except Exception as error:
         log.exception("%s %s failed", request.method, request.path)
         return plain(500, f"{type(error).__name__}: {error}")
-
-
-async def _as_on_the_other_doors(view: PortNode, request: Request, _: list[str]) -> Answer:
-    return await routes.answer(view, request)
 
 
 async def _container_logs(view: PortNode, request: Request, names: list[str]) -> Answer:
@@ -141,7 +140,7 @@ async def _flagz(view: PortNode, _request: Request, _: list[str]) -> Answer:
 
 
 async def _statusz(view: PortNode, _request: Request, _: list[str]) -> Answer:
-    return statusz(view, sorted(f"/{name}" for name in _SERVED))
+    return statusz(view, sorted(f"/{name}" for name in (*_AS_ON_THE_OTHER_DOORS, *_SERVED)))
 
 
 def _named(names: list[str]) -> tuple[str, str, str, str]:
@@ -181,13 +180,8 @@ def _ports(request: Request) -> list[int]:
     return ports
 
 
+_AS_ON_THE_OTHER_DOORS: Final = ("healthz", "pods", "runningpods", "configz", "metrics", "stats")
 _SERVED: dict[str, _Serve] = {
-    "healthz": _as_on_the_other_doors,
-    "pods": _as_on_the_other_doors,
-    "runningpods": _as_on_the_other_doors,
-    "configz": _as_on_the_other_doors,
-    "metrics": _as_on_the_other_doors,
-    "stats": _as_on_the_other_doors,
     "containerLogs": _container_logs,
     "exec": _exec,
     "attach": _attach,

@@ -1,0 +1,51 @@
+"""`/healthz`: the node's checks, and how often each was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from engine.server.exchange import TEXT, Request, Response, failure
+from engine.server.view import ServedNode
+
+HEALTH_METRICS: Final = "kubernetes_healthcheck"
+"""What the names of its metrics begin with."""
+_HEALTHZ: Final = "healthz"
+
+
+class Health:
+    """One per node: whoever looks counts for `/metrics/slis`, as in the kubelet."""
+
+    def __init__(self, view: ServedNode) -> None:
+        self._view = view
+        self._current = view.registry.gauge(
+            HEALTH_METRICS, "1 if the check was passed when it was last made, else 0.", ["name", "type"]
+        )
+        self._total = view.registry.counter(
+            f"{HEALTH_METRICS}s_total", "Checks made, by their outcome.", ["name", "type", "status"]
+        )
+
+    def look(self) -> Sequence[tuple[str, str | None]]:
+        """Each check with what is wrong, None when it is well."""
+        checks = self._view.healthz()
+        for name, error in checks:
+            self._current.set(int(error is None), name, _HEALTHZ)
+            self._total.inc(name, _HEALTHZ, "error" if error else "success")
+        return checks
+
+    def answer(self, request: Request) -> Response:
+        """`ok`, or 500 and the checks that fail; each check with `?verbose`."""
+        if request.method not in {"GET", "HEAD"}:
+            return failure(405, f"{request.method} is not allowed here")
+        name = request.path.removeprefix("/healthz").strip("/")
+        checks = self.look()
+        if name:
+            checks = [check for check in checks if check[0] == name]
+            if not checks:
+                return failure(404, f"no health check named {name}")
+        failed = any(error for _, error in checks)
+        if not failed and "verbose" not in request.query:
+            return Response(200, TEXT, b"ok")
+        lines = [f"[-]{check} failed: {error}\n" if error else f"[+]{check} ok\n" for check, error in checks]
+        lines.append(f"healthz check {'failed' if failed else 'passed'}\n")
+        return Response(500 if failed else 200, TEXT, "".join(lines).encode())
