@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput, KubengineError
-from engine.bench import decisions, joined, phases, workload
+from engine.bench import decisions, joined, phases, scraping, workload
 from engine.bench.agents import AgentKind
 from engine.bench.parts import HollowRuntime, ProbeTarget
 from engine.bench.phases import Figures, Session
@@ -26,6 +26,7 @@ PHASES: dict[str, Callable[[Session], Figures]] = {
     "start": phases.start,
     "pods": phases.pods,
     "idle": phases.idle,
+    "statistics": scraping.scraping,
     "probing": phases.probing,
     "churn": phases.churn,
     "restart": phases.restart,
@@ -136,9 +137,11 @@ class NodeBench:
                 continue
             began = time.monotonic()
             try:
-                rows.setdefault(name, []).append(phase(session))
+                figures = phase(session)
             except decisions.Lacking as error:
                 self._note(f"{name}: {error}")
+            else:
+                rows.setdefault(name, []).append(figures)
             if session.agent is not None and session.agent.uncounted is not None:
                 self._note(f"not counted: {session.agent.uncounted}")
             self._say(f"  {name}: {time.monotonic() - began:.1f} s")

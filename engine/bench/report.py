@@ -33,6 +33,15 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "rss_mb",
         "pss_mb",
     ),
+    "statistics": (
+        "cadvisor_cpu_ms",
+        "cadvisor_kb",
+        "summary_cpu_ms",
+        "summary_kb",
+        "resource_cpu_ms",
+        "resource_kb",
+        "between_cpu_ms_per_s",
+    ),
     "probing": (
         "http_per_s",
         "tcp_per_s",

@@ -94,12 +94,17 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
     result: dict[str, Any] = json.loads(report.read_text())
     assert result["complete"]
     assert result["versions"] == {"engine": "this engine", "kubelet": "v1.33.4"}
-    phases = ["start", "pods", "idle", "probing", "churn", "restart", "devices", "preemption", "image-gc"]
+    phases = ["start", "pods", "idle", "statistics", "probing", "churn"]
+    phases += ["restart", "devices", "preemption", "image-gc"]
     for label in ("engine", "kubelet"):
         assert list(result["runs"][label]) == phases
         (figures,) = result["runs"][label]["pods"]
         assert figures["runtime_calls"] > 3
         assert 0 < figures["start_p50_s"] <= figures["start_p99_s"]
+        (figures,) = result["runs"][label]["statistics"]
+        for page in ("cadvisor", "summary", "resource"):
+            assert figures[f"{page}_cpu_ms"] > 0, page
+            assert figures[f"{page}_kb"] > 0, page
         assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
         assert result["runs"][label]["devices"][0]["start_p50_s"] > 0
         (figures,) = result["runs"][label]["probing"]

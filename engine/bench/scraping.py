@@ -1,0 +1,71 @@
+"""What statistics cost an agent: a scrape of each page, and what it spends between two.
+
+The pages are those that Prometheus and a metrics-server read, asked for at the read-only port.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+from engine.api.errors import Unavailable
+from engine.bench.parts import http_get
+from engine.bench.phases import Figures, Session
+from engine.bench.procfs import usage
+
+PAGES: Final = {
+    "cadvisor": "/metrics/cadvisor",
+    "summary": "/stats/summary",
+    "resource": "/metrics/resource",
+}
+PAUSE_SECONDS: Final = 2.0
+"""Longer than an agent shares one reading between those who ask."""
+_PATIENCE_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    cpu: float
+    wall: float
+    size: int
+
+
+def scraping(session: Session) -> Figures:
+    """One page after another, a pause before each. What the agent did meanwhile for other reasons is in the
+    cost of a scrape, as far as it was done while the page was made."""
+    for path in PAGES.values():
+        _scrape(session, path)  # what is made once is not what a scrape costs
+    session.watch(PAUSE_SECONDS)
+    pid = session.running.part.pid
+    scrapes: dict[str, list[_Scrape]] = {name: [] for name in PAGES}
+    began, cpu = time.monotonic(), usage(pid).cpu
+    while time.monotonic() - began < session.seconds or not all(scrapes.values()):
+        for name, path in PAGES.items():
+            session.watch(PAUSE_SECONDS)
+            scrapes[name].append(_scrape(session, path))
+    session.watch(PAUSE_SECONDS)
+    wall, cpu = time.monotonic() - began, usage(pid).cpu - cpu
+    every = [each for of_page in scrapes.values() for each in of_page]
+    between = cpu - sum(each.cpu for each in every)
+    figures: Figures = {"between_cpu_ms_per_s": between / (wall - sum(each.wall for each in every)) * 1e3}
+    for name, of_page in scrapes.items():
+        figures[f"{name}_cpu_ms"] = median(each.cpu for each in of_page) * 1e3
+        figures[f"{name}_wall_ms"] = median(each.wall for each in of_page) * 1e3
+        figures[f"{name}_kb"] = median(each.size for each in of_page) / 1e3
+    return figures
+
+
+def _scrape(session: Session, path: str) -> _Scrape:
+    agent = session.running
+    cpu, began = usage(agent.part.pid).cpu, time.monotonic()
+    try:
+        status, body = http_get(agent.workspace.ports["read_only"], path, timeout=_PATIENCE_SECONDS)
+    except OSError as error:
+        agent.part.check()
+        raise Unavailable(f"{path} is not answered: {error}", subject=agent.kind.label) from None
+    if status != 200:
+        raise Unavailable(f"{path} answers {status}: {body[:200]!r}", subject=agent.kind.label)
+    wall = time.monotonic() - began
+    return _Scrape(usage(agent.part.pid).cpu - cpu, wall, len(body))

@@ -1,0 +1,77 @@
+"""What a scrape costs, measured of an agent whose pages are made up."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.api.errors import Unavailable
+from engine.bench import scraping
+from engine.bench.procfs import usage
+from engine.bench.scraping import PAGES
+
+BURNT = 0.05
+
+
+class Pages(BaseHTTPRequestHandler):
+    """One page takes processor time, which is all that is told apart here; another may be refused."""
+
+    busy = PAGES["cadvisor"]
+    refused = ""
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        began = usage(os.getpid()).cpu
+        while self.path == self.busy and usage(os.getpid()).cpu < began + BURNT:
+            pass
+        self.send_response(500 if self.path == self.refused else 200)
+        self.end_headers()
+        self.wfile.write(b"x" * 2000)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing is said."""
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[type[Pages]], Any]]:
+    servers = []
+
+    def made(pages: type[Pages]) -> Any:
+        server = HTTPServer(("127.0.0.1", 0), pages)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        part = SimpleNamespace(pid=os.getpid(), check=lambda: None)
+        workspace = SimpleNamespace(ports={"read_only": server.server_port}, path=Path())
+        agent = SimpleNamespace(part=part, workspace=workspace, kind=SimpleNamespace(label="agent"))
+        return SimpleNamespace(running=agent, seconds=0.0, watch=lambda seconds: None)
+
+    yield made
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_a_page_costs_is_told_from_the_other_pages_and_from_the_time_between(
+    session: Callable[[type[Pages]], Any],
+) -> None:
+    pages = type("P", (Pages,), {"asked": []})
+    figures = scraping.scraping(session(pages))
+    assert figures["cadvisor_cpu_ms"] >= BURNT * 1e3
+    assert figures["cadvisor_kb"] == figures["resource_kb"] == 2.0
+    assert figures["resource_cpu_ms"] < figures["cadvisor_cpu_ms"]
+    assert figures["between_cpu_ms_per_s"] >= 0
+    assert pages.asked == [*PAGES.values()] * 2, "what is made once is not counted"
+
+
+def test_a_page_that_is_refused_is_said_with_its_words(session: Callable[[type[Pages]], Any]) -> None:
+    pages = type("P", (Pages,), {"asked": [], "refused": "/stats/summary"})
+    with pytest.raises(Unavailable, match="agent: /stats/summary answers 500: b'xxx"):
+        scraping.scraping(session(pages))
