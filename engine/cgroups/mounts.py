@@ -13,7 +13,7 @@ from typing import Literal
 
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.refusals import read_refused
-from engine.host.mountinfo import MOUNTINFO, Mounted, mounted
+from engine.host.mountinfo import MOUNTINFO, Mounted, reachable
 
 REQUIRED = ("cpu", "memory")
 WANTED = ("pids", "cpuset")
@@ -78,7 +78,7 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     """The hierarchies mounted at or below `root`; without one, below /sys/fs/cgroup or, failing
     that, anywhere. Raises `Unavailable` where there are none."""
     try:
-        found = mounted(mountinfo)
+        found = reachable(mountinfo)
     except OSError as error:
         raise read_refused(error, mountinfo) from error
     mounts = [mount for mount in found if mount.kind in ("cgroup", "cgroup2")]

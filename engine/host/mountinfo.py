@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
+_OUTSIDE: Final = -1
+"""Whatever holds the mounts whose own holder this process does not see, the root first of all."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -23,8 +26,18 @@ class Mounted:
 
 def mounted(mountinfo: str = MOUNTINFO) -> list[Mounted]:
     """All mounts, in the order in which they were made. Raises `OSError`."""
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:
-        return list(_read(lines))
+    return [mount for _, _, mount in _table(mountinfo)]
+
+
+def reachable(mountinfo: str = MOUNTINFO) -> list[Mounted]:
+    """The mounts that their paths lead to, in the order in which they were made: what was mounted over
+    another, or over a directory above it, hides it. Raises `OSError`."""
+    table = _table(mountinfo)
+    numbers = {number for number, _, _ in table}
+    upon: Mapping[int, list[tuple[int, str]]] = defaultdict(list)
+    for number, holder, mount in table:
+        upon[holder if holder in numbers and holder != number else _OUTSIDE].append((number, mount.point))
+    return [mount for number, _, mount in table if _met_last(mount.point, upon) == number]
 
 
 def mounts_below(directory: Path) -> list[Path]:
@@ -34,14 +47,33 @@ def mounts_below(directory: Path) -> list[Path]:
     return [Path(point) for point in reversed(points)]
 
 
-def _read(lines: Iterator[str]) -> Iterator[Mounted]:
-    """Lines that are cut short, or of a form to come, are passed over."""
+def _table(mountinfo: str) -> list[tuple[int, int, Mounted]]:
+    """Each mount with its number and that of the mount it was made on. Lines that are cut short, or of a
+    form to come, are passed over."""
+    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:
+        return list(_read(lines))
+
+
+def _read(lines: Iterator[str]) -> Iterator[tuple[int, int, Mounted]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split()
-        if len(fields) >= 6 and rest:
+        if len(fields) >= 6 and rest and fields[0].isdecimal() and fields[1].isdecimal():
             own = rest[2].split(",") if len(rest) > 2 else []
-            yield Mounted(_unescaped(fields[4]), rest[0], frozenset([*fields[5].split(","), *own]))
+            mount = Mounted(_unescaped(fields[4]), rest[0], frozenset([*fields[5].split(","), *own]))
+            yield int(fields[0]), int(fields[1]), mount
+
+
+def _met_last(path: str, upon: Mapping[int, list[tuple[int, str]]]) -> int:
+    """The number of the mount at which a path ends, from what is mounted upon each."""
+    number = _OUTSIDE
+    while on_the_way := [(len(point), next_) for next_, point in upon[number] if _covers(point, path)]:
+        number = min(on_the_way)[1]
+    return number
+
+
+def _covers(point: str, path: str) -> bool:
+    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _unescaped(text: str) -> str:

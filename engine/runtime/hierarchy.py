@@ -15,7 +15,7 @@ from pathlib import Path
 
 from engine.api.cpu_weight import WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput, Refused
-from engine.host.mountinfo import mounted
+from engine.host.mountinfo import reachable
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
 
@@ -194,7 +194,7 @@ def _or_max(value: int) -> str:
 
 def _v1_trees(mount: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for entry in mounted():
+    for entry in reachable():
         where = Path(entry.point)
         if entry.kind == "cgroup" and where.parent == mount:
             found.update({option: where for option in entry.options if option in V1_ORDER})

@@ -190,3 +190,18 @@ def test_mounts_of_a_hybrid_machine(tmp_path):
     assert cpuacct is not None
     assert cpuacct.controllers == {"cpu", "cpuacct"}
     assert Path(cpuacct.path).name == "cpu,cpuacct"
+
+
+def test_hierarchies_under_another_mount_are_none(tmp_path):
+    lines = [
+        "30 25 0:26 / /sys/fs/cgroup rw - tmpfs tmpfs rw",
+        "31 30 0:27 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw",
+        "32 30 0:28 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory",
+        "40 30 0:29 / /sys/fs/cgroup rw - tmpfs tmpfs rw",
+        "41 40 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
+    ]
+    file = tmp_path / "mountinfo"
+    file.write_text("\n".join(lines))
+    mounts = find_mounts(mountinfo=str(file))
+    assert [hierarchy.path for hierarchy in mounts.hierarchies] == ["/sys/fs/cgroup/cpu"]
+    assert mounts.bare is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.host.mountinfo import Mounted, mounted
+from engine.host.mountinfo import Mounted, mounted, reachable
 
 
 def test_a_table_is_read_with_its_escapes_and_optional_fields(tmp_path: Path) -> None:
@@ -24,3 +24,24 @@ def test_a_table_is_read_with_its_escapes_and_optional_fields(tmp_path: Path) ->
 
 def test_this_machines_table_names_the_root() -> None:
     assert "/" in {mount.point for mount in mounted()}
+
+
+def test_what_was_mounted_over_cannot_be_reached(tmp_path: Path) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(
+        "20 20 0:1 / / rw - ext4 root rw\n"
+        "21 20 0:2 / /sys rw - sysfs old rw\n"
+        "22 21 0:3 / /sys/fs/cgroup rw - tmpfs old rw\n"
+        "23 22 0:4 / /sys/fs/cgroup/unified rw - cgroup2 old rw\n"
+        "24 20 0:5 / /system rw - tmpfs beside rw\n"
+        "30 21 0:6 / /sys rw - sysfs new rw\n"
+        "31 30 0:7 / /sys/fs/cgroup rw - tmpfs new rw\n"
+        "32 31 0:8 / /sys/fs/cgroup/memory rw - cgroup new rw,memory\n"
+    )
+    assert [mount.point for mount in reachable(str(table))] == [
+        "/", "/system", "/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/memory",
+    ]  # fmt: skip
+
+
+def test_all_that_is_reached_here_is_there() -> None:
+    assert all(Path(mount.point).exists() for mount in reachable())
