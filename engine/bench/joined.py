@@ -30,7 +30,7 @@ from engine.cluster.kubeconfig import load_kubeconfig
 NODE: Final = f"/api/v1/nodes/{NODE_NAME}"
 AT_ONCE: Final = 50
 """Requests of the observer that are under way together."""
-SETTLING_SECONDS: Final = 3.0
+SETTLING_SECONDS: Final = 10.0
 
 
 class _Condition(msgspec.Struct):
@@ -172,7 +172,7 @@ def _bound(name: str, path: str) -> dict[str, Any]:
 async def _node_ready(client: ApiClient, session: Session) -> None:
     deadline = time.monotonic() + session.limit
     while True:
-        with suppress(ApiError):
+        with suppress(ApiError, Unavailable):
             if (await client.get(NODE, _Seen)).status.ready:
                 return
         session.running.part.check()

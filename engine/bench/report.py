@@ -56,6 +56,21 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "preemption": ("preempt_p50_s", "preempt_p99_s", "cpu_s"),
     "image-gc": ("images", "wall_s", "removing_s", "cpu_ms_per_image"),
     "restart": ("stop_s", "healthz_s", "wall_s", "cpu_s", "restarts_caused"),
+    "api": (
+        "node_ready_s",
+        "wall_s",
+        "ready_p50_s",
+        "ready_p99_s",
+        "pods_per_s",
+        "cpu_ms_per_pod",
+        "requests_per_pod",
+        "rss_mb",
+        "idle_cpu_ms_per_pod_per_s",
+        "idle_requests_per_min",
+        "deleted_s",
+        "deletion_cpu_ms_per_pod",
+        "deletion_requests_per_pod",
+    ),
 }
 SCALE_HEADS = (
     "pods",

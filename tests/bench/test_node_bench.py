@@ -111,7 +111,7 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
         assert figures["http_per_s"] > 0
         assert figures["exec_per_s"] >= 0
         (figures,) = result["runs"][label]["image-gc"]
-        assert figures["images"] == 21  # and the one that the pods had
+        assert figures["images"] == 20
     assert "ENGINE/KUBELET" in output
     assert page.read_text().count("<svg") > 10
     given = json.loads(record.read_text())
@@ -266,12 +266,13 @@ async def test_an_agent_joins_a_cluster_and_leaves_nothing_there(directory: Path
         arguments = ["node", *SMALL, "--phases", "start,api", "--kubeconfig", str(kubeconfig)]
         report = tmp_path / "out.json"
         run = bench(directory, *arguments, "--output", str(report))
-        _, errors = await asyncio.to_thread(run.communicate, timeout=PATIENCE)
+        output, errors = await asyncio.to_thread(run.communicate, timeout=PATIENCE)
         left = [server.objects.list(path(f"/api/v1/{kind}")) for kind in ("nodes", "namespaces", "pods")]
     assert run.returncode == 0, errors
     (figures,) = json.loads(report.read_text())["runs"]["engine"]["api"]
     assert 0 < figures["ready_p50_s"] <= figures["ready_p99_s"] <= figures["wall_s"]
     assert figures["requests_per_pod"] >= 1
+    assert "idle_requests_per_min" in output
     assert figures["deletion_requests_per_pod"] >= 2
     assert figures["deleted_s"] > 0
     assert left == [[], [], []]
