@@ -68,9 +68,7 @@ class ClaimedServer:
     async def start(self) -> None:
         """Answer, at a socket that is claimed by now."""
         assert self._listener is not None
-        self._accepting = await asyncio.start_unix_server(
-            self._accepted, sock=self._listener, backlog=BACKLOG
-        )
+        self._accepting = await asyncio.start_server(self._accepted, sock=self._listener, backlog=BACKLOG)
 
     async def stop(self) -> None:
         accepting, self._accepting = self._accepting, None

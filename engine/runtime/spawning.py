@@ -77,7 +77,7 @@ class Spawner:
         finally:
             os.close(directory)
         path.chmod(0o600)
-        self._server = await asyncio.start_unix_server(self._accept, sock=listener)
+        self._server = await asyncio.start_server(self._accept, sock=listener)
 
     async def stop(self) -> None:
         self._hang_up()
