@@ -5,9 +5,12 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
+from engine.api.pod import Pod
+from engine.api.qos import is_static
 from engine.cri.records import CREATED, EXITED, RUNNING, PodRecord
-from engine.metrics import Registry
+from engine.metrics import Registry, Sample
 from engine.node.machine import kubelet_version
 
 _STATES: dict[int, str] = {CREATED: "created", RUNNING: "running", EXITED: "exited"}
@@ -53,3 +56,20 @@ def count_node(registry: Registry, name: str, pods: Callable[[], Iterable[PodRec
     registry.collected(
         "gauge", "kubelet_running_containers", "Containers by state.", ["container_state"], containers
     )
+
+
+def count_pods(
+    registry: Registry, *, known: Callable[[], Iterable[Pod]], active: Callable[[], Iterable[Pod]]
+) -> None:
+    """`known` are those that the node was asked for and has not forgotten, `active` those that hold, or will
+    hold, something of it."""
+
+    def counted(pods: Callable[[], Iterable[Pod]]) -> Iterator[Sample]:
+        counts = Counter(is_static(pod) for pod in pods())
+        yield from [(("true",), counts[True]), (("",), counts[False])]
+
+    for name, help, pods in (
+        ("desired", "Pods that the node was asked for; static are those that are not of the API.", known),
+        ("active", "Pods that hold resources of the node, or are to.", active),
+    ):
+        registry.collected("gauge", f"kubelet_{name}_pods", help, ["static"], partial(counted, pods))

@@ -43,7 +43,7 @@ from engine.node.image_pull import ImagePuller
 from engine.node.machine import runtime_of
 from engine.node.managers import Managers
 from engine.node.node_events import NodeEvents
-from engine.node.node_metrics import count_node
+from engine.node.node_metrics import count_node, count_pods
 from engine.node.node_resources import NodeResources
 from engine.node.pod.accepted import AcceptedPods
 from engine.node.pod.kept_end import KeptEnds
@@ -57,6 +57,7 @@ from engine.node.runtime_watch import RuntimeWatch
 from engine.node.services import NodeFacts, Services
 from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
+from engine.node.start_counts import StartCounts
 from engine.node.static_uids import StaticUids
 from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.sampler import UsageSampler
@@ -214,11 +215,13 @@ class RunningNode:
             recorder=recorder,
             decisions=setting.decisions,
             metrics=PodMetrics(setting.registry),
+            starts=StartCounts(setting.registry),
             tasks=tasks,
             backoff=_restart_backoff(config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
         )
         self.pods = NodePods(services, gatekeeper)
+        count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
         self._sources = self._make_sources(StaticUids(watch.pods.values, accepted))
 
     def _make_sources(self, uids: StaticUids) -> list[ManifestDirectory]:

@@ -28,6 +28,7 @@ from engine.node.pod.kept_end import KeptEnds
 from engine.node.pod_metrics import PodMetrics
 from engine.node.runtime_health import RuntimeHealth
 from engine.node.runtime_watch import RuntimeWatch
+from engine.node.start_counts import StartCounts
 from engine.node.user_namespaces import UserNamespaces
 from engine.node.volumes import PodVolumes, VolumeKeeper
 
@@ -132,6 +133,7 @@ class Services:
     recorder: EventRecorder
     decisions: Decisions
     metrics: PodMetrics
+    starts: StartCounts
     tasks: Tasks
     backoff: Backoff
     starting: asyncio.Semaphore

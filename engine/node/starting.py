@@ -86,7 +86,8 @@ async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConf
     """Runs the sandbox and reads it back. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
-        sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
+        with services.starts.sandbox(handler):
+            sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
     except Refused as error:
         raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
     await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)

@@ -209,7 +209,8 @@ class Working:
         least = max(self._hand.restarts.get(name, 0), self._hand.past.get(name, 0))
         before = services.watch.pod(pod.uid).container(name)
         try:
-            await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
+            with services.starts.container(pod, container):
+                await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
         except StartRefused as refused:
             services.watch.doubt()
             return self._refuse(container, refused)

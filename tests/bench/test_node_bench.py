@@ -102,9 +102,9 @@ def test_both_agents_go_through_all_phases_on_the_same_terms(
         assert figures["runtime_calls"] > 3
         assert 0 < figures["start_p50_s"] <= figures["start_p99_s"]
         (figures,) = result["runs"][label]["statistics"]
-        for page in ("cadvisor", "summary", "resource"):
-            assert figures[f"{page}_cpu_ms"] > 0, page
-            assert figures[f"{page}_kb"] > 0, page
+        for scraped in ("cadvisor", "summary", "resource"):
+            assert figures[f"{scraped}_cpu_ms"] > 0, scraped
+            assert figures[f"{scraped}_kb"] > 0, scraped
         assert result["runs"][label]["restart"][0]["restarts_caused"] == 0
         assert result["runs"][label]["devices"][0]["start_p50_s"] > 0
         (figures,) = result["runs"][label]["probing"]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api.errors import Refused
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, EmptyDirVolume, HostPathVolume, Pod, PodSpec, Volume
 from engine.api.status import (
@@ -83,6 +84,43 @@ async def test_a_static_pod_counts_where_no_creation_is_asked_for(rig: Rig) -> N
     assert info["kubeletVersion"] in labels
     await eventually(lambda: values_of(node.registry)("kubelet_pleg_relist_interval_seconds_count") > 0)
     assert values_of(node.registry)("kubelet_pleg_last_seen_seconds") > 0
+
+
+async def test_starts_and_their_failures_are_counted_by_kind(rig: Rig) -> None:
+    node = await rig.start()
+    init = {"name": "i", "image": "busybox:1", "imagePullPolicy": "IfNotPresent"}
+    rig.write("p", {"initContainers": [init], "containers": [container()]})
+    rig.write("q", {"containers": [container(image="none:1", imagePullPolicy="Never")]})
+
+    def counted(what: str, **labels: str) -> float:
+        return values_of(node.registry)(f"kubelet_{what}", **labels)
+
+    await eventually(lambda: counted("started_containers_total", container_type="container") >= 2)
+    failed = {"container_type": "container", "code": "ErrImageNeverPull"}
+    await eventually(lambda: counted("started_containers_errors_total", **failed) >= 1)
+    assert counted("started_containers_total", container_type="init_container") == 1
+    assert counted("started_containers_errors_total", container_type="init_container") == 0
+    assert counted("started_pods_total") == 2
+    assert counted("run_podsandbox_duration_seconds_count", runtime_handler="") == 2
+    assert counted("started_pods_errors_total") == 0
+    for which in ("desired", "active"):
+        assert counted(f"{which}_pods", static="true") == 2
+        assert counted(f"{which}_pods", static="") == 0
+
+
+async def test_a_sandbox_that_the_runtime_refuses_is_counted(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: Any) -> str:
+        raise Refused("no")
+
+    monkeypatch.setattr(RuntimeClient, "run_pod_sandbox", refused)
+    node = await rig.start()
+    rig.write("p", {"containers": [container()]})
+    await eventually(lambda: values_of(node.registry)("kubelet_started_pods_errors_total") >= 1)
+    counted = values_of(node.registry)
+    assert counted("kubelet_started_pods_total") >= 1
+    assert counted("kubelet_run_podsandbox_errors_total", runtime_handler="") >= 1
 
 
 async def test_who_was_there_before_the_agent_is_not_measured_again(rig: Rig) -> None:
