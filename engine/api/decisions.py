@@ -7,13 +7,13 @@
 | eviction | evicted, spared; failed |
 | image-gc | collected, kept; failed |
 | container-gc | collected; failed |
-| restart | restarted, withheld |
+| restart | unhealthy, restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
 | best-effort-cpu | squeezed, released |
 | pressure | raised, cleared |
 | image-pull | pulled; failed |
-| probes | inside; failed |
+| probes | inside, waiting; failed |
 """
 
 from __future__ import annotations

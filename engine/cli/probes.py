@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -17,17 +18,32 @@ _STYLE = {"success": "green", "failure": "red", "unknown": "yellow"}
 @json_option
 @click.option("--pod", metavar="POD", help="Only this pod (namespace/name, name or uid).")
 @click.option("--failing", is_flag=True, help="Only probes whose last attempt did not succeed.")
-def command(context: click.Context, agent: Agent, as_json: bool, pod: str | None, failing: bool) -> None:
-    """Show liveness, readiness and startup probes: state, streak, duration, lateness, next run."""
+@click.option("--seconds", type=click.FloatRange(min=0), help="Measure commands in containers for so long.")
+def command(
+    context: click.Context,
+    agent: Agent,
+    as_json: bool,
+    pod: str | None,
+    failing: bool,
+    seconds: float | None,
+) -> None:
+    """Show liveness, readiness and startup probes: state, streak, duration, lateness, next run, and what
+    commands in containers cost.
+    """
     if context.invoked_subcommand is not None:
         return
-    answer = agent.describe("probes", **({"pod": pod} if pod else {}))
+    query = {"pod": pod} if pod else {}
+    commands = agent.describe("probe-commands", **query)["pods"]
+    if seconds is not None:
+        time.sleep(seconds)
+        commands = _since(commands, agent.describe("probe-commands", **query)["pods"])
+    answer = agent.describe("probes", **query) | {"commands": commands}
     if failing:
         answer["probes"] = [p for p in answer["probes"] if p["last"] == "failure" or p["result"] == "failure"]
     if as_json:
         print_json(answer)
     else:
-        _table(answer)
+        _table(answer, "at most " if seconds is None else "")
 
 
 @command.command()
@@ -66,7 +82,7 @@ def bench(
         raise click.ClickException("not every probe was successful")
 
 
-def _table(answer: dict[str, Any]) -> None:
+def _table(answer: dict[str, Any], span: str) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -107,7 +123,7 @@ def _table(answer: dict[str, Any]) -> None:
         )
     console = Console()
     console.print(table)
-    _commands(answer["probes"])
+    _commands(answer, span)
     loop = answer["loop"]
     connections = f"{loop['open_connections']} of {loop['max_connections']} connections open"
     console.print(
@@ -117,21 +133,41 @@ def _table(answer: dict[str, Any]) -> None:
     )
 
 
-def _commands(probes: list[dict[str, Any]]) -> None:
-    """What commands in containers cost this agent by pod, and what would ask the same."""
-    of_pods: dict[str, list[dict[str, Any]]] = {}
-    for probe in probes:
-        if probe["kind"] == "exec":
-            of_pods.setdefault(probe["pod"], []).append(probe)
-    for pod, of_pod in of_pods.items():
-        spent = sum(probe["cpu_seconds"] for probe in of_pod)
-        runs = sum(sum(probe["outcomes"].values()) for probe in of_pod)
-        click.echo(
-            f"\n{pod}: {runs} commands for {_time(spent)} of this agent's CPU, and a runtime's exec each"
+def _commands(answer: dict[str, Any], span: str) -> None:
+    """What commands in containers cost by pod, and what would ask the same. `span` stands before what the
+    runtime used: a bound since the pod began, nothing where it was measured between two looks."""
+    for told in answer["commands"]:
+        runs = told["runs"]
+        if not runs:
+            continue
+        used, why = told["runtime_cpu_seconds"], told["untold"]
+        runtime = (
+            f"{span}{_time(used / runs)} of the runtime's"
+            if used is not None
+            else f"the runtime's unknown: {why}"
         )
-        for probe in of_pod:
-            if probe["cheaper"]:
+        click.echo(
+            f"\n{told['pod']}: {runs} commands; one took {_time(told['seconds'] / runs)}, "
+            f"CPU {_time(told['cpu_seconds'] / runs)} of this agent's, {runtime}"
+        )
+        for probe in answer["probes"]:
+            if probe["pod_uid"] == told["pod_uid"] and probe["cheaper"]:
                 click.echo(f"  {probe['container']} {probe['type']}: {probe['cheaper']} would ask the same")
+
+
+def _since(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What commands came to between two looks, of pods that had the same sandbox at both."""
+    earlier = {(told["pod_uid"], told["sandbox"]): told for told in before}
+    found = []
+    for told in after:
+        old = earlier.get((told["pod_uid"], told["sandbox"]))
+        if old is not None:
+            grown = {name: told[name] - old[name] for name in ("runs", "seconds", "cpu_seconds")}
+            used, had = told["runtime_cpu_seconds"], old["runtime_cpu_seconds"]
+            if used is not None and had is not None:
+                grown["runtime_cpu_seconds"] = used - had
+            found.append(told | grown)
+    return found
 
 
 def _time(seconds: float) -> str:

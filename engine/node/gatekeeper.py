@@ -29,6 +29,7 @@ from engine.metrics import Registry
 from engine.node.host_support import HostSupport
 from engine.node.machine_faults import MachineWait
 from engine.node.node_resources import NodeResources
+from engine.probes.manager import ProbeManager
 
 INVALID_ANNOTATION: Final = "InvalidCgroupAnnotation"
 
@@ -49,6 +50,7 @@ class Gatekeeper:
         node: Callable[[], Node],
         resources: NodeResources,
         cgroups: NodeCgroups,
+        probes: ProbeManager,
         registry: Registry,
     ) -> None:
         self._eviction = eviction
@@ -58,6 +60,7 @@ class Gatekeeper:
         self._node = node
         self._resources = resources
         self._cgroups = cgroups
+        self._probes = probes
         self._waits = registry.counter(
             "kubengine_admission_waits_total",
             "How often a pod had to wait for something that passes before it could start.",
@@ -144,13 +147,13 @@ class Gatekeeper:
             "pods": len(admitted) - (pod.uid in admitted),
             "podLimit": admitted.node.pod_limit,
             "pressure": self._eviction.under_pressure,
-            **self._annotations(pod),
+            **self._beyond(pod),
         }
 
-    def _annotations(self, pod: Pod) -> dict[str, Any]:
-        """Those that count for the pod's cgroups, where there are any."""
-        counting = self._cgroups.asked_of(pod)
-        return {"cgroupAnnotations": counting} if counting else {}
+    def _beyond(self, pod: Pod) -> dict[str, Any]:
+        """What of the pod goes beyond a kubelet: its cgroups' annotations, its probes; where there is any."""
+        has = {"cgroupAnnotations": self._cgroups.asked_of(pod), "probes": self._probes.beyond(pod)}
+        return {name: value for name, value in has.items() if value}
 
     def resized(self, pod: Pod) -> None:
         """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""

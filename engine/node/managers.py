@@ -30,6 +30,7 @@ from engine.node.log_rotation import LogRotation
 from engine.node.pods import NodePods
 from engine.node.runtime_watch import RuntimeWatch
 from engine.node.setting import Setting
+from engine.probes.command_costs import CommandCosts
 from engine.probes.manager import ProbeManager
 from engine.probes.networks import PodNetworks
 
@@ -149,6 +150,7 @@ class Managers:
             decisions=decisions,
             tasks=tasks,
         )
+        self._commands = CommandCosts(self.probes, runtime)
         self._logs = LogRotation(
             config=config,
             runtime=runtime,
@@ -180,6 +182,7 @@ class Managers:
             "eviction": self.eviction,
             "devices": self.devices,
             "probes": self.probes,
+            "probe-commands": self._commands,
             "admission": self.admission,
         }
 

@@ -156,6 +156,7 @@ class RunningNode:
             node=self.description.judging,
             resources=resources,
             cgroups=cgroups,
+            probes=managers.probes,
             registry=setting.registry,
         )
         self._belonging = _belong(setting, self.description, self._node_changed, self._runtime_classes)

@@ -29,6 +29,7 @@ from engine.api.pod import Pod
 from engine.api.status import PodStatus
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
 from engine.probes.library import Outcome, run
@@ -93,6 +94,11 @@ class ProbeManager:
         self._decisions = decisions or Decisions(clock)
         self._withheld = registry.counter(
             "kubengine_liveness_kills_withheld_total", "Containers that failed liveness and were not ended."
+        )
+        self._came_back = registry.counter(
+            "kubengine_probe_restored_containers_total",
+            "Containers that an earlier agent had probed, by what it knew of them: ready or waiting.",
+            ("as",),
         )
         self._recorder = recorder
         self._clock = clock
@@ -251,10 +257,21 @@ class ProbeManager:
                 worker.output = ""
                 if worker.spec.kind == "exec":
                     self._aim_worker(worker)
+            if container_id and container.restored[0] == container_id:
+                self._comes_back(container)
         container.state = number
         container.started_at = started_at
         self._observe(container)
         self._hurry_readiness(container)
+
+    def _comes_back(self, container: ContainerProbes) -> None:
+        """A container that an earlier agent probed is Ready at once, or its probes are waited for."""
+        _, ready, started = container.restored
+        self._came_back.inc("ready" if ready else "waiting")
+        if not ready:
+            why = "it was not ready when the agent before ended: its probes have to succeed first"
+            inputs = {"started": started, "probes": [worker.spec.type for worker in container.workers()]}
+            self._decisions.pod(container.pod.pod, "probes", "waiting", why, inputs, container=container.name)
 
     def stop_liveness_and_startup(self, pod_uid: str) -> None:
         """The pod is terminating: only readiness goes on."""
@@ -308,6 +325,32 @@ class ProbeManager:
             probes.append(described(worker, self._native.info(worker.key)))
         probes.sort(key=lambda p: (p["pod"], p["container"], p["type"]))
         return {"probes": probes, "loop": {**self._native.stats(), "entries_into_python": self.entries}}
+
+    def beyond(self, pod: Pod) -> dict[str, list[str]]:
+        """What the pod's probes have beyond the kubelet's, by container and type."""
+        return beyond(pod, self._section)
+
+    def commands(self, pod: str = "") -> list[dict[str, Any]]:
+        """By pod, all or one as `describe` takes it: how often commands ran in its containers, how long they
+        took and what they cost this agent, in seconds."""
+        found: dict[str, dict[str, Any]] = {}
+        seconds = {row[0]: row[3] for row in self._native.counters()}
+        for worker in self._registered():
+            entry = worker.container.pod
+            of = entry.pod
+            if worker.spec.kind != "exec" or (pod and pod not in (of.full_name, of.metadata.name, of.uid)):
+                continue
+            info = self._native.info(worker.key)
+            told = found.setdefault(
+                of.uid, {"pod": of.full_name, "pod_uid": of.uid, "sandbox": entry.sandbox}
+            )
+            for name, amount in (
+                ("runs", sum(info["outcomes"])),
+                ("seconds", seconds[worker.key]),
+                ("cpu_seconds", info["cpu"]),
+            ):
+                told[name] = told.get(name, 0) + amount
+        return sorted(found.values(), key=lambda told: str(told["pod"]))
 
     def _container(self, pod_uid: str, name: str) -> ContainerProbes | None:
         entry = self._pods.get(pod_uid)
@@ -395,9 +438,11 @@ class ProbeManager:
         if what & NEWS_OUTCOME and outcome != rule.OUTCOME_SUCCESS:
             self._report(worker, outcome, reason, detail, excerpt)
         if what & NEWS_PUBLISHED and number == container.number and published != worker.published:
-            if published == rule.FAILURE and (why := self._spared_because(worker)):
-                self._spare(worker, why)
-                return
+            if published == rule.FAILURE and worker.spec.type != "readiness" and container.state == RUNNING:
+                if why := self._spared_because(worker):
+                    self._spare(worker, why)
+                    return
+                self._unhealthy(worker)
             worker.published = published
             if worker.spec.type == "startup":
                 self._observe(container)
@@ -421,15 +466,29 @@ class ProbeManager:
     def _spare(self, worker: Worker, why: str) -> None:
         """Let the container live until the probe has failed as often again."""
         container, spec = worker.container, worker.spec
-        inputs = {"probe": spec.type, "output": worker.output}
         self._withheld.inc()
-        self._decisions.pod(container.pod.pod, "restart", "withheld", why, inputs, container=container.name)
+        self._decide_restart(worker, "withheld", why)
         self._event(worker, "LivenessKillWithheld", f"Liveness probe failed, container goes on: {why}")
         self._deregister(worker)
         again = self._register(container, spec, spec.period)
         again.published, again.output = worker.published, worker.output
         self._aim_worker(again)
         self._observe(container)
+
+    def _unhealthy(self, worker: Worker) -> None:
+        """The container is to end for this probe, and not for the node's own lateness."""
+        self._decide_restart(worker, "unhealthy", f"{worker.spec.type} probe failed: {worker.output}")
+
+    def _decide_restart(self, worker: Worker, outcome: str, why: str) -> None:
+        container, spec, info = worker.container, worker.spec, self._native.info(worker.key)
+        inputs = {
+            "probe": spec.type,
+            "output": worker.output,
+            "failures": spec.failure_threshold,
+            "lateness": info["lateness"],
+            "late": info["late"],
+        }
+        self._decisions.pod(container.pod.pod, "restart", outcome, why, inputs, container=container.name)
 
     def _report(self, worker: Worker, outcome: int, reason: int, detail: int, excerpt: bytes) -> None:
         worker.output = why = self._why(worker, reason, detail, excerpt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, ItemsView, Iterator
 from functools import partial
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
 from engine.api.pod import Pod
 from engine.metrics import Histogram, Labels, Registry, Sample
+from engine.probes.beyond import features
 from engine.probes.spec import ProbeSpec
 
 TYPES = {"liveness": "Liveness", "readiness": "Readiness", "startup": "Startup"}
@@ -51,6 +53,13 @@ class ProbeMetrics:
         )
         registry.collected(
             "counter",
+            "kubengine_probe_kept_waiting_seconds_total",
+            "How long the agent was kept from probing, which is given back to probes that time out.",
+            (),
+            partial(self._of_loop, "kept_waiting"),
+        )
+        registry.collected(
+            "counter",
             "kubengine_probe_networks_entered_total",
             "How often probing went into a pod's network.",
             (),
@@ -62,6 +71,13 @@ class ProbeMetrics:
             "Failures of starting containers that did not count.",
             (),
             partial(self._of_loop, "early_failures"),
+        )
+        registry.collected(
+            "gauge",
+            "kubengine_probes_beyond",
+            "Probes that have what the kubelet's have not, and commands that another probe could replace.",
+            ("feature",),
+            self._features,
         )
         if detail == "none":
             return
@@ -79,6 +95,11 @@ class ProbeMetrics:
             buckets=BOUNDS,
         )
         self.durations.counts = _Scraped(self._read_durations)
+
+    def _features(self) -> list[Sample]:
+        specs = (self._labels_of(row[0])[1] for row in self._native.counters())
+        counts = Counter(name for spec in specs for name in features(spec))
+        return [((name,), float(count)) for name, count in sorted(counts.items())]
 
     def _rows(self) -> Iterator[tuple[str, str, Pod, Any]]:
         for row in self._native.counters():
@@ -113,7 +134,7 @@ class ProbeMetrics:
         self.lateness.counts[()] = stats["lateness_buckets"]
         self.lateness.sums[()] = stats["lateness_sum"]
 
-    def _of_loop(self, name: Literal["networks_entered", "early_failures"]) -> list[Sample]:
+    def _of_loop(self, name: Literal["networks_entered", "early_failures", "kept_waiting"]) -> list[Sample]:
         return [((), float(self._native.stats()[name]))]
 
     def _late(self) -> list[Sample]:

@@ -26,8 +26,8 @@ async def described(rig, monkeypatch):
         rig.run(pod_with("good", readiness=http(port)))
         rig.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
         await eventually(lambda: rig.manager.is_ready("good", "app") and rig.messages("Unhealthy"))
-        answer = rig.manager.describe()
-    monkeypatch.setattr(Agent, "describe", lambda self, room, **query: json.loads(json.dumps(answer)))
+        answers = {"probes": rig.manager.describe(), "probe-commands": {"pods": []}}
+    monkeypatch.setattr(Agent, "describe", lambda self, room, **query: json.loads(json.dumps(answers[room])))
 
 
 async def test_the_table(described):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -12,15 +11,12 @@ from typing import Any
 
 import grpc
 import pytest
-from click.testing import CliRunner
 
 from engine._fast.probing import _grpc_c as compiled
 from engine._fast.probing import _grpc_py as twin
 from engine._fast.probing._loop_c import ProbeLoop
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
-from engine.cli._agent import Agent
-from engine.cli.probes import command as probes_command
 from engine.probes.request import MAX_COMMAND, exec_request
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import cri_v1_pb2_grpc
@@ -96,19 +92,15 @@ async def test_the_runtime_is_asked_as_by_a_grpc_client(execs, runtime):
     await eventually(lambda: runtime.requests[-1].container_id == "beef")
 
 
-async def test_a_command_has_its_cost_and_what_would_be_cheaper(execs, runtime, monkeypatch):
-    asks = command("sh", "-c", "curl -f localhost:8080/ok || exit 1")
-    execs.run(pod_with("asks", liveness=asks, readiness=command("/check")))
+async def test_commands_have_their_cost_by_pod(execs, runtime):
+    execs.run(pod_with("asks", liveness=command("true"), readiness=command("/check")))
     probes = execs.manager.describe
     await eventually(lambda: all(sum(probe["outcomes"].values()) for probe in probes()["probes"]))
-    answer = probes()
-    assert all(probe["cpu_seconds"] > 0 for probe in answer["probes"])
-    monkeypatch.setattr(Agent, "describe", lambda self, room, **query: answer)
-    shown = await asyncio.to_thread(CliRunner().invoke, probes_command, env={"COLUMNS": "200"})
-    assert "default/pod-asks: " in shown.output
-    assert [line.strip() for line in shown.output.splitlines() if "would ask the same" in line] == [
-        'app liveness: httpGet, port 8080, path /ok, "network": "pod" would ask the same'
-    ]
+    assert all(probe["cpu_seconds"] > 0 for probe in probes()["probes"])
+    (told,) = execs.manager.commands("pod-asks")
+    assert (told["pod"], told["runs"] >= 2) == ("default/pod-asks", True)
+    assert told["seconds"] > told["cpu_seconds"] > 0
+    assert execs.manager.commands("another") == []
 
 
 @pytest.mark.parametrize(

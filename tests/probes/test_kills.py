@@ -13,7 +13,7 @@ from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.api.meta import OwnerReference
 from engine.probes.kills import KillBudget, owner_of
-from tests.probes.probed_pods import OK, Rig, pod_with, serving
+from tests.probes.probed_pods import OK, Rig, pod_with, replying, serving
 from tests.waiting import eventually
 
 Bounded = Callable[..., Awaitable[Rig]]
@@ -121,3 +121,27 @@ async def test_without_bounds_all_are_ended(bounded: Bounded):
         lambda: all(rig.manager.failed(f"u{number}", "app", "c1") == "liveness" for number in range(5))
     )
     assert rig.messages("LivenessKillWithheld") == []
+
+
+async def test_a_container_that_ended_by_itself_takes_nothing_of_the_budget(bounded: Bounded):
+    rig = await bounded(liveness_kills_per_node=1)
+    async with serving(replying(OK)) as port:
+        rig.run(pod_with("u1", liveness={"httpGet": {"port": port}}))
+        await eventually(lambda: rig.probe("liveness")["last"] == "success")
+        rig.manager.update_container("u1", "app", container_id="c1", state="terminated")
+        await eventually(lambda: rig.seen("liveness", "c1")[-1] == "failure")
+    rig.manager.remove_pod("u1")
+    rig.run(pod_with("u2", liveness=REFUSED))
+    await eventually(lambda: rig.manager.failed("u2", "app", "c1") == "liveness")
+    assert rig.messages("LivenessKillWithheld") == []
+
+
+async def test_who_is_ended_for_a_probe_has_that_explained(bounded: Bounded):
+    rig = await bounded()
+    rig.run(pod_with("u1", liveness={**REFUSED, "failureThreshold": 2}))
+    await eventually(lambda: rig.manager.failed("u1", "app", "c1") == "liveness")
+    (told,) = [each for each in rig.manager._decisions.after(0) if each.kind == "restart"]
+    assert (told.outcome, told.uid, told.container) == ("unhealthy", "u1", "app")
+    assert told.reason.startswith("liveness probe failed: ")
+    assert (told.inputs["probe"], told.inputs["failures"]) == ("liveness", 2)
+    assert told.inputs["lateness"] >= 0 <= told.inputs["late"]

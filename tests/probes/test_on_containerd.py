@@ -160,6 +160,28 @@ async def test_exec_time_out_restarts_and_leaves_no_process_behind(node):
         assert node.restarts(name) == 0
 
 
+async def test_what_commands_cost_their_pods_shim(node):
+    """Two pods on one runtime: who asks by a command costs it more, the more often the more."""
+    node.run(WAIT, name="asks", readiness={"exec": {"command": ["true"]}, "ms": FAST})
+    node.run(
+        WAIT, name="rarely", readiness={"exec": {"command": ["true"]}, "ms": {"periodMilliseconds": 10**6}}
+    )
+    await eventually(lambda: node.ready("asks") and node.ready("rarely"))
+    costs: Any = node.node.rooms["probe-commands"]
+
+    async def spent() -> dict[str, float]:
+        told = (await costs.describe())["pods"]
+        assert [each["untold"] for each in told] == ["", ""]
+        return {each["pod"]: each["runtime_cpu_seconds"] for each in told}
+
+    before = await spent()
+    runs = node.outcomes("asks")["success"]
+    await eventually(lambda: node.outcomes("asks")["success"] >= runs + 20)
+    grown = {pod: seconds - before[pod] for pod, seconds in (await spent()).items()}
+    assert grown["default/asks-n1"] > 10 * max(grown["default/rarely-n1"], 0.001)
+    assert [each["pod"] for each in (await costs.describe(pod="asks-n1"))["pods"]] == ["default/asks-n1"]
+
+
 async def test_redirects(node):
     """A directory without its slash is a local redirect; the other goes to another host."""
     times = {**FAST, "initialDelayMilliseconds": 1000}

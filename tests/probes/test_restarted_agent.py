@@ -40,6 +40,12 @@ def shown_ready(rig: Rig) -> bool:
     return ready == "True" or any(status.ready for status in pod.status.container_statuses or ())
 
 
+def came_back(rig: Rig) -> dict[tuple[str, ...], float]:
+    assert rig.node is not None
+    metric: Any = rig.node.registry.metrics["kubengine_probe_restored_containers_total"]
+    return dict(metric.values)
+
+
 @pytest.mark.parametrize("also", [{}, {"readinessProbe": {"tcpSocket": {"port": 1}}}], ids=["", "readiness"])
 async def test_a_pod_that_was_still_starting_is_not_ready(rig, also):
     port = free_port()
@@ -58,6 +64,11 @@ async def test_a_pod_that_was_still_starting_is_not_ready(rig, also):
 
         await eventually(probed)
         assert not any(seen)
+        told = [each for each in rig.node.decisions.after(0) if each.kind == "probes"]
+        assert [(each.outcome, each.container, each.inputs["started"]) for each in told] == [
+            ("waiting", "app", False)
+        ]
+        assert came_back(rig) == {("waiting",): 1}
 
 
 async def test_it_is_ready_once_it_has_started_and_stays_so(rig):
@@ -67,3 +78,5 @@ async def test_it_is_ready_once_it_has_started_and_stays_so(rig):
         await eventually(lambda: shown_ready(rig))
     await rig.restart()
     await eventually(lambda: shown_ready(rig))
+    assert came_back(rig) == {("ready",): 1}
+    assert not [each for each in rig.node.decisions.after(0) if each.kind == "probes"]

@@ -1,0 +1,84 @@
+"""What commands in containers cost their runtime, pod by pod, looked up when somebody asks.
+
+containerd has one shim per pod, which starts each command through the OCI runtime and reaps both: what it and
+its children have used is the pod's alone. Starts and ends of the pod's containers are in it too: since the
+pod began it is a bound, and between two looks at a pod that goes on the commands' own cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from engine.api.errors import KubengineError, Refused
+from engine.probes.manager import ProbeManager
+
+if TYPE_CHECKING:
+    from engine.cri.client import RuntimeClient
+
+AT_ONCE: Final = 8
+"""Questions to the runtime."""
+_SHIM: Final = "containerd-shim"
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """As `/proc/PID/stat` has it; `seconds` of CPU of its own and of the children that it has reaped."""
+
+    name: str
+    parent: int
+    seconds: float
+
+
+class CommandCosts:
+    def __init__(self, probes: ProbeManager, runtime: RuntimeClient) -> None:
+        self._probes, self._runtime = probes, runtime
+        self._asking = asyncio.Semaphore(AT_ONCE)
+
+    async def describe(self, pod: str = "") -> dict[str, Any]:
+        """Every pod with commands as probes, or the one named (`namespace/name`, name or uid)."""
+        return {"pods": await asyncio.gather(*(self._of(each) for each in self._probes.commands(pod)))}
+
+    async def _of(self, told: dict[str, Any]) -> dict[str, Any]:
+        sandbox = told["sandbox"]
+        try:
+            async with self._asking:
+                return told | {"runtime_cpu_seconds": await self._spent(sandbox), "untold": ""}
+        except (KubengineError, OSError) as error:
+            return told | {"runtime_cpu_seconds": None, "untold": str(error)}
+
+    async def _spent(self, sandbox: str) -> float:
+        if not sandbox:
+            raise Refused("the pod has no sandbox")
+        status = await self._runtime.pod_sandbox_status(sandbox, verbose=True)
+        return shim_seconds(sandbox, status.info.get("info", ""))
+
+
+def shim_seconds(sandbox: str, info: str) -> float:
+    """CPU seconds of the shim of a sandbox, from the sandbox's verbose status. Raises `Refused` where it has
+    none, and `OSError` where it has gone."""
+    try:
+        pid = int(json.loads(info).get("pid") or 0)
+    except (ValueError, TypeError, AttributeError):
+        pid = 0
+    if pid <= 0:
+        raise Refused("the runtime names no process of the pod")
+    with open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123
+        if sandbox.encode() not in file.read(1 << 16):
+            raise Refused("the pod's own process has gone")
+    shim = _process(_process(pid).parent)
+    if not shim.name.startswith(_SHIM):
+        raise Refused("the runtime has no process for the pod alone")
+    return shim.seconds
+
+
+def _process(pid: int) -> _Process:
+    with open(f"/proc/{pid}/stat", errors="replace") as file:  # noqa: PTH123
+        text = file.read()
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
+    return _Process(name, int(fields[1]), sum(map(int, fields[11:15])) / _TICKS)

@@ -1,0 +1,94 @@
+"""What commands in containers cost their runtime, and how `kubengine probes` shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from engine.api.errors import Refused
+from engine.cli._agent import Agent
+from engine.cli.probes import command
+from engine.probes.command_costs import CommandCosts, shim_seconds
+from tests.probes.probed_pods import pod_with
+
+HERE = "own"
+"""Stands for this process's cgroup, which a test takes for that of a sandbox."""
+ASKS = {"exec": {"command": ["sh", "-c", "curl -f localhost:8080/ok || exit 1"]}}
+NAMED = '  app liveness: httpGet, port 8080, path /ok, "network": "pod" would ask the same'
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "info", "words"),
+    [
+        (HERE, "", "names no process"),
+        (HERE, "[]", "names no process"),
+        (HERE, "{}", "names no process"),
+        ("another", "pid", "has gone"),
+        (HERE, "pid", "no process for the pod alone"),
+    ],
+)
+def test_a_runtime_without_a_shim_of_the_pods_tells_nothing(sandbox: str, info: str, words: str):
+    if sandbox == HERE:
+        sandbox = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
+    if info == "pid":
+        info = json.dumps({"pid": os.getpid()})
+    with pytest.raises(Refused, match=words):
+        shim_seconds(sandbox, info)
+
+
+async def test_a_pod_whose_runtime_tells_nothing_says_why(rig):
+    rig.manager.add_pod(pod_with("asks", liveness=ASKS))
+    (told,) = (await CommandCosts(rig.manager, runtime=None).describe())["pods"]
+    assert told["pod"] == "default/pod-asks"
+    assert (told["runtime_cpu_seconds"], told["untold"]) == (None, "the pod has no sandbox")
+
+
+async def shown(rig, monkeypatch, looks: list[dict[str, Any]], *arguments: str) -> list[str]:
+    """What the command prints of a pod whose commands came to `looks`, one after another."""
+    rig.manager.add_pod(pod_with("asks", liveness=ASKS))
+    (told,) = rig.manager.commands()
+    told |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}
+    left = iter(looks)
+
+    def describe(self: Agent, room: str, **query: str) -> dict[str, Any]:
+        return rig.manager.describe() if room == "probes" else {"pods": [told | next(left)]}
+
+    monkeypatch.setattr(Agent, "describe", describe)
+    run = asyncio.to_thread(CliRunner().invoke, command, arguments, env={"COLUMNS": "200"})
+    return (await run).output.splitlines()
+
+
+OF_POD = "default/pod-asks: 10 commands; one took 40.0 ms, CPU 100 µs of this agent's, "
+
+
+async def test_since_the_pod_began_it_is_a_bound_and_the_cheaper_probe_is_named(rig, monkeypatch):
+    lines = await shown(rig, monkeypatch, [{"runtime_cpu_seconds": 0.2}])
+    assert OF_POD + "at most 20.0 ms of the runtime's" in lines
+    assert NAMED in lines
+
+
+async def test_between_two_looks_it_is_the_cost(rig, monkeypatch):
+    before = {"runs": 5, "seconds": 0.1, "cpu_seconds": 0.0005, "runtime_cpu_seconds": 5.0}
+    after = {"runs": 15, "seconds": 0.5, "cpu_seconds": 0.0015, "runtime_cpu_seconds": 5.23}
+    assert OF_POD + "23.0 ms of the runtime's" in await shown(
+        rig, monkeypatch, [before, after], "--seconds", "0"
+    )
+
+
+async def test_a_pod_that_was_made_anew_meanwhile_is_left_out(rig, monkeypatch):
+    looks = [{"runtime_cpu_seconds": 5.0}, {"runtime_cpu_seconds": 0.1, "sandbox": "t"}]
+    assert not [
+        line for line in await shown(rig, monkeypatch, looks, "--seconds", "0") if "commands;" in line
+    ]
+
+
+async def test_what_is_not_told_is_said(rig, monkeypatch):
+    assert OF_POD + "the runtime's unknown: no shim" in await shown(
+        rig, monkeypatch, [{"runtime_cpu_seconds": None, "untold": "no shim"}]
+    )
