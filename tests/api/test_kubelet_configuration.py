@@ -15,6 +15,8 @@ from engine.eviction.thresholds import thresholds_from_config
 from engine.images.policy import ImageGCPolicy
 
 KUBEADM = Path(__file__).parent / "kubeadm-kubelet.yaml"
+EVERY_FIELD = Path(__file__).parent / "every-kubelet-field.yaml"
+"""The names of all fields that the v1.36 type has."""
 
 
 def load(tmp_path: Path, text: str) -> KubeletConfiguration:
@@ -85,6 +87,12 @@ def test_without_a_kubelet_configuration_no_runtime_is_named(tmp_path: Path) -> 
     ours = tmp_path / "ours.yaml"
     ours.write_text("kind: KubengineConfiguration\n")
     assert load_config([ours])[0].container_runtime_endpoint == ""
+
+
+def test_every_field_of_v1_36_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        load_config([EVERY_FIELD])
+    assert not caplog.records
 
 
 def test_unknown_fields_are_said_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

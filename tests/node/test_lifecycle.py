@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,6 +54,19 @@ async def test_init_containers_sidecars_and_containers_start_in_order(rig: Rig, 
     assert started == ["one", "side", "two", "main"]
 
 
+async def test_a_pod_of_another_namespace_runs_as_such(rig: Rig, hollow: HollowRuntime):
+    await rig.start()
+    rig.write("scheduler", {"containers": [container()]}, namespace="kube-system")
+    await eventually(lambda: rig.phase("scheduler") == "Running")
+    pod = rig.pod("scheduler")
+    assert pod is not None
+    assert pod.metadata.namespace == "kube-system"
+    (sandbox,) = hollow.service.records.sandboxes.values()
+    assert sandbox.config.metadata.namespace == "kube-system"
+    logs = Path(rig.config.pod_logs_dir) / f"kube-system_scheduler-n1_{pod.uid}"
+    assert sandbox.config.log_directory == str(logs)
+
+
 async def test_a_crashing_container_backs_off(rig: Rig):
     await rig.start()
     annotations = {f"{EXIT}exit-after": "10ms", f"{EXIT}exit-code": "3"}
@@ -67,6 +81,21 @@ async def test_a_crashing_container_backs_off(rig: Rig):
     assert status.restart_count == 1
     assert status.last_state.terminated.exit_code == 3
     assert "BackOff" in rig.reasons()
+
+
+async def test_a_back_off_is_said_as_go_writes_durations(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("engine.node.running_node.Backoff", lambda: Backoff(first=80.0))
+    await rig.start()
+    rig.write("crash", {"containers": [container()]}, annotations={f"{EXIT}exit-after": "10ms"})
+
+    def waiting() -> Any:
+        pod = rig.pod("crash")
+        statuses = (pod and pod.status.container_statuses) or []
+        return statuses and statuses[0].state.waiting
+
+    await eventually(lambda: waiting() and waiting().reason == "CrashLoopBackOff")
+    whose = f"crash-n1_default({rig.pod('crash').uid})"
+    assert waiting().message == f"back-off 1m20s restarting failed container=c pod={whose}"
 
 
 async def test_a_container_that_starts_again_is_told_the_sandbox_as_it_was_made(

@@ -87,6 +87,26 @@ async def test_devices_of_pods_that_run_are_never_given_out_again(rig):
     assert {name: rig.gpus(name) for name in ("one", "two")} == held
 
 
+async def test_devices_of_a_pod_whose_manifest_went_meanwhile_are_waited_for(rig):
+    old = rig.write("old", DEVICES, annotations=SLOW_STOP)
+    await eventually(lambda: rig.running("old"))
+    await rig.node.stop()
+    old.unlink()
+    rig.write("a", DEVICES)
+    beside: list[object] = []
+    start = rig.runtime.backend.start_container
+
+    async def look(started: object) -> object:
+        records = rig.runtime.service.records.containers.values()
+        beside.extend(c for c in records if c.state == 1 and c is not started)
+        return await start(started)
+
+    rig.runtime.backend.start_container = look
+    await rig.start()
+    await eventually(lambda: rig.running("a"))
+    assert beside == []
+
+
 @pytest.mark.parametrize(("spec", "reason"), KINDS)
 async def test_an_edited_manifest_s_pod_runs_when_its_predecessor_is_gone(rig, spec, reason):
     rig.write("web", with_image(spec, "busybox:1"), annotations=SLOW_STOP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import PATIENCE
+
 ROOT = Path(__file__).parents[2]
+PARSERS = {
+    "checkpoint", "config", "device_list", "grpc_answer", "hpack", "http2_client", "http_location",
+    "http_response", "json_split", "layer", "manifests", "message_fields", "snapshot", "spdy", "websocket",
+}  # fmt: skip
+
+
+def test_every_parser_of_outside_bytes_has_a_harness() -> None:
+    command = [sys.executable, ROOT / "fuzz" / "run.py", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert set(re.findall(r"\w+", said.stdout)) >= PARSERS
 
 
 @pytest.mark.slow

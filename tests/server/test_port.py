@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import subprocess
 import time
@@ -197,6 +198,18 @@ async def test_without_an_api_server_reviews_are_refused(
 ) -> None:
     with pytest.raises(InvalidInput, match=named):
         await open_port(api=False, **fields)
+
+
+async def test_a_node_of_no_cluster_shows_its_configuration_there(open_port: Open) -> None:
+    """That is where the kubelet's own suite asks for it."""
+    port = await open_port(
+        api=False,
+        authentication={"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        authorization={"mode": "AlwaysAllow"},
+    )
+    answer = await port.ask("GET", "/configz")
+    assert answer.status == 200
+    assert json.loads(answer.body)["kubeletconfig"]["maxPods"] == 110
 
 
 async def test_debugging_can_be_off(server: ApiServer, open_port: Open) -> None:
