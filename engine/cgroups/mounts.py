@@ -78,10 +78,9 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
     """The hierarchies mounted at or below `root`; without one, below /sys/fs/cgroup or, failing
     that, anywhere. Raises `Unavailable` where there are none."""
     try:
-        found = reachable(mountinfo)
+        mounts = reachable(("cgroup", "cgroup2"), mountinfo)
     except OSError as error:
         raise read_refused(error, mountinfo) from error
-    mounts = [mount for mount in found if mount.kind in ("cgroup", "cgroup2")]
     base = (root or DEFAULT_ROOT).rstrip("/")
     below = [m for m in mounts if m.point == base or m.point.startswith(base + "/")]
     chosen = below if below or root is not None else mounts

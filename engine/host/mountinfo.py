@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -29,15 +29,20 @@ def mounted(mountinfo: str = MOUNTINFO) -> list[Mounted]:
     return [mount for _, _, mount in _table(mountinfo)]
 
 
-def reachable(mountinfo: str = MOUNTINFO) -> list[Mounted]:
-    """The mounts that their paths lead to, in the order in which they were made: what was mounted over
-    another, or over a directory above it, hides it. Raises `OSError`."""
+def reachable(kinds: Collection[str], mountinfo: str = MOUNTINFO) -> list[Mounted]:
+    """The mounts of these kinds that their paths lead to, in the order in which they were made: what was
+    mounted over another, or over a directory above it, hides it. Raises `OSError`.
+
+    Each costs a look at what may hide it, so a node's thousands of others are not asked about.
+    """
     table = _table(mountinfo)
     numbers = {number for number, _, _ in table}
     upon: Mapping[int, list[tuple[int, str]]] = defaultdict(list)
     for number, holder, mount in table:
         upon[holder if holder in numbers and holder != number else _OUTSIDE].append((number, mount.point))
-    return [mount for number, _, mount in table if _met_last(mount.point, upon) == number]
+    return [
+        mount for number, _, mount in table if mount.kind in kinds and _met_last(mount.point, upon) == number
+    ]
 
 
 def mounts_below(directory: Path) -> list[Path]:

@@ -194,9 +194,9 @@ def _or_max(value: int) -> str:
 
 def _v1_trees(mount: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for entry in reachable():
+    for entry in reachable(("cgroup",)):
         where = Path(entry.point)
-        if entry.kind == "cgroup" and where.parent == mount:
+        if where.parent == mount:
             found.update({option: where for option in entry.options if option in V1_ORDER})
     return {name: found[name] for name in V1_ORDER if name in found}
 

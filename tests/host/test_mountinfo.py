@@ -38,10 +38,13 @@ def test_what_was_mounted_over_cannot_be_reached(tmp_path: Path) -> None:
         "31 30 0:7 / /sys/fs/cgroup rw - tmpfs new rw\n"
         "32 31 0:8 / /sys/fs/cgroup/memory rw - cgroup new rw,memory\n"
     )
-    assert [mount.point for mount in reachable(str(table))] == [
+    kinds = ("ext4", "sysfs", "tmpfs", "cgroup", "cgroup2")
+    assert [mount.point for mount in reachable(kinds, str(table))] == [
         "/", "/system", "/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/memory",
     ]  # fmt: skip
+    (group,) = reachable(("cgroup", "cgroup2"), str(table))
+    assert group.point == "/sys/fs/cgroup/memory"
 
 
 def test_all_that_is_reached_here_is_there() -> None:
-    assert all(Path(mount.point).exists() for mount in reachable())
+    assert all(Path(mount.point).exists() for mount in reachable(("cgroup", "cgroup2", "proc")))
