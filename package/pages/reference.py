@@ -21,7 +21,7 @@ from engine.metrics import Registry
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.server.exchange import Request, Response
-from engine.server.routes import answer
+from engine.server.routes import Routes
 
 METRICS = "<!-- metrics -->"
 _ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ async def _scraped(directory: Path) -> tuple[Registry, dict[str, str]]:
         try:
             pages = {}
             for page in _PAGES:
-                response = await answer(node, Request("GET", page))
+                response = await Routes(node).answer(Request("GET", page))
                 assert isinstance(response, Response)
                 assert response.status == 200, response.body
                 assert not isinstance(response.body, AsyncGenerator)

@@ -13,24 +13,14 @@ import yaml
 
 from engine.cgroups.manager import CgroupManager
 from engine.node import Node
-from engine.server.cadvisor_metrics import CadvisorPage
-from engine.server.exchange import Request, Response
-from engine.server.routes import Routes
-from engine.server.volume_metrics import volume_metrics
 from tests.cluster_rig import Joined
-from tests.server.busy import BusyView, let_it_be_busy
+from tests.node.node_series import shown_series
+from tests.server.busy import let_it_be_busy
 from tests.server.prometheus import needs_prometheus, promtool
 
 FILES = Path(__file__).parents[2] / "package/monitoring"
-PAGES = ("/metrics", "/metrics/probes", "/metrics/slis")
 FILLED = {"$__rate_interval": "5m", "$__range": "1h", "$instance": ".*", "$namespace": ".*"}
 OF_PROMETHEUS = {"up", "ALERTS"}
-CLAIM = {
-    "pvcRef": {"namespace": "n", "name": "c"},
-    **dict.fromkeys(
-        ("capacityBytes", "availableBytes", "usedBytes", "inodes", "inodesFree", "inodesUsed"), 1
-    ),
-}
 RULES: list[dict[str, Any]] = [
     rule for group in yaml.safe_load((FILES / "rules.yml").read_text())["groups"] for rule in group["rules"]
 ]
@@ -124,17 +114,11 @@ def test_series_are_found_in_queries() -> None:
 
 async def known_series(node: Node, tree: Path) -> set[str]:
     """What a node shows, by the names that its pages announce, and those of a busy one's cgroups."""
-    usage = await BusyView(tree=tree).usage()
-    text = "".join(volume_metrics([CLAIM])) + b"".join(CadvisorPage().text(usage)).decode()
-    for page in PAGES:
-        response = await Routes(node).answer(Request("GET", page))
-        assert isinstance(response, Response)
-        assert response.status == 200
-        assert isinstance(response.body, bytes)
-        text += response.body.decode()
     known = set()
-    for name, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE):
-        known |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
+    for series in (await shown_series(node, tree)).values():
+        for name, kind in series.items():
+            parts = {f"{name}_{part}" for part in ("bucket", "sum", "count")}
+            known |= parts if kind == "histogram" else {name}
     return known
 
 

@@ -51,16 +51,23 @@ class BusyView(SecuredView):
         for group in ("", "kubepods", "kubepods/u", "kubepods/u/s", "kubepods/u/cid"):
             (self.tree / group).mkdir(parents=True, exist_ok=True)
             for name, text in {
-                "cpu.stat": f"usage_usec {n}000000\nnr_periods {n}00\nnr_throttled {n}0\n",
+                "cpu.stat": f"usage_usec {n}000000\nuser_usec {n}00\nsystem_usec {n}00\nnr_periods {n}00\n"
+                f"nr_throttled {n}0\nthrottled_usec {n}00\n",
                 "cpu.max": "50000 100000\n",
+                "cpu.weight": "39\n",
                 "memory.current": "9000000\n",
+                "memory.peak": "9900000\n",
                 "memory.swap.current": "0\n",
-                "memory.stat": "anon 5000000\nfile 4000000\ninactive_file 1\n",
+                "memory.stat": "anon 5000000\nfile 4000000\nfile_mapped 2\ninactive_file 1\npgfault 3\n",
                 "io.stat": f"8:0 rbytes={n}000 wbytes={n}000 rios={n} wios={n}\n",
+                "pids.current": "3\n",
                 "cgroup.procs": f"{os.getpid()}\n",
                 "memory.events": f"max 0\noom 0\noom_kill {n}\n",
                 **{
-                    f"{resource}.pressure": f"some avg10=0.00 avg60=0.00 avg300=0.00 total={n}000\n"
+                    f"{resource}.pressure": "".join(
+                        f"{kind} avg10=0.00 avg60=0.00 avg300=0.00 total={n}000\n"
+                        for kind in ("some", "full")
+                    )
                     for resource in ("cpu", "memory", "io")
                 },
             }.items():

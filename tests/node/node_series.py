@@ -1,0 +1,50 @@
+"""Series that a node shows, by page, with all that makes it show them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.csi.driver_client import DriverClient
+from engine.metrics import Registry
+from engine.node import Node
+from engine.server.exchange import Request, Response
+from engine.server.metrics_text import exposition
+from engine.server.routes import Routes
+from engine.server.volume_metrics import volume_metrics
+from tests.server.busy import BusyView
+
+CLAIM: dict[str, Any] = {
+    "pvcRef": {"namespace": "n", "name": "c"},
+    "volumeHealthStats": {"abnormal": False},
+    **dict.fromkeys(
+        ("capacityBytes", "availableBytes", "usedBytes", "inodes", "inodesFree", "inodesUsed"), 1
+    ),
+}
+PAGES = ("/metrics", "/metrics/probes", "/metrics/slis")
+OF_CGROUPS = ("/metrics/cadvisor", "/metrics/resource")
+
+
+async def shown_series(node: Node, tree: Path) -> dict[str, dict[str, str]]:
+    """Each name with its type: of `node`, of a busy one's cgroups, of a claim and of a storage driver."""
+    found = {page: _announced(await _text(Routes(node), page)) for page in PAGES}
+    busy = Routes(BusyView(tree=tree))
+    found |= {page: _announced(await _text(busy, page)) for page in OF_CGROUPS}
+    of_driver = Registry()
+    DriverClient("d", tree / "none.sock", of_driver).close()
+    found["/metrics"] |= _announced("".join((*volume_metrics([CLAIM]), *exposition(of_driver))))
+    return found
+
+
+async def _text(routes: Routes, page: str) -> str:
+    response = await routes.answer(Request("GET", page))
+    assert isinstance(response, Response)
+    assert response.status == 200
+    assert not hasattr(response.body, "__anext__")
+    pieces: Any = [response.body] if isinstance(response.body, bytes) else response.body
+    return b"".join(pieces).decode()
+
+
+def _announced(text: str) -> dict[str, str]:
+    return dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
