@@ -16,6 +16,7 @@ from engine.api.cluster_objects import ConfigMap, Secret
 from engine.api.errors import Missing, Unavailable
 from engine.api.meta import ObjectMeta
 from engine.cluster.client import ApiClient
+from engine.cluster.names import field_is
 from engine.cluster.watching import Heard, Resource, Watch
 from engine.host.tasks import Tasks
 
@@ -122,7 +123,7 @@ class _Followed:
             Resource(
                 f"/api/v1/namespaces/{reference.namespace}/{resource}",
                 reference.kind,
-                f"metadata.name={reference.name}",
+                field_is("metadata.name", reference.name),
             ),
             Heard(self._replaced, self._heard, self._heard_gone),
             least_seconds=LEAST_WATCH_SECONDS,

@@ -15,9 +15,10 @@ from datetime import datetime
 from typing import Final
 
 from engine.api.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
-from engine.api.errors import Refused, Unavailable
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.pod import Pod
 from engine.cluster.client import ApiClient
+from engine.cluster.names import object_path
 
 LONGEST_USE: Final = 24 * 3600.0
 LEFT_PERCENT: Final = 20
@@ -67,7 +68,7 @@ class Tokens:
             return known
         try:
             fresh = await self._request(pod, account, audience, seconds)
-        except Refused as error:
+        except (InvalidInput, Refused) as error:
             if known is None:
                 raise Refused(f"failed to fetch token: {error.message}") from error
             if now >= known.expires_at:
@@ -92,7 +93,8 @@ class Tokens:
                 bound_object_ref=BoundObjectReference(kind="Pod", name=meta.name, uid=meta.uid),
             )
         )
-        path = f"/api/v1/namespaces/{meta.namespace}/serviceaccounts/{account}/token"
+        accounts = f"/api/v1/namespaces/{meta.namespace}/serviceaccounts"
+        path = f"{object_path(accounts, account)}/token"
         given = await self._client.create(path, wanted, TokenRequest)
         try:
             expires_at = datetime.fromisoformat(given.status.expiration_timestamp).timestamp()

@@ -3,10 +3,14 @@
 A pod has changed when its spec, labels, annotations or deletion did; a change of its status alone is no
 more than news of what the server knows (kubelet v1.36, `pkg/kubelet/config`). Mirror pods only show
 static ones and never run.
+
+What a pod is named by becomes a part of paths. An API server refuses a name that would lead elsewhere; a pod
+that has one all the same is passed over.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from engine.api.pod import Pod
@@ -25,6 +29,8 @@ from engine.cluster.watching import Heard, Resource, Watch
 from engine.node.desired import API, LEAST_GRACE_SECONDS, WantedPods
 
 _OURS = (SOURCE_ANNOTATION, SEEN_ANNOTATION, MIRROR_ANNOTATION)
+
+log = logging.getLogger("kubengine.pods")
 
 
 class ApiPods:
@@ -112,7 +118,7 @@ class ApiPods:
     def _replaced(self, pods: Sequence[Pod]) -> None:
         assert self._pods is not None
         mirrors = [pod for pod in pods if is_mirror(pod)]
-        wanted = [pod for pod in pods if not is_mirror(pod)]
+        wanted = [pod for pod in pods if not is_mirror(pod) and _can_have_a_place(pod)]
         for uid in self._seen.keys() - {pod.uid for pod in wanted}:
             self._forget(uid)
         for pod in wanted:
@@ -133,6 +139,8 @@ class ApiPods:
         if is_mirror(pod):
             self._mirrors.heard(pod)
             self._mirror_heard(pod)
+            return
+        if not _can_have_a_place(pod):
             return
         conditions = pod.status.conditions or ()
         known = self._seen.get(pod.uid)
@@ -186,6 +194,20 @@ class ApiPods:
         meta.annotations = {**kept, SOURCE_ANNOTATION: SOURCE_API}
         self._seen[pod.uid] = pod
         return pod
+
+
+def _can_have_a_place(pod: Pod) -> bool:
+    """Whether each of its names is one of a file or directory."""
+    meta = pod.metadata
+    parts = [*pod.every_container, *(pod.spec.volumes or ())]
+    wrong = [
+        name
+        for name in (meta.uid, meta.namespace, meta.name, *(part.name for part in parts))
+        if name in ("", ".", "..") or "/" in name or "\0" in name
+    ]
+    if wrong:
+        log.error("pod %s is passed over: it has the name %r", pod.full_name, wrong[0])
+    return not wrong
 
 
 def _is_changed(known: Pod, pod: Pod) -> bool:

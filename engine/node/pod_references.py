@@ -13,6 +13,7 @@ from engine.api.storage import CSIDriver, PersistentVolume, PersistentVolumeClai
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.kind_in_use import KindInUse
 from engine.cluster.known_services import KnownServices
+from engine.cluster.names import object_path
 from engine.cluster.referred import Reference, ReferredObjects
 from engine.cluster.tokens import Token, Tokens
 from engine.cluster.trust_bundles import trust_bundles_of
@@ -77,7 +78,7 @@ class PodReferences:
         return await self._client.patch(f"{_claim_path(pod, name)}/status", patch, PersistentVolumeClaim)
 
     async def persistent_volume(self, name: str) -> PersistentVolume:
-        return await self._client.get(f"/api/v1/persistentvolumes/{name}", PersistentVolume)
+        return await self._client.get(object_path("/api/v1/persistentvolumes", name), PersistentVolume)
 
     async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
         try:
@@ -95,18 +96,18 @@ class PodReferences:
         return known.handler
 
     async def read_secret(self, namespace: str, name: str) -> Secret:
-        return await self._client.get(f"/api/v1/namespaces/{namespace}/secrets/{name}", Secret)
+        return await self._client.get(_path(namespace, "secrets", name), Secret)
 
     async def csi_driver(self, name: str) -> CSIDriver:
         try:
-            return await self._client.get(f"{_STORAGE}/csidrivers/{name}", CSIDriver)
+            return await self._client.get(object_path(f"{_STORAGE}/csidrivers", name), CSIDriver)
         except ApiError as error:
             if error.code == 404:
                 raise Missing(error.message, subject=error.subject) from error
             raise
 
     async def volume_attachment(self, name: str) -> VolumeAttachment:
-        return await self._client.get(f"{_STORAGE}/volumeattachments/{name}", VolumeAttachment)
+        return await self._client.get(object_path(f"{_STORAGE}/volumeattachments", name), VolumeAttachment)
 
     def services(self) -> Sequence[Service] | None:
         return self._services.all()
@@ -117,7 +118,11 @@ class PodReferences:
 
 
 def _claim_path(pod: Pod, name: str) -> str:
-    return f"/api/v1/namespaces/{pod.metadata.namespace}/persistentvolumeclaims/{name}"
+    return _path(pod.metadata.namespace, "persistentvolumeclaims", name)
+
+
+def _path(namespace: str, resource: str, name: str) -> str:
+    return object_path(f"{object_path('/api/v1/namespaces', namespace)}/{resource}", name)
 
 
 async def _runtime_classes() -> Resource[RuntimeClass]:

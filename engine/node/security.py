@@ -106,7 +106,7 @@ def container_security(
     """`seccomp_root` is the directory that Localhost profiles are named beneath. An image that names no
     user runs as 0. `users` and `target_id` as in `namespace_options`.
 
-    Raises `InvalidInput` for a Localhost profile without a name.
+    Raises `InvalidInput` for a Localhost profile without a name, or with one that leads elsewhere.
     """
     context = effective_security(pod, container)
     of_pod = pod.spec.security_context or PodSecurityContext()
@@ -180,7 +180,10 @@ def _seccomp(profile: SecurityProfile | None, root: Path, default: bool) -> cri.
     if profile.type == "Localhost":
         if not profile.localhost_profile:
             raise InvalidInput("localhostProfile must be set if seccompProfile type is Localhost.")
-        return kinds(profile_type=kinds.Localhost, localhost_ref=str(root / profile.localhost_profile))
+        path = Path(profile.localhost_profile)
+        if path.is_absolute() or ".." in path.parts:
+            raise InvalidInput(f"localhostProfile {str(path)!r} leads out of {root}")
+        return kinds(profile_type=kinds.Localhost, localhost_ref=str(root / path))
     return kinds(profile_type=kinds.RuntimeDefault if profile.type == "RuntimeDefault" else kinds.Unconfined)
 
 

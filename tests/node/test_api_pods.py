@@ -75,6 +75,25 @@ async def test_nothing_is_said_while_nothing_changes_and_others_conditions_stay(
     assert next(p for p in joined.node.pods() if p.metadata.name == "web").metadata.labels == {"a": "b"}
 
 
+@pytest.mark.parametrize("name", ["../out", "/out", "a/../../out", "..", "a\0b"])
+async def test_a_pod_whose_parts_have_names_that_lead_elsewhere_is_passed_over(
+    joined: Joined, cluster: Cluster, caplog: pytest.LogCaptureFixture, name: str
+):
+    """An API server refuses such names; one that does not harms nobody."""
+    volumes = [{"name": name, "emptyDir": {}}]
+    await cluster.run("listed", volumes=volumes)
+    await joined.start()
+    await cluster.run("heard", containers=[container(name)])
+    await cluster.run("web")
+    await cluster.ready("web")
+    assert joined.node is not None
+    assert [pod.metadata.name for pod in joined.node.pods()] == ["web"]
+    assert {pod for pod in ("listed", "heard") if f"pod default/{pod} is passed over" in caplog.text} == {
+        "listed",
+        "heard",
+    }
+
+
 async def test_a_rejected_pod_has_failed_for_good(joined: Joined, cluster: Cluster):
     await joined.start()
     await cluster.run("big", containers=[container(resources={"requests": {"cpu": "9000"}})])

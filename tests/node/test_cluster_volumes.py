@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from engine.host.mountinfo import mounts_below
 from engine.runtime.hollow import HollowRuntime
 from tests.cluster_rig import Cluster, Joined
 from tests.node_rig import container
-from tests.waiting import eventually
+from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.root
 
@@ -139,6 +141,38 @@ async def test_a_token_is_for_the_pods_user_and_group_only(
     assert (stat.S_IMODE(file.st_mode), file.st_uid, file.st_gid) == wanted
     (asked,) = [r.value for r in cluster.server.requests if r.path == TOKEN_REQUEST]
     assert asked["spec"]["audiences"] == ["vault"]
+
+
+async def test_a_token_for_everybody_in_the_pod_is_for_nobody_on_the_host(
+    joined: Joined, cluster: Cluster
+) -> None:
+    await joined.start()
+    await run_with(cluster, {"projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}})
+    await cluster.ready("p")
+    file = volume(joined, "projected") / "token"
+    assert mode(file) == 0o644
+    closed = [directory for directory in file.parents if not mode(directory) & 0o001]
+    assert joined.root / "pods" in closed
+    read = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat", str(file)]
+    refused = await asyncio.to_thread(
+        subprocess.run, read, capture_output=True, check=False, timeout=PATIENCE, text=True
+    )
+    assert refused.returncode != 0
+    assert "Permission denied" in refused.stderr
+
+
+async def test_a_pod_certificate_is_refused_with_the_reason(joined: Joined, cluster: Cluster) -> None:
+    """Beside what the volume may have besides."""
+    secret(cluster, a=b"1")
+    await joined.start()
+    wanted = {"signerName": "example.com/s", "keyType": "ED25519", "credentialBundlePath": "c.pem"}
+    sources = [{"secret": {"name": "s"}}, {"podCertificate": wanted}]
+    await run_with(cluster, {"projected": {"sources": sources}})
+    await eventually(lambda: len(messages(joined, "FailedMount")) == 1)
+    assert messages(joined, "FailedMount") == [
+        'MountVolume.SetUp failed for volume "v" : projected podCertificate: this node requests none '
+        "(PodCertificateRequest is off by default in v1.36)"
+    ]
 
 
 async def test_a_token_that_is_not_given_is_waited_for(joined: Joined, cluster: Cluster) -> None:

@@ -57,6 +57,15 @@ def test_localhost_profiles_are_beneath_the_roots_seccomp_directory():
         security(pod)
 
 
+@pytest.mark.parametrize("name", ["../p.json", "a/../../p.json", "/etc/p.json"])
+def test_a_localhost_profile_is_nowhere_else(name: str):
+    """A manifest with one is refused when it is read; an API server might not."""
+    pod = pod_of({"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "p"}}})
+    pod.spec.security_context.seccomp_profile.localhost_profile = name
+    with pytest.raises(InvalidInput, match="leads out of /r/seccomp"):
+        security(pod)
+
+
 def test_an_image_that_names_no_user_runs_as_root():
     assert security(pod_of({})).run_as_user.value == 0
     assert security(pod_of({})).HasField("run_as_user")

@@ -221,11 +221,12 @@ def test_a_host_path_is_absolute_text(
         ("DirectoryOrCreate", {"directory", "link", "none"}, "a directory"),
         ("File", {"file"}, "a file"),
         ("FileOrCreate", {"file", "none"}, "a file"),
-        ("Socket", set(), "a socket file"),
-        ("CharDevice", set(), "a character device"),
-        ("BlockDevice", set(), "a block device"),
+        ("Socket", {"socket"}, "a socket file"),
+        ("CharDevice", {"character"}, "a character device"),
+        ("BlockDevice", {"block"}, "a block device"),
     ],
 )
+@pytest.mark.root
 def test_a_host_path_is_of_its_type(
     volumes: PodVolumes, tmp_path: Path, kind: str, fits: set[str], words: str
 ) -> None:
@@ -233,10 +234,15 @@ def test_a_host_path_is_of_its_type(
     (tmp_path / "link").symlink_to("directory")
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "fifo")
-    for name in ("directory", "link", "file", "fifo", "none"):
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK | 0o600)
+    os.mknod(tmp_path / "character", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    os.mknod(tmp_path / "block", stat.S_IFBLK | 0o600, os.makedev(7, 250))
+    for name in ("directory", "link", "file", "fifo", "socket", "character", "block", "none"):
         one = pod(Volume("v", host_path=HostPathVolume(str(tmp_path / name), kind)))
         if name in fits:
             assert set_up(volumes, one) == {"v": tmp_path / name}
+            if name == "none":
+                assert mode(tmp_path / name) == (0o755 if kind == "DirectoryOrCreate" else 0o644)
         else:
             failed = f"hostPath type check failed: {tmp_path / name} is not {words}"
             assert refused(volumes, one) == f'MountVolume.SetUp failed for volume "v" : {failed}'

@@ -88,7 +88,7 @@ async def bound_volume(
     try:
         try:
             claim = await objects.claim(pod, name)
-        except Refused as error:
+        except (InvalidInput, Refused) as error:
             raise InvalidInput(f"failed to fetch PVC from API server: {error.message}") from error
         _check_claim(claim)
         if volume.ephemeral is not None and not _is_for(pod, claim):
@@ -96,9 +96,11 @@ async def bound_volume(
         wanted = claim.spec.volume_name
         try:
             bound = await objects.persistent_volume(wanted)
-        except Refused as error:
+        except (InvalidInput, Refused) as error:
             text = f"failed to fetch PV {wanted} from API server: {error.message}"
             raise InvalidInput(text) from error
+        if bound.metadata.name != wanted:
+            raise InvalidInput(f"asked for PV {wanted}, got {bound.metadata.name}")
         _check_volume(bound, claim)
         _check_mode(bound, pod, volume)
     except InvalidInput as error:

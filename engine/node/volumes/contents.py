@@ -21,6 +21,9 @@ from engine.node.security import effective_security
 from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644
+NO_POD_CERTIFICATES = (
+    "projected podCertificate: this node requests none (PodCertificateRequest is off by default in v1.36)"
+)
 _OWN_MODE = 0o600
 
 Files = dict[str, PublishedFile]
@@ -95,7 +98,7 @@ class ContentSource:
             return await self._token(source.service_account_token, mode)
         if source.cluster_trust_bundle is not None:
             return await self._trust_bundle(source.cluster_trust_bundle, mode)
-        raise InvalidInput("projected podCertificate: not supported by this node")
+        raise InvalidInput(NO_POD_CERTIFICATES)
 
     async def _secret(self, name: str, items: list[KeyToPath] | None, mode: int, optional: bool) -> Files:
         try:

@@ -1,0 +1,29 @@
+"""Names of objects where they become part of a request: whatever somebody calls an object, nothing else is
+asked for. Pure. Source: client-go v1.36 (`rest.Request.Name`, `fields.EscapeValue`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote
+
+from engine.api.errors import InvalidInput
+
+_NO_SEGMENT: Final = (".", "..")
+_SPECIAL: Final = str.maketrans({"\\": "\\\\", ",": "\\,", "=": "\\="})
+
+
+def object_path(collection: str, name: str) -> str:
+    """The path of one of a collection's objects. Raises `InvalidInput` for what can be no object's name."""
+    if not name:
+        raise InvalidInput("resource name may not be empty")
+    wrong = [f"may not be '{name}'"] if name in _NO_SEGMENT else []
+    wrong += [f"may not contain '{mark}'" for mark in "/%" if mark in name]
+    if wrong:
+        raise InvalidInput(f'invalid resource name "{name}": [{" ".join(wrong)}]')
+    return f"{collection}/{quote(name, safe=':')}"
+
+
+def field_is(field: str, value: str) -> str:
+    """A field selector of one term."""
+    return f"{field}={value.translate(_SPECIAL)}"
