@@ -13,6 +13,8 @@ import pytest
 
 from engine.api.duration import Duration
 from engine.api.lifecycle import PodEnd
+from engine.devices.checkpoint import decode
+from engine.devices.checkpoint_file import FILE_NAME
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.device_plugin import Fault
 from tests.devices.device_rig import GPU, DeviceRig
@@ -87,24 +89,30 @@ async def test_devices_of_pods_that_run_are_never_given_out_again(rig):
     assert {name: rig.gpus(name) for name in ("one", "two")} == held
 
 
-async def test_devices_of_a_pod_whose_manifest_went_meanwhile_are_waited_for(rig):
+@pytest.mark.parametrize("measured", [True, False], ids=["ours", "a-kubelets"])
+async def test_devices_of_a_pod_whose_manifest_went_meanwhile_are_its_own_until_it_has_stopped(rig, measured):
+    """Whether or not anybody wrote down what else it holds."""
     old = rig.write("old", DEVICES, annotations=SLOW_STOP)
     await eventually(lambda: rig.running("old"))
+    uid, held = rig.runtime_uid("old"), rig.gpus("old", "c")
     await rig.node.stop()
+    if not measured:
+        (rig.root / "pods" / uid / "accepted.json").unlink()
     old.unlink()
     rig.write("a", DEVICES)
-    beside: list[object] = []
-    start = rig.runtime.backend.start_container
+    seen: list[list[str]] = []
+    stop = rig.runtime.backend.stop_container
 
-    async def look(started: object) -> object:
-        records = rig.runtime.service.records.containers.values()
-        beside.extend(c for c in records if c.state == 1 and c is not started)
-        return await start(started)
+    async def look(stopped: object, grace: float) -> None:
+        await rig.listed()
+        await stop(stopped, grace)
+        entries = decode((rig.plugin_dir / FILE_NAME).read_bytes()).pod_device_entries or ()
+        seen.append(sorted(id for entry in entries if entry.pod_uid == uid for id in entry.devices))
 
-    rig.runtime.backend.start_container = look
+    rig.runtime.backend.stop_container = look
     await rig.start()
     await eventually(lambda: rig.running("a"))
-    assert beside == []
+    assert seen == [held]
 
 
 @pytest.mark.parametrize(("spec", "reason"), KINDS)

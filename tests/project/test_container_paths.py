@@ -93,6 +93,7 @@ MAY_TOUCH = {
     ("node/volumes/project_ids.py", "read_text"): "the host's own /etc/projects and /etc/projid",
     ("node/volumes/project_ids.py", "replace"): "of a text",
     ("node/volumes/project_ids.py", "stat"): "the new volume, before any container has it",
+    ("node/volumes/volume_counts.py", "replace"): "of a text",
     ("host/shared_trees.py", "chown"): "beneath a directory held by descriptor, links themselves",
     ("host/shared_trees.py", "chmod"): VERIFIED,
     ("csi/devices.py", "readlink"): VERIFIED,
