@@ -72,9 +72,13 @@ class CgroupUsage:
         self._swap = HeldFile(memory / "memory.swap.current")
         self._pids = HeldFile(pids / "pids.current")
 
+    def in_use(self) -> int:
+        """Bytes. Raises `OSError`: a v2 root has no such file."""
+        return self._usage.number()
+
     def working_set(self) -> int:
         """Bytes in use less the page cache that nobody touched lately. Raises `OSError`, `Refused`."""
-        return max(self._usage.number() - self.inactive_file(), 0)
+        return max(self.in_use() - self.inactive_file(), 0)
 
     def usage_without_cache(self) -> int:
         """Bytes in use less all page cache of files."""
@@ -104,6 +108,26 @@ class CgroupUsage:
 
     def _name(self, field: bytes) -> bytes:
         return b"total_" + field if self._v1 else field
+
+
+def machine_memory(root: CgroupUsage, meminfo: HeldFile) -> tuple[int, int]:
+    """Bytes in use on the whole machine, and the working set of them, as cAdvisor counts them of the root
+    cgroup: on v1 by the group's own files, on v2, whose root has none of them, by /proc/meminfo.
+
+    Raises `OSError`, `Refused`.
+    """
+    try:
+        used = root.in_use()
+    except FileNotFoundError:
+        text = meminfo.read()
+        used = meminfo_field(text, b"MemTotal:") - meminfo_field(text, b"MemFree:")
+    return used, max(used - root.inactive_file(), 0)
+
+
+def meminfo_field(text: bytes, name: bytes) -> int:
+    """Bytes of a field of /proc/meminfo (`MemTotal:`). Raises `ValueError`."""
+    start = text.index(name) + len(name)
+    return int(text[start : text.index(b"kB", start)]) * 1024
 
 
 def _field(stat: bytes, name: bytes) -> int:

@@ -10,7 +10,14 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.eviction import signals
-from engine.eviction.cgroup_usage import CGROUP_MOUNT, CgroupUsage, HeldFile, is_v1, memory_directory
+from engine.eviction.cgroup_usage import (
+    CGROUP_MOUNT,
+    CgroupUsage,
+    HeldFile,
+    machine_memory,
+    meminfo_field,
+    memory_directory,
+)
 from engine.eviction.layout import CONTAINERFS, IMAGEFS, NODEFS, Layout
 from engine.eviction.signals import Observation, Observations
 from engine.eviction.stall import PRESSURE, WHOLE, stalled
@@ -125,10 +132,8 @@ class SignalReader:
             return capacity - used, capacity
         if self._kernel_estimate:
             return self._meminfo_field(b"MemAvailable:"), capacity
-        if is_v1(self.view.mount):
-            return capacity - self.node.working_set(), capacity
-        used = self._meminfo_field(b"MemTotal:") - self._meminfo_field(b"MemFree:")
-        return capacity - max(used - self.node.inactive_file(), 0), capacity
+        _, working_set = machine_memory(self.node, self._meminfo)
+        return capacity - working_set, capacity
 
     def _allocatable_memory(self) -> tuple[int, int] | None:
         assert self.pods is not None
@@ -179,6 +184,4 @@ class SignalReader:
             log.warning("eviction signal %s cannot be read: %s", signal, error)
 
     def _meminfo_field(self, name: bytes) -> int:
-        text = self._meminfo.read()
-        start = text.index(name) + len(name)
-        return int(text[start : text.index(b"kB", start)]) * 1024
+        return meminfo_field(self._meminfo.read(), name)

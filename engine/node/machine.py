@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import Refused
 from engine.api.quantity import BINARY_SI, Quantity
 from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, PODS
 from engine.api.version import engine_version
+from engine.eviction.cgroup_usage import CgroupUsage, HeldFile, machine_memory
 
 PIDS = "pid"
+MEMINFO = Path("/proc/meminfo")
 _SEMANTIC = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
 _NUMBERS = re.compile(r"\d+(\.\d+)+")
 KUBELET = "v1.36.2"
@@ -57,9 +60,18 @@ def memory_total() -> int:
     return _meminfo("MemTotal:")
 
 
-def memory_available() -> int:
-    """Bytes that the kernel thinks can be had without swapping."""
-    return _meminfo("MemAvailable:")
+def memory_in_use() -> tuple[int, int]:
+    """Bytes in use, and the working set of them, which is what `memory.available` leaves: thresholds of it
+    are set by what is shown. Where no cgroup tells, all but what can be had without swapping."""
+    root, meminfo = CgroupUsage("/"), HeldFile(MEMINFO)
+    try:
+        return machine_memory(root, meminfo)
+    except (OSError, Refused):
+        used = memory_total() - _meminfo("MemAvailable:")
+        return used, used
+    finally:
+        root.close()
+        meminfo.close()
 
 
 def swap() -> tuple[int, int]:
@@ -69,7 +81,7 @@ def swap() -> tuple[int, int]:
 
 def _meminfo(field: str) -> int:
     """Bytes of one field of /proc/meminfo, 0 where the kernel has not got it."""
-    with Path("/proc/meminfo").open() as lines:
+    with MEMINFO.open() as lines:
         for line in lines:
             if line.startswith(field):
                 return int(line.split()[1]) * 1024

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.moments import rfc3339
-from engine.node.machine import existing_parent, memory_available, memory_total
+from engine.node.machine import existing_parent, memory_in_use, memory_total
 
 
 def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[str, Any]:
     """The node's own part: memory of the machine and the file system of the root directory."""
-    total = memory_total()
-    available = memory_available()
+    used, working_set = memory_in_use()
     disk = os.statvfs(existing_parent(root))
     time = rfc3339(now)
     return {
@@ -21,9 +20,9 @@ def node_summary(name: str, root: Path, started_at: float, now: float) -> dict[s
         "startTime": rfc3339(started_at),
         "memory": {
             "time": time,
-            "availableBytes": available,
-            "usageBytes": total - available,
-            "workingSetBytes": total - available,
+            "availableBytes": memory_total() - working_set,
+            "usageBytes": used,
+            "workingSetBytes": working_set,
         },
         "fs": {
             "time": time,
