@@ -119,6 +119,14 @@ class CgroupManager(NodeCgroups):
             (),
             self._ceiling,
         )
+        if self.settings.levels.best_effort_idle:
+            registry.collected(
+                "gauge",
+                "kubengine_best_effort_idle_pods",
+                "BestEffort pods, which run while nobody else wants the CPU; absent where they have a share.",
+                (),
+                lambda: [((), float(self.levels.sums.best_effort))],
+            )
 
     # Life of the node
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod, ResourceList
+from engine.api.qos import BEST_EFFORT, qos_class
 from engine.api.query import expect_known, is_set
 from engine.cgroups.allocatable import PID
 from engine.cgroups.containers import (
@@ -76,6 +77,10 @@ class NodeCgroups(ABC):
     def asked_of(self, pod: Pod) -> dict[str, str]:
         """The annotations of a pod that count for its cgroups, by name, as they are written."""
         return asked(pod, self.settings.pods.annotations)
+
+    def idles(self, pod: Pod) -> bool:
+        """Whether the pod runs while nobody else wants the CPU."""
+        return self.settings.levels.best_effort_idle and qos_class(pod) == BEST_EFFORT
 
     @abstractmethod
     def set_burst(self, pod: Pod, container_id: str, quota: int) -> None:

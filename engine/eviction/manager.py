@@ -46,7 +46,7 @@ from engine.eviction.usage import PodUsage, Ranking, rank
 from engine.host.tasks import Tasks
 from engine.images.filesystem import runtime_filesystems, same_device
 from engine.images.manager import ImageManager
-from engine.metrics import Registry
+from engine.metrics import Registry, Sample
 from engine.tables.pods import PodTable
 
 HARD_GRACE_SECONDS: Final = 1
@@ -151,6 +151,14 @@ class EvictionManager:
             ["condition"],
             lambda: [((one.name,), one.waited / WHOLE) for one in self._contention if one.waited is not None],
         )
+        if self.section.count_swap:
+            registry.collected(
+                "gauge",
+                "kubengine_memory_available_swap_bytes",
+                "How much of the available memory is swap that pods may still take.",
+                (),
+                self._swap_left,
+            )
         self._cleanup = Cleanup(
             self.section,
             self.reader,
@@ -176,6 +184,12 @@ class EvictionManager:
         if limit is None:
             raise InvalidInput("needs cgroup v2", subject="eviction.countSwap")
         return lambda: sum(limit(pod) for pod in self._active_pods())
+
+    def _swap_left(self) -> list[Sample]:
+        try:
+            return [((), float(self.reader.swap_left()))]
+        except (OSError, KubengineError):
+            return []
 
     async def start(self) -> None:
         """Look now, then every interval and whenever the kernel wakes it."""
@@ -320,6 +334,7 @@ class EvictionManager:
                 "qos": qos_class(pod),
                 "candidates": len(pods),
                 **({"stall": stalls[pod.uid]} if pod.uid in stalls else {}),
+                **({"countSwap": True} if self.section.count_swap else {}),
             }
             await self._evict(pod, end, inputs)
             self._evictions.inc(threshold.signal)

@@ -119,11 +119,15 @@ class SignalReader:
 
     def _memory_and_swap(self) -> tuple[int, int]:
         available, capacity = self._memory()
-        if self._swap_allowed is not None:
-            swapped = (self.pods or self.node).swapped()
-            left = max(self._swap_allowed() - swapped, 0)
-            available += min(left, self._meminfo_field(b"SwapFree:"))
-        return available, capacity
+        return available + self.swap_left(), capacity
+
+    def swap_left(self) -> int:
+        """Bytes of available memory that are what pods may still swap out; 0 where swap doesn't count. Raises
+        `OSError`."""
+        if self._swap_allowed is None:
+            return 0
+        swapped = (self.pods or self.node).swapped()
+        return min(max(self._swap_allowed() - swapped, 0), self._meminfo_field(b"SwapFree:"))
 
     def _memory(self) -> tuple[int, int]:
         capacity = self.memory_capacity()

@@ -110,6 +110,10 @@ class ImageManager:
         self._collected = registry.counter(
             "kubelet_image_garbage_collected_total", "Images removed, by reason.", ["reason"]
         )
+        self._freed = registry.counter(
+            "kubengine_image_gc_freed_bytes_total",
+            "Bytes that removed images gave, as `images.order` and `images.accounting` count them.",
+        )
         self._protected = registry.gauge(
             "kubengine_image_gc_protected", "Unused images that a policy of ours kept from the last run."
         )
@@ -259,6 +263,7 @@ class ImageManager:
                 self._record_protected(collection, report)
                 for cause, count in report.removed_by.items():
                     self._collected.inc(cause, by=count)
+                self._freed.inc(by=0 if dry_run else report.freed_by_age + report.freed)
                 for key in report.removed if self._layers else ():
                     self._layers.pop(key.partition(",")[0], None)
                 if report.removed:
@@ -276,6 +281,7 @@ class ImageManager:
             "wanted": report.wanted,
             "capacity": report.capacity,
             "available": report.available,
+            "order": self.section.order,
         }
         last = collection.acted(self._decisions.capacity)
 

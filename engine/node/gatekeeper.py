@@ -152,7 +152,11 @@ class Gatekeeper:
 
     def _beyond(self, pod: Pod) -> dict[str, Any]:
         """What of the pod goes beyond a kubelet: its cgroups' annotations, its probes; where there is any."""
-        has = {"cgroupAnnotations": self._cgroups.asked_of(pod), "probes": self._probes.beyond(pod)}
+        has = {
+            "cgroupAnnotations": self._cgroups.asked_of(pod),
+            "cpuIdle": self._cgroups.idles(pod),
+            "probes": self._probes.beyond(pod),
+        }
         return {name: value for name, value in has.items() if value}
 
     def resized(self, pod: Pod) -> None:

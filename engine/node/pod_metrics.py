@@ -44,8 +44,15 @@ class PodMetrics:
             "The same of stateless pods, without the time of image pulls and init containers.",
             buckets=STARTUP_BUCKETS,
         )
-
+        self._retried = registry.counter(
+            "kubengine_rejected_pods_retried_total",
+            "How often a rejected pod of a manifest was judged again because something had changed.",
+        )
         self._starting: dict[str, _Startup] = {}
+
+    def retried(self) -> None:
+        """A pod that was rejected is judged again."""
+        self._retried.inc()
 
     def worked(self, operation: str, seconds: float) -> None:
         """`create`, `update`, `sync`, `kill` or `terminated`."""

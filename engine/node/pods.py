@@ -187,6 +187,7 @@ class NodePods:
             if worker.waits_for_room:
                 worker.notify()
             elif worker.life.state is State.REJECTED and not self._is_refused(worker):
+                self._services.metrics.retried()
                 worker.retry()
 
     def all(self) -> list[Pod]:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
+from engine.metrics import Registry
 from tests.waiting import eventually
 
 from .private_node import MIB, PrivateNode, make_pod
@@ -41,6 +43,8 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
     await eventually(lambda: int((group / "memory.swap.current").read_text()) >= 60 * MIB)
     limits = {"swapped": 120 * MIB, "beside": 0}
 
+    decisions, registry = Decisions(time.time), Registry()
+
     def manager(count: bool) -> EvictionManager:
         return EvictionManager(
             config=KubeletConfiguration(eviction_hard={"memory.available": "150Mi"}),
@@ -51,6 +55,8 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
             pod_cgroup=node.pod_cgroup,
             root_dir=scratch,
             view=NodeView("/swap", memory_capacity=CAPACITY, pid_capacity=1000, mount=mount),
+            registry=registry if count else None,
+            decisions=decisions,
             swap_limit=lambda pod: limits[pod.metadata.name],
         )
 
@@ -64,11 +70,14 @@ async def counted(mount: Path, scratch: Path) -> dict[str, Any]:
         "available": [one.reader.read(0.0)["memory.available"].available // MIB for one in (plain, counting)],
         "first": [names(await one.ranking("memory.available", active))[0] for one in (plain, counting)],
     }
+    (gauge,) = registry.metrics["kubengine_memory_available_swap_bytes"].collect()
+    seen["metric"] = gauge[1] // MIB
     await counting.synchronize()
     seen["with swap left"] = [name for name, _ in node.ended]
     limits["swapped"] = 0
     await counting.synchronize()
     seen["with none"] = [name for name, _ in node.ended]
+    seen["decided"] = [each.inputs.get("countSwap") for each in decisions.after(0)]
     for one in (plain, counting):
         await one.stop()
     node.close()

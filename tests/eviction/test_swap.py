@@ -84,5 +84,7 @@ def test_what_pods_may_still_swap_out_is_available_and_what_they_have_is_used(tm
     plain, counting = seen["available"]
     assert plain < 150 < counting
     assert seen["first"] == ["beside", "swapped"]
+    assert 0 < seen["metric"] <= 60
     assert seen["with swap left"] == []
     assert seen["with none"] == ["swapped"]
+    assert seen["decided"] == [True]

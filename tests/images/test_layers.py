@@ -116,6 +116,10 @@ async def test_a_run_takes_what_frees_most_and_counts_that(dry_run: bool):
     assert runtime.removed == ([] if dry_run else report.attempted)
     freed = [one.inputs["freed"] for one in world.decisions.after(0)]
     assert freed == ([] if dry_run else [GIB, GIB // 2, 200 << 20])
+    assert {one.inputs["order"] for one in world.decisions.after(0)} == (set() if dry_run else {"layers"})
+    assert world.registry.metrics["kubengine_image_gc_freed_bytes_total"].values == {
+        (): 0 if dry_run else report.freed
+    }
     assert sorted(runtime.asked) == sorted(runtime.images | dict.fromkeys(runtime.removed))
 
 

@@ -19,6 +19,7 @@ from engine.images.lease import ImageLeases, normalized
 from engine.images.manager import ImageManager
 from engine.images.patience import Patience
 from engine.images.steady_clock import SteadyClock
+from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
 from tests.waiting import eventually
 
@@ -104,13 +105,18 @@ def without_minimum_age(**config):
 def make(runtime, section=None, pull=None, **config):
     elapsed, wall = Clock(0.0), Clock(1e9)
     recorder = EventRecorder(time.time)
-    decisions = Decisions(wall)
+    decisions, registry = Decisions(wall), Registry()
     manager = ImageManager(
         runtime=runtime, config=without_minimum_age(**config), section=section, recorder=recorder,
-        pull=pull, decisions=decisions, clock=wall, monotonic=elapsed, period=0.01,
+        pull=pull, decisions=decisions, registry=registry, clock=wall, monotonic=elapsed, period=0.01,
     )  # fmt: skip
     return SimpleNamespace(
-        manager=manager, elapsed=elapsed, wall=wall, recorder=recorder, decisions=decisions
+        manager=manager,
+        elapsed=elapsed,
+        wall=wall,
+        recorder=recorder,
+        decisions=decisions,
+        registry=registry,
     )
 
 

@@ -45,6 +45,22 @@ async def test_they_count_and_stand_in_the_decision(with_cgroups: Rig, hollow):
     assert list(metric.collect()) == [(("cpu-burst",), 1.0)]
 
 
+async def test_who_idles_stands_in_the_decision_and_is_counted(with_cgroups: Rig, hollow):
+    rig = with_cgroups
+    rig.section.cgroups.best_effort_idle = True
+    hollow.images.add("busybox:1")
+    node = await rig.start()
+    rig.write("limited", {"containers": [LIMITED]})
+    rig.write("idles", {"containers": [container()]})
+    await eventually(lambda: {rig.phase("limited"), rig.phase("idles")} == {"Running"})
+    admitted = {d.pod: d.inputs for d in node.decisions.after(0) if d.outcome == "admitted"}
+    assert {pod: inputs.get("cpuIdle", False) for pod, inputs in admitted.items()} == {
+        "default/limited-n1": False,
+        "default/idles-n1": True,
+    }
+    assert list(node.registry.metrics["kubengine_best_effort_idle_pods"].collect()) == [((), 1.0)]
+
+
 async def test_one_that_makes_no_sense_refuses_the_pod(with_cgroups: Rig):
     rig = with_cgroups
     node = await rig.start()

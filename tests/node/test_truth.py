@@ -179,6 +179,7 @@ async def test_a_rejected_pod_is_tried_again_when_there_is_room(rig):
     await eventually(lambda: rig.running("second"))
     assert rig.phase("third") == "Failed"
     assert rig.reasons().count("NodePorts") == 2
+    assert rig.node.registry.metrics["kubengine_rejected_pods_retried_total"].values[()] >= 1
 
 
 async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
