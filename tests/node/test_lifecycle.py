@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from engine.api.duration import Duration
 from engine.api.errors import Refused
 from engine.api.lifecycle import PodEnd
 from engine.api.quantity import Quantity
@@ -385,22 +386,69 @@ async def test_one_agent_per_root(rig: Rig):
     await second.stop()
 
 
-async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime):
-    """Ever more seldom, which `test_relisting.py` holds."""
+BEYOND: dict[str, dict[str, Any]] = {
+    "images": {
+        "order": "layers",
+        "accounting": "measured",
+        "keep_records": True,
+        "leases": True,
+        "keep": ["registry.example.com/*"],
+        "prepull": ["busybox:1"],
+    },
+    "eviction": {
+        "recheck_before_evict": True,
+        "reclaim_settle": Duration(30),
+        "reclaim_everywhere": True,
+        "cpu_stall": 99,
+        "io_stall": 99,
+        "project_quotas": "all",
+    },
+    "probes": {
+        "liveness_kills_per_owner": 1,
+        "liveness_kills_per_node": 1,
+        "network": "pod",
+        "start_period": Duration(0.1),
+    },
+}
+"""What goes beyond the kubelet and needs no cgroups of its own, switched on."""
+
+
+@pytest.mark.parametrize("beyond", [{}, BEYOND], ids=["as it comes", "with all switched on"])
+async def test_a_quiet_node_only_relists(rig: Rig, hollow: HollowRuntime, beyond: dict[str, dict[str, Any]]):
+    """Ever more seldom, which `test_relisting.py` holds. No task is there for what is switched on."""
 
     def calls() -> dict[str, int]:
         relist = {"ListPodSandbox", "ListContainers"}
         return {name: count["calls"] for name, count in hollow.counts().items() if name not in relist}
 
-    await rig.start()
+    for section, fields in beyond.items():
+        for name, value in fields.items():
+            setattr(getattr(rig.section, section), name, value)
+    hollow.images.add("busybox:1")
+    node = await rig.start()
     for index in range(5):
         rig.write(f"quiet{index}", {"containers": [container()]})
     await eventually(lambda: all(rig.phase(f"quiet{i}") == "Running" for i in range(5)))
     await asyncio.sleep(1.5)
-    before = calls()
+    before, decided = calls(), len(node.decisions.after(0))
+    tasks = {name for name, _ in node.healthz() if name not in ("ping", "log", "syncloop", "runtime")}
     assert before
     await asyncio.sleep(1.5)
     assert calls() == before
+    assert len(node.decisions.after(0)) == decided
+    assert tasks == {
+        "cgroup-reconcile",
+        "container-gc",
+        "device-checkpoint",
+        "eviction",
+        "image-gc",
+        "log-rotation",
+        "manifests",
+        "pod-cidr",
+        "runtime-events",
+        "runtime-health",
+        "runtime-relist",
+    }
 
 
 @pytest.fixture
