@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,16 @@ from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.containers import ContainerRules, overhead_resources, sandbox_resources
+from engine.cgroups.containers import (
+    ContainerResources,
+    ContainerRules,
+    overhead_resources,
+    sandbox_resources,
+)
 from engine.node.hostname import pod_hostname, sandbox_hostname
 from engine.node.hosts import hosts_text
 from engine.node.security import MASKED_PATHS, READONLY_PATHS, container_security, sandbox_security
+from engine.node.starting import cri_resources
 from engine.node.static_pods import static_pod
 from engine.runtime.hollow import HollowRuntime
 from engine.wire import cri_v1_pb2 as cri
@@ -182,6 +189,19 @@ def test_sandboxes_are_told_what_their_containers_have_together_and_the_overhead
     )
     assert (beside.cpu_shares, beside.cpu_quota, beside.memory_limit_in_bytes) == (102, 10_000, 8 << 20)
     assert sandbox_resources(pod_of({}), rules).cpu_shares == 2
+
+
+def test_every_amount_is_handed_on():
+    values = ContainerResources(
+        cpu_period=1, cpu_quota=2, cpu_shares=3, memory_limit_in_bytes=4, oom_score_adj=5, cpuset_cpus="6",
+        cpuset_mems="7", unified={"8": "9"}, memory_swap_limit_in_bytes=10,
+    )  # fmt: skip
+    told = cri_resources(dataclasses.replace(values, hugepage_limits={"2MB": 11}))
+    assert [(limit.page_size, limit.limit) for limit in told.hugepage_limits] == [("2MB", 11)]
+    told.ClearField("hugepage_limits")
+    assert {field.name: value for field, value in told.ListFields()} == {
+        name: value for name, value in dataclasses.asdict(values).items() if value
+    }
 
 
 async def test_the_runtime_hears_it_all(rig: Rig, hollow: HollowRuntime):
