@@ -65,6 +65,17 @@ class _Known(NamedTuple):
     devices: Sequence[Interface]
 
 
+class _Told(NamedTuple):
+    """What all texts are made of: `places` and `containers` are the runtime's, the mappings by uid."""
+
+    pods: Sequence[UsedPod]
+    places: Sequence[Place]
+    containers: Sequence[Sequence[str]]
+    files: Mapping[str, PodFiles]
+    of_drivers: Mapping[str, Sequence[Entry]]
+    networks: Mapping[str, Sequence[Interface]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
     """A pod's texts, the form behind each and, of its items, which one that is of; what doesn't change of the
@@ -105,6 +116,8 @@ class SummaryPods:
         self._whole = whole
         self._kept: dict[str, _Kept] = {}
         self._layout: _Layout | None = None
+        self._told: _Told | None = None
+        self._places: NDArray[np.intp] = np.empty(0, np.intp)
 
     def pages(
         self,
@@ -115,29 +128,38 @@ class SummaryPods:
         of_drivers: Mapping[str, Sequence[Entry]],
     ) -> Iterator[bytes]:
         """Behind `opening`, a list of pods: those that have a group, and what else the runtime tells."""
-        by_uid = {place[2]: at for at, place in enumerate(stats.places)}
-        used = {pod.record.uid: pod for pod in usage.pods}
+        networks = usage.networks if self._whole else {}
+        told = _Told(usage.pods, stats.places, stats.told, dict(files), dict(of_drivers), dict(networks))
+        if self._layout is None or told != self._told:
+            self._layout, self._places = self._lay_out(told)
+            self._told = told
+        runtime = _runtime_columns(self._layout, self._places, stats, counted(usage.table))
+        return _written(opening, usage, self._layout, runtime, self._whole)
+
+    def _lay_out(self, told: _Told) -> tuple[_Layout, NDArray[np.intp]]:
+        """Texts of pods of which the same is told are those that they had; where each pod is among those of
+        the runtime, -1 for nowhere."""
+        by_uid = {place[2]: at for at, place in enumerate(told.places)}
+        used = {pod.record.uid: pod for pod in told.pods}
         before, self._kept = self._kept, {}
         places = []
         for uid in used | by_uid:
             pod, at = used.get(uid), by_uid.get(uid, -1)
             known = _Known(
-                _place(pod) if pod is not None else stats.places[at],
+                _place(pod) if pod is not None else told.places[at],
                 pod,
-                stats.told[at] if at >= 0 else [],
-                files.get(uid),
-                of_drivers.get(uid, ()),
-                usage.networks.get(uid, ()) if self._whole else (),
+                told.containers[at] if at >= 0 else [],
+                told.files.get(uid),
+                told.of_drivers.get(uid, ()),
+                told.networks.get(uid, ()),
             )
             kept = before.get(uid)
             self._kept[uid] = kept if kept is not None and kept.known == known else _made(known)
             places.append(at)
         pods = list(self._kept.values())
         if self._layout is None or self._layout.pods != pods:
-            self._layout = _laid_out(pods)
-        here = np.array(places, np.intp)
-        runtime = _runtime_columns(self._layout, here, stats, counted(usage.table))
-        return _written(opening, usage, self._layout, runtime, self._whole)
+            return _laid_out(pods), np.array(places, np.intp)
+        return self._layout, np.array(places, np.intp)
 
 
 def _runtime_columns(
