@@ -60,18 +60,24 @@ async def part(writer: asyncio.StreamWriter, seconds: float) -> None:
 
 def _queued(writer: asyncio.StreamWriter) -> int:
     """Bytes in the kernel that the peer has not taken; none of a connection that is over."""
-    number = writer.get_extra_info("socket").fileno()
-    if number < 0:
+    peer = _socket(writer)
+    if peer is None:
         return 0
-    size: int = struct.unpack("i", fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4)))[0]
+    size: int = struct.unpack("i", fcntl.ioctl(peer.fileno(), termios.TIOCOUTQ, bytes(4)))[0]
     return size
+
+
+def _socket(writer: asyncio.StreamWriter) -> socket.socket | None:
+    """None of a connection that is over: TLS has no socket then, others a closed one."""
+    peer: socket.socket | None = writer.get_extra_info("socket")
+    return None if peer is None or peer.fileno() < 0 else peer
 
 
 def _account(writer: asyncio.StreamWriter) -> tuple[int, ...]:
     """Numbers that are others when the peer has taken something."""
-    peer = writer.get_extra_info("socket")
+    peer = _socket(writer)
     left = (_queued(writer), writer.transport.get_write_buffer_size())
-    if peer.fileno() < 0 or peer.family == socket.AF_UNIX:
+    if peer is None or peer.family == socket.AF_UNIX:
         return left
     taken: int = _ACKNOWLEDGED.unpack(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO))[0]
     return (*left, taken)

@@ -308,8 +308,8 @@ async def debugging(cluster: Cluster) -> None:
     assert attached.stdout is not None
     attached.stdin.write(b"words\n")
     async with asyncio.timeout(PATIENCE):
-        assert await attached.stdout.readline() == b"heard words\n"
-        await attached.communicate()
+        heard, (_, said) = await attached.stdout.readline(), await attached.communicate()
+    assert heard == b"heard words\n", said
     await cluster.until(path, lambda pod: _state(pod, "talks").get("terminated", {}).get("exitCode") == 5)
     shown = json.loads(await cluster.kubectl("get", "pod", "plain", "-o", "json"))["status"]
     assert [c["restartCount"] for c in shown["containerStatuses"]] == [0]
