@@ -44,7 +44,10 @@ CONFIG = {
     "resolvConf": "",
     "cgroupsPerQOS": False,
     "enforceNodeAllocatable": [],
+    "evictionHard": {"memory.available": "0%"},
+    "imageGCHighThresholdPercent": 100,
 }
+"""A machine whose disk is nearly full is no fault of the wheel's."""
 
 
 @dataclass(frozen=True)
