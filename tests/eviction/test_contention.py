@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.eviction.contention import (
     CPU_PRESSURE,
+    FILES,
     IO_PRESSURE,
+    WHO,
     Contention,
     StallReader,
     contentions,
@@ -24,6 +28,7 @@ from engine.eviction.contention import (
 )
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
+from engine.eviction.stall import stalled
 from engine.metrics import Registry
 from tests.cgroups.cgroup_scenes import end, spin
 from tests.waiting import eventually
@@ -96,29 +101,48 @@ def test_a_kernel_without_the_files_leaves_the_condition_unknown(
     reader.close()
 
 
-def spinner(directory: Path) -> int:
+def process_in(directory: Path, work: Callable[[], None]) -> int:
     pid = os.fork()
     if pid == 0:
         try:
             (directory / "cgroup.procs").write_text(str(os.getpid()))
             os.sched_setaffinity(0, {0})
-            spin()
+            work()
         finally:
             os._exit(1)
     return pid
 
 
+def write_through() -> None:
+    """Waits for a real disk most of the time, and writes the same 64 KiB over and over."""
+    with tempfile.TemporaryFile(dir="/var/tmp") as file:
+        while True:
+            os.pwrite(file.fileno(), bytes(1 << 16), 0)
+            os.fsync(file.fileno())
+
+
 @needs_pressure
 @pytest.mark.root
-async def test_pods_that_wait_for_one_cpu_raise_the_condition_and_are_named(
+@pytest.mark.parametrize(
+    ("condition", "section", "work"),
+    [
+        (CPU_PRESSURE, EvictionSection(cpu_stall=1, stall_for=Duration(60)), spin),
+        (IO_PRESSURE, EvictionSection(io_stall=1, stall_for=Duration(60)), write_through),
+    ],
+)
+async def test_pods_that_wait_raise_the_condition_and_are_named(
     group: Path,  # noqa: F811
     private_cgroup_root: str,
     tmp_path: Path,
+    condition: str,
+    section: EvictionSection,
+    work: Callable[[], None],
 ):
+    """Two that want one processor; two that write to one disk."""
     calm, busy = make_pod("calm"), make_pod("busy")
     for pod in (calm, busy):
         (group / pod.uid).mkdir()
-    pids = [spinner(group / busy.uid) for _ in range(2)]
+    pids = [process_in(group / busy.uid, work) for _ in range(2)]
     now, told, registry, decisions = [0.0], [0], Registry(), Decisions(time.time)
 
     def changed() -> None:
@@ -126,12 +150,12 @@ async def test_pods_that_wait_for_one_cpu_raise_the_condition_and_are_named(
 
     manager = EvictionManager(
         config=KubeletConfiguration(eviction_hard={}),
-        section=EvictionSection(cpu_stall=1, stall_for=Duration(60)),
+        section=section,
         recorder=EventRecorder(time.time),
         decisions=decisions,
         registry=registry,
         active_pods=lambda: [calm, busy],
-        kill_pod=lambda *_: pytest.fail("nobody is ended for the CPU"),
+        kill_pod=lambda *_: pytest.fail("nobody is ended for it"),
         pod_cgroup=lambda uid: f"{private_cgroup_root}/{uid}",
         root_dir=tmp_path,
         view=NodeView(private_cgroup_root, memory_capacity=1 << 30, mount=UNIFIED),
@@ -140,12 +164,15 @@ async def test_pods_that_wait_for_one_cpu_raise_the_condition_and_are_named(
     )
     directory = group / busy.uid
 
+    def waited(cgroup: Path) -> int:
+        return stalled((cgroup / FILES[condition]).read_bytes(), WHO[condition], b"avg10")
+
     def status() -> str:
-        return {one.type: one.status for one in manager.conditions()}[CPU_PRESSURE]
+        return {one.type: one.status for one in manager.conditions()}[condition]
 
     try:
         assert status() == "Unknown"
-        await eventually(lambda: "avg60=0.00" not in (directory / "cpu.pressure").read_text().splitlines()[0])
+        await eventually(lambda: waited(directory) > 200 < waited(group))
         await manager.synchronize()
         assert (status(), told) == ("False", [0])
         now[0] += 61
@@ -158,9 +185,9 @@ async def test_pods_that_wait_for_one_cpu_raise_the_condition_and_are_named(
             (group / pod.uid).rmdir()
     (raised,) = decisions.after(0)
     assert (raised.kind, raised.outcome) == ("pressure", "raised")
-    assert raised.inputs["condition"] == CPU_PRESSURE
+    assert raised.inputs["condition"] == condition
     assert [one["pod"] for one in raised.inputs["most"]] == ["default/busy"]
     ((labels, ratio),) = registry.metrics["kubengine_pods_stall_ratio"].collect()
-    assert labels == (CPU_PRESSURE,)
+    assert labels == (condition,)
     assert 0.01 < ratio <= 1
     await manager.stop()
