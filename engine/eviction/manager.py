@@ -28,6 +28,7 @@ from engine.api.query import is_set
 from engine.api.resources import ranking_request
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
+from engine.cri.paths import pod_directory
 from engine.eviction import admission, local_storage, message, pressure
 from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.cleanup import Cleanup
@@ -73,9 +74,9 @@ class EvictionManager:
 
     `table` has the rows of the pods that the node has taken; pods without one go by their specs.
     `kill_pod` ends a pod for good; `pod_cgroup(uid)` is its cgroup's path; `pod_cleaned_up(uid)` tells
-    that nothing of it is left (default: its cgroup is gone); `view` says what counts as the node.
-    `images` and `containers` are what it cleans up first. `conditions_changed` is called when a node
-    condition appears or clears. `swap_limit`, on cgroup v2, says how much a pod may swap out. Raises
+    that nothing of it is left (default: its cgroup and its volumes are gone); `view` says what counts as
+    the node. `images` and `containers` are what it cleans up first. `conditions_changed` is called when a
+    node condition appears or clears. `swap_limit`, on cgroup v2, says how much a pod may swap out. Raises
     `InvalidInput` for thresholds that make no sense.
     """
 
@@ -110,8 +111,8 @@ class EvictionManager:
         self._configured = [*thresholds_from_config(config), *stall]
         self._recorder, self._active_pods, self._kill_pod = recorder, active_pods, kill_pod
         self._table = table if table is not None else PodTable()
-        self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._cgroup_is_gone
-        self._runtime = runtime
+        self._pod_cgroup, self._pod_cleaned_up = pod_cgroup, pod_cleaned_up or self._has_let_go
+        self._runtime, self._root_dir = runtime, root_dir
         self._clock, self._monotonic = clock, monotonic
         self._decisions = decisions or Decisions(clock)
         self._conditions_changed = conditions_changed
@@ -471,9 +472,12 @@ class EvictionManager:
                 return
             await asyncio.sleep(CLEANUP_POLL)
 
-    def _cgroup_is_gone(self, uid: str) -> bool:
+    def _has_let_go(self, uid: str) -> bool:
+        """Neither a cgroup nor volumes are left of a pod: many files go long after the last process."""
         cgroup = self._pod_cgroup(uid)
-        return cgroup is None or not memory_directory(self.reader.view.mount, cgroup).exists()
+        if cgroup is not None and memory_directory(self.reader.view.mount, cgroup).exists():
+            return False
+        return not (pod_directory(self._root_dir, uid) / "volumes").exists()
 
 
 def _say_if_failed(kill: asyncio.Future[None]) -> None:
