@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, partial
@@ -150,7 +150,7 @@ class VolumeKeeper:
                 raise Refused("the pod's volumes are still being made") from None
             kept.lock.release()
         with self._counts.timed() as durations, ExitStack() as operations:
-            for plugin in set(kept.has() if kept is not None else ()):
+            for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
                 operations.enter_context(durations.of(plugin, UNMOUNT))
             await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
             await self._csi.withdraw(uid)
@@ -384,17 +384,11 @@ class _Kept:
                 self._leaving.set()
         return self._leaving
 
-    def wants(self) -> list[str]:
-        """Plugins of the volumes that the pod is to have."""
-        if self.left:
-            return []
-        volumes = ((volume, self.made.get(volume.name)) for volume in used_volumes(self.pod))
-        return [plugin_name(volume, made.bound if made is not None else None) for volume, made in volumes]
-
-    def has(self) -> list[str]:
-        """Plugins of the volumes that it has."""
-        volumes = ((volume, self.made.get(volume.name)) for volume in used_volumes(self.pod))
-        return [plugin_name(volume, made.bound) for volume, made in volumes if made is not None]
+    def plugins(self) -> Iterator[tuple[str, bool]]:
+        """Of each of the pod's volumes, and whether the pod has it."""
+        for volume in used_volumes(self.pod):
+            made = self.made.get(volume.name)
+            yield plugin_name(volume, made.bound if made is not None else None), made is not None
 
     def forget_time(self) -> None:
         if self.timer is not None:

@@ -175,9 +175,11 @@ def _shown_name(volume: Volume, given: Mapping[str, Given]) -> str:
 def used_volumes(pod: Pod) -> list[Volume]:
     """Those that a container mounts or has as a device, but images, which are the runtime's; others are left
     alone, as the kubelet does."""
+    if not pod.spec.volumes:
+        return []
     mounted = {m.name for container in pod.every_container for m in container.volume_mounts or []}
     devices = {d.name for container in pod.every_container for d in container.volume_devices or []}
-    return [v for v in pod.spec.volumes or [] if v.name in mounted | devices and v.image is None]
+    return [v for v in pod.spec.volumes if v.name in mounted | devices and v.image is None]
 
 
 def fs_group(pod: Pod) -> int | None:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Final, Protocol
 
 from engine.api.pod import HostPathVolume, Volume
@@ -67,11 +66,14 @@ class Durations:
 
 
 class PodsVolumes(Protocol):
-    """Plugins of the volumes of one pod."""
+    """Of one pod. `left`: they are being taken away."""
 
-    def wants(self) -> Iterable[str]: ...
+    @property
+    def left(self) -> bool: ...
 
-    def has(self) -> Iterable[str]: ...
+    def plugins(self) -> Iterable[tuple[str, bool]]:
+        """Of each volume, and whether the pod has it."""
+        ...
 
 
 class VolumeCounts:
@@ -86,12 +88,12 @@ class VolumeCounts:
         )
 
         def volumes() -> Iterator[Sample]:
-            for state, plugins in (
-                (ACTUAL, (each.has() for each in pods())),
-                (DESIRED, (each.wants() for each in pods())),
-            ):
-                for plugin, count in sorted(Counter(chain.from_iterable(plugins)).items()):
-                    yield (plugin, state), count
+            counts: Counter[tuple[str, str]] = Counter()
+            for pod in pods():
+                for plugin, here in pod.plugins():
+                    counts[plugin, ACTUAL] += here
+                    counts[plugin, DESIRED] += not pod.left
+            yield from sorted((labels, count) for labels, count in counts.items() if count)
 
         registry.collected(
             "gauge",
