@@ -82,6 +82,8 @@ async def start(tmp_path: Path, runtime: HollowRuntime) -> AsyncIterator[Callabl
         config = KubeletConfiguration(
             cgroups_per_qos=False,
             enforce_node_allocatable=[],
+            eviction_hard={"memory.available": "0%"},
+            image_gc_high_threshold_percent=100,
             pod_logs_dir=str(tmp_path / "logs"),
             node_lease_duration_seconds=1,
             node_status_update_frequency=Duration(1),

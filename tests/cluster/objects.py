@@ -23,12 +23,13 @@ async def make(plane: Plane, kind: str, name: str, **fields: Any) -> Object:
     return await plane.admin.create(f"{NAMESPACE}/{kind}", {"metadata": {"name": name}, **fields}, Object)
 
 
-async def run(plane: Plane, name: str, spec: Object) -> None:
+async def run(plane: Plane, name: str, spec: Object, **metadata: Any) -> None:
     """A pod of the node; the server may refuse one whose service account it does not know yet."""
     async with asyncio.timeout(PATIENCE):
         while True:
             try:
-                await make(plane, "pods", name, spec={"nodeName": "n1", **spec})
+                named = {"name": name, **metadata}
+                await make(plane, "pods", name, metadata=named, spec={"nodeName": "n1", **spec})
                 return
             except ApiError as error:
                 if error.code != 403:

@@ -14,6 +14,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.cluster.client import ApiClient, ApiError
 from engine.node import Node
+from engine.node.host_support import app_armor_enabled
 from engine.testing.apiserver import Authority
 from engine.testing.containerd import Containerd
 from tests.cluster.control_plane import ControlPlane, Object, shown
@@ -89,7 +90,11 @@ async def site(
     real: ControlPlane, connect: Callable[[Path], ApiClient], containerd: Containerd, tmp_path: Path
 ) -> AsyncIterator[Site]:
     config = KubeletConfiguration(
-        cgroups_per_qos=False, enforce_node_allocatable=[], pod_logs_dir=str(tmp_path / "logs")
+        cgroups_per_qos=False,
+        enforce_node_allocatable=[],
+        eviction_hard={"memory.available": "0%"},
+        image_gc_high_threshold_percent=100,
+        pod_logs_dir=str(tmp_path / "logs"),
     )
     root, admin = tmp_path / "root", connect(real.admin)
     node = Node(
@@ -218,6 +223,96 @@ async def test_a_pod_has_all_of_its_cluster_and_sees_it_change(
     assert (data / "file").exists()
 
 
+LOOK = """
+{ df -k /memory | tail -n 1; stat -L -c '%a %g' /secret/secret; cat /labels/labels; echo
+  for kind in any directory made file new socket character block; do stat -c '%n %F' /host/$kind; done
+  echo "$OWN_secret|$CPU|$NODE|$KUBERNETES_SERVICE_HOST"; } > /out/new 2>&1
+mv /out/new /out/shown
+while sleep 0.2; do cp /secret/secret /out/copy; mv /out/copy /out/followed; done
+"""
+RETRY = "[ -e /out/once ] || { touch /out/once; exit 42; }; "
+
+
+def host_paths(directory: Path) -> dict[str, Object]:
+    """One of each type, by the name that it is mounted as."""
+    (directory / "there").mkdir(parents=True)
+    (directory / "file").write_text("")
+    os.mknod(directory / "socket", stat.S_IFSOCK | 0o600)
+    os.mknod(directory / "character", stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    os.mknod(directory / "block", stat.S_IFBLK | 0o600, os.makedev(7, 250))
+    kinds = {
+        "any": ("there", ""),
+        "directory": ("there", "Directory"),
+        "made": ("made", "DirectoryOrCreate"),
+        "file": ("file", "File"),
+        "new": ("new", "FileOrCreate"),
+        "socket": ("socket", "Socket"),
+        "character": ("character", "CharDevice"),
+        "block": ("block", "BlockDevice"),
+    }
+    return {name: {"path": str(directory / path), "type": kind} for name, (path, kind) in kinds.items()}
+
+
+async def test_a_pod_has_each_kind_of_volume_of_its_node(site: Site, tmp_path: Path) -> None:
+    await site.create(f"{NAMESPACE}/secrets", "own", data={"secret": encoded("1")})
+    labels = {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}
+    hosts = host_paths(tmp_path / "host")
+    volumes = [
+        {"name": "out", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        {"name": "secret", "secret": {"secretName": "own", "defaultMode": 0o400}},
+        {"name": "labels", "downwardAPI": labels},
+        *({"name": name, "hostPath": source} for name, source in hosts.items()),
+    ]
+    mounts = [{"name": each, "mountPath": f"/{each}"} for each in ("out", "memory", "secret", "labels")]
+    mounts += [{"name": each, "mountPath": f"/host/{each}"} for each in hosts]
+    env = [
+        {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1m"}}},
+        {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+    ]
+    rules = [{"action": "Restart", "exitCodes": {"operator": "In", "values": [42]}}]
+    out = {"volumeMounts": mounts[:1]}
+    retries = container("retries", RETRY + WAIT, restartPolicy="Never", restartPolicyRules=rules, **out)
+    main = container(
+        "c",
+        LOOK,
+        env=env,
+        envFrom=[{"prefix": "OWN_", "secretRef": {"name": "own"}}],
+        resources={"requests": {"cpu": "7m"}},
+        volumeMounts=mounts,
+    )
+    made = await site.run(
+        "kinds",
+        restartPolicy="Never",
+        securityContext={"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 77},
+        containers=[main, retries],
+        volumes=volumes,
+    )
+    directory = site.root / "pods" / made["metadata"]["uid"] / "volumes/kubernetes.io~empty-dir/out"
+    followed = directory / "followed"
+    await eventually((directory / "shown").exists)
+    told = (directory / "shown").read_text()
+    assert told.split()[1] == str(8 << 10), told
+    assert "440 77\n" in told
+    kinds = ["directory", "directory", "directory", "regular empty file", "regular empty file"]
+    kinds += ["socket", "character special file", "block special file"]
+    for name, kind in zip(hosts, kinds, strict=True):
+        assert f"/host/{name} {kind}\n" in told
+    assert "\n1|7|n1|10.0.0.1\n" in told
+    await site.admin.patch(f"{NAMESPACE}/secrets/own", {"data": {"secret": encoded("2")}}, Object)
+    await eventually(lambda: followed.exists() and followed.read_text() == "2")
+
+    def again(pod: Object) -> bool:
+        statuses = {each["name"]: each for each in pod["status"].get("containerStatuses", ())}
+        return "retries" in statuses and statuses["retries"]["restartCount"] == 1
+
+    await site.when("kinds", again)
+    await site.ready("kinds")
+    await site.admin.delete(f"{NAMESPACE}/pods/kinds", {"gracePeriodSeconds": 1})
+    await eventually(lambda: list((site.root / "pods").iterdir()) == [])
+    assert (tmp_path / "host/file").exists()
+
+
 @pytest.mark.parametrize(
     ("spec", "reason", "words"),
     [
@@ -246,8 +341,14 @@ async def test_a_pod_has_all_of_its_cluster_and_sees_it_change(
             "SysctlForbidden",
             'forbidden sysctl: "kernel.msgmax" not allowlisted',
         ),
+        pytest.param(
+            {"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}}},
+            "AppArmor",
+            "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+            marks=pytest.mark.skipif(app_armor_enabled(), reason="this machine has AppArmor"),
+        ),
     ],
-    ids=["users", "secret", "claim", "groups", "sysctl"],
+    ids=["users", "secret", "claim", "groups", "sysctl", "armor"],
 )
 async def test_what_cannot_be_had_is_said(
     site: Site, request: pytest.FixtureRequest, spec: Object, reason: str, words: str
