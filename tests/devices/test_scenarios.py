@@ -437,6 +437,35 @@ async def test_a_pod_that_cannot_be_aligned_is_refused(agent):
     assert agent.registry.metrics["kubelet_topology_manager_admission_errors_total"].values == {(): 1}
 
 
+async def test_a_pod_waits_for_the_numa_room_of_one_that_ends(agent):
+    """A device is free at each node; two at one node are, once a pod has gone."""
+    ending: set[str] = set()
+    await agent.restart(
+        topology_manager_policy="single-numa-node", section=DevicesSection(), leaves=ending.__contains__
+    )
+    await agent.plugin(count=4, numa=2)
+    first, _, third = [await agent.admit(agent.make_pod(name)) for name in ("a", "b", "c")]
+    gone(agent, first)
+    wide = agent.make_pod("wide", agent.container("app", gpu=2))
+    assert (await rejection(agent, wide)).reason == "TopologyAffinityError"
+    ending.add(third.uid)
+    told: list[str] = []
+
+    async def tell(reason: str, message: str) -> None:
+        told.append(reason)
+
+    allocating = asyncio.create_task(agent.manager.allocate(wide, tell))
+    await eventually(lambda: told == ["AwaitingDevices"])
+    gone(agent, third)
+    await allocating
+    assert agent.devices(wide) == ["gpu-2", "gpu-3"]
+
+
+def gone(agent, pod):
+    agent.pods.remove(pod)
+    agent.manager.pod_removed(pod.uid)
+
+
 async def test_an_unaligned_pod_is_admitted_by_best_effort(agent):
     await agent.restart(topology_manager_policy="best-effort")
     await agent.plugin(count=4, numa=2)

@@ -212,6 +212,27 @@ async def test_a_leased_image_is_not_collected(world):
     assert "example.com/starting:1" not in await world.names()
 
 
+async def test_a_kept_image_stays_whatever_happens(world):
+    manager = world.manager(ImagesSection(keep=["example.com/ke*"]))
+    await world.add(manager, "kept", "other")
+    await manager.delete_unused()
+    assert {"example.com/kept:1", "example.com/other:1"} & await world.names() == {"example.com/kept:1"}
+    assert world.registry.metrics["kubengine_image_gc_protected"].values[()] >= 1
+
+
+async def test_of_equally_old_images_the_one_whose_layers_nobody_shares_goes_first(world):
+    manager = world.manager(ImagesSection(order="layers"))
+    shared = padding_layer(24 * MIB, "shared")
+    await world.add(None, "aa", "bb", layers=[shared], size=MIB)
+    await world.add(None, "cc", size=20 * MIB)
+    await manager.detect()
+    world.clock.now += 10
+    report = await manager.delete_unused()
+    assert next(name for name in removed_names(report) if name in ("aa", "bb", "cc")) == "cc"
+    freed = world.registry.metrics["kubengine_image_gc_freed_bytes_total"].values[()]
+    assert freed == report.freed > 0
+
+
 async def test_records_survive_a_restart(world):
     section = ImagesSection(keep_records=True)
     first = world.manager(section)
