@@ -213,6 +213,38 @@ async def test_a_container_that_came_back_elsewhere_is_found(tmp_path: Path) -> 
     assert found == [first, first, gone, later, later]
 
 
+async def test_a_pod_whose_containers_have_no_groups_stays_the_same_until_one_has(tmp_path: Path) -> None:
+    container = ContainerRecord("id1", "c", "s1", RUNNING, 0, 1.0, 2.0)
+    pod = PodRecord("u", "p", "n", [SandboxRecord("s1", True, 0, 1.0)], [container])
+    clock = [100.0]
+    for group in ("", "kubepods", "kubepods/u"):
+        (tmp_path / group).mkdir(exist_ok=True)
+        (tmp_path / group / "cpu.stat").write_text("usage_usec 1\n")
+        (tmp_path / group / "memory.current").write_text("1\n")
+    sampler = UsageSampler(
+        pods=lambda: [pod],
+        pod_cgroup=lambda uid: f"/kubepods/{uid}",
+        pods_root=lambda: "/kubepods",
+        runtime=tmp_path / "none.sock",
+        clock=lambda: clock[0],
+        mount=tmp_path,
+    )
+    first = await sampler.sample()
+    clock[0] += 10
+    second = await sampler.sample()
+    assert second.pods[0] is first.pods[0]
+    assert not second.table.looked_at[second.pods[0].group.row], "it rests"
+    assert second.lacking
+    for owner in ("id1", "s1"):
+        (tmp_path / "kubepods/u" / owner).mkdir()
+        (tmp_path / "kubepods/u" / owner / "cpu.stat").write_text("usage_usec 1\n")
+        (tmp_path / "kubepods/u" / owner / "memory.current").write_text("1\n")
+    clock[0] += 10
+    third = await sampler.sample()
+    assert [group.owner for group in third.pods[0].groups] == ["", "id1", "s1"]
+    assert not third.lacking
+
+
 @pytest.mark.parametrize(
     ("before", "now", "rate"), [("7", "nothing", None), ("nothing", "7", None), ("0", "9" * 30, 2**62)]
 )

@@ -78,7 +78,7 @@ class UsageSampler:
             else:
                 told = (cgroup, *record.containers, *record.sandboxes)
                 before = self._known.get(record.uid)
-                if (before is not None and before.told == told) or record.may_run:
+                if (before is not None and before.complete and before.told == told) or record.may_run:
                     held.append((record, cgroup, told))
         return held, apart
 
@@ -99,7 +99,7 @@ class UsageSampler:
             pods,
             interfaces_of("self"),
             self._networks(table),
-            apart or bool((without_memory | without_cpu).any()) or not all(pod.told for pod in pods),
+            apart or bool((without_memory | without_cpu).any()) or not all(pod.complete for pod in pods),
         )
 
     def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:
@@ -120,7 +120,8 @@ class UsageSampler:
         """Its groups, of which those are looked for that nobody has seen before, or that are gone."""
         before = self._known.get(record.uid)
         lost = record.uid in self._gone
-        if before is not None and not lost and before.record is record and before.told == told:
+        same = before is not None and not lost and before.record is record and before.told == told
+        if before is not None and same and before.complete:
             return before
         where = {} if before is None or lost else {group.owner: group.cgroup for group in before.groups}
         names: list[str] | None = None
@@ -139,6 +140,8 @@ class UsageSampler:
         sandbox_at = place(record.sandbox.id) if record.sandbox is not None else None
         cgroups = [cgroup, *(at for _, _, at in inside), *filter(None, [sandbox_at])]
         rows: dict[str, int] = {}
+        if before is not None and same and cgroups == [group.cgroup for group in before.groups]:
+            return before
         if before is not None:
             rows = {group.cgroup: group.row for group in before.groups}
             self._groups.drop(before.group.row, len(before.groups))
@@ -151,7 +154,8 @@ class UsageSampler:
             None
             if sandbox_at is None or record.sandbox is None
             else UsedGroup(sandbox_at, first + 1 + len(inside), record.sandbox.id),
-            told if complete else (),
+            told,
+            complete,
         )
         return pod
 

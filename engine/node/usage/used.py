@@ -23,14 +23,16 @@ class UsedGroup:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class UsedPod:
-    """The same object as long as the runtime says the same of its groups. `sandbox` is the group of the pod's
-    sandbox, if it has one."""
+    """The same object as long as the runtime says the same of it and its groups are where they were.
+    `sandbox` is the group of the pod's sandbox, if it has one; `told` is all that the runtime says;
+    `complete`: the sandbox and each container that may run have a group."""
 
     record: PodRecord
     group: UsedGroup
     containers: Sequence[UsedGroup]
     sandbox: UsedGroup | None = None
     told: tuple[object, ...] = ()
+    complete: bool = False
 
     @property
     def groups(self) -> list[UsedGroup]:
