@@ -29,6 +29,8 @@ IMAGES = {
     "ml/trainer:0.8": 96, "ml/serving:0.8": 64, "jobs/report:7": 12, "node/proxy:1.36": 9,
 }  # fmt: skip
 """Megabytes of each beside busybox's own."""
+DISKS = ("nodefs.available", "imagefs.available", "nodefs.inodesFree", "imagefs.inodesFree")
+"""Whoever runs this may have little left."""
 IDLE = "trap 'exit 0' TERM; while :; do sleep 0.2; done"
 BUSY = "trap 'exit 0' TERM; while :; do i=0; while [ $i -lt {steps} ]; do i=$((i+1)); done; sleep 0.2; done"
 HOLDS = "dd if=/dev/zero of=/dev/shm/held bs=1M count={size} 2>/dev/null; "
@@ -160,6 +162,7 @@ def agent(directory: Path, cgroup_root: str, kubeconfig: Path) -> tuple[Node, st
         read_only_port=port,
         healthz_port=0,
         max_pods=32,
+        eviction_hard={"memory.available": "100Mi", **dict.fromkeys(DISKS, "1%")},
         image_gc_high_threshold_percent=100,
     )
     node = Node(
