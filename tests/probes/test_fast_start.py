@@ -45,8 +45,8 @@ async def test_then_the_period_is_the_declared_one_and_stays_so(rig):
         begun = rig.manager.describe()["loop"]["begun"]
         worker = rig.manager._container("u1", "app").readiness
     for _ in range(3):  # nobody listens any more
-        rig.manager._native.trigger(worker.key)
         failures = rig.probe("readiness")["outcomes"]["failure"]
+        rig.manager._native.trigger(worker.key)
         await eventually(lambda before=failures: rig.probe("readiness")["outcomes"]["failure"] > before)
     assert not rig.manager.is_ready("u1", "app")
     assert rig.probe("readiness")["next_seconds"] > 3000, "unready is not starting"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -27,11 +28,16 @@ def test_every_parser_of_outside_bytes_has_a_harness() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("clang") or shutil.which("cc")), reason="needs a C compiler")
-def test_every_harness_runs():
+def test_every_harness_runs(tmp_path: Path) -> None:
     program = ROOT / "fuzz" / "run.py"
     done = subprocess.run(
-        [sys.executable, program, "--seconds", "1"], capture_output=True, text=True, check=False
+        [sys.executable, program, "--seconds", "1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
     harnesses = {path.stem.removeprefix("fuzz_") for path in (ROOT / "fuzz").glob("fuzz_*.c")}
     assert harnesses < {line.split(":")[0] for line in done.stdout.splitlines()}
