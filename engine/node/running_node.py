@@ -59,6 +59,7 @@ from engine.node.setting import Setting
 from engine.node.sources import ManifestDirectory
 from engine.node.start_counts import StartCounts
 from engine.node.static_uids import StaticUids
+from engine.node.subordinate_ids import subordinate_ids
 from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary import FILES_SECONDS, Summaries
@@ -197,6 +198,7 @@ class RunningNode:
         self._probing = probing = Probing(managers.probes, KeptReadiness(volumes.pod_directory, tasks))
         lease = managers.images.lease
         self._puller = ImagePuller(runtime, config, recorder, clock, lease, self._access)
+        self._users = UserNamespaces(pods_directory(setting.root), _ids_per_pod(config))
         services = Services(
             node=facts,
             runtime=runtime,
@@ -206,7 +208,7 @@ class RunningNode:
             cgroups=cgroups,
             volumes=volumes,
             volume_keeper=self._keeper,
-            users=UserNamespaces(pods_directory(setting.root), _ids_per_pod(config)),
+            users=self._users,
             accepted=accepted,
             ends=KeptEnds(volumes.pod_directory),
             accounts=gatekeeper,
@@ -246,6 +248,8 @@ class RunningNode:
     async def start(self) -> None:
         """Raises what stops a node from working; `stop` then ends what has begun."""
         self.managers.devices.claim()
+        if (ids := await subordinate_ids()) is not None:
+            self._users.take_from(ids, self._setting.config.max_pods)
         if self._decision_file is not None:
             await self._decision_file.start()
         self._cgroups.start()

@@ -49,6 +49,24 @@ class UserNamespaces:
             raise InvalidInput(text, subject="userNamespaces.idsPerPod")
         self._pods = pods
         self._length = ids_per_pod
+        self._ids = range(ids_per_pod, _ALL_IDS)
+
+    def take_from(self, ids: range, most_pods: int) -> None:
+        """New ranges are parts of `ids`. What a pod has already stays its own.
+
+        Raises `InvalidInput` for ids that are not whole ranges, hold those of the host's own users, or are
+        too few for this many pods.
+        """
+        fault = ""
+        if ids.start % self._length or len(ids) % self._length:
+            fault = f"expected whole ranges of {self._length} ids, got {len(ids)} from {ids.start}"
+        elif ids.start < self._length:
+            fault = f"the first id must be at least {self._length}, got {ids.start}"
+        elif len(ids) // self._length < most_pods:
+            fault = f"expected {self._length} ids for each of {most_pods} pods, got {len(ids)}"
+        if fault:
+            raise InvalidInput(fault, subject="subordinate ids of the user kubelet")
+        self._ids = ids
 
     def of(self, pod: Pod, handler: str, features: RuntimeFeatures) -> cri.UserNamespace | None:
         """The pod's range, taken now if it has none; None for one that uses the host's.
@@ -71,7 +89,7 @@ class UserNamespaces:
 
     def _free(self) -> int:
         used = {first for file in self._files() if (first := self._read(file)) is not None}
-        ranges = range(self._length, _ALL_IDS - self._length + 1, self._length)
+        ranges = range(self._ids.start, self._ids.stop - self._length + 1, self._length)
         found = next((first for first in ranges if first not in used), None)
         if found is None:
             raise Refused("could not find an empty slot to allocate a user namespace")

@@ -97,6 +97,30 @@ def test_ids_come_in_whole_ranges(pods: Path):
         UserNamespaces(pods, 1000)
 
 
+def test_ranges_are_parts_of_the_ids_that_were_given(pods: Path):
+    users = UserNamespaces(pods)
+    assert first(users, "a") == 65536
+    users.take_from(range(1 << 20, (1 << 20) + 2 * 65536), 2)
+    assert [first(users, uid) for uid in ("a", "b", "c")] == [65536, 1 << 20, (1 << 20) + 65536]
+    (pods / "d").mkdir()
+    with pytest.raises(Refused, match="could not find an empty slot"):
+        users.of(pod("d"), "", CAN)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (range(70000, 70000 + 65536), "expected whole ranges of 65536 ids, got 65536 from 70000"),
+        (range(65536, 65536 + 70000), "expected whole ranges of 65536 ids, got 70000 from 65536"),
+        (range(65536), "the first id must be at least 65536, got 0"),
+        (range(65536, 3 * 65536), "expected 65536 ids for each of 3 pods, got 131072"),
+    ],
+)
+def test_ids_that_cannot_be_given_on_are_refused(pods: Path, ids: range, words: str):
+    with pytest.raises(InvalidInput, match=words):
+        UserNamespaces(pods).take_from(ids, 3)
+
+
 async def test_a_runtime_without_user_namespaces_makes_no_sandbox_for_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ):
