@@ -310,3 +310,16 @@ async def test_a_server_that_is_not_verified_is_spoken_to(server: ApiServer, con
     kubeconfig.write_text(json.dumps(config))
     known = await connect(kubeconfig).get(f"{SECRETS}/s", Object)
     assert known["metadata"]["name"] == "s"
+
+
+async def test_closing_waits_for_nobody(server: ApiServer, client: ApiClient):
+    """TLS asks the other side for its last word, which a server that has gone never says."""
+    put(server)
+    await client.get(f"{SECRETS}/s", Object)
+    (connection,) = client._pool._connections
+    assert connection._transport is not None
+    socket = connection._transport.get_extra_info("socket")
+    client.close()
+    for _ in range(3):  # turns of the loop, in which no answer is read
+        await asyncio.sleep(0)
+    assert socket.fileno() == -1
