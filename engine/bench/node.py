@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.api.errors import InvalidInput, KubengineError
+from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.bench import decisions, joined, phases, scraping, workload
 from engine.bench.agents import AgentKind
 from engine.bench.parts import HollowRuntime, ProbeTarget
@@ -105,6 +105,7 @@ class NodeBench:
         workspace = Workspace()
         parts: list[HollowRuntime | ProbeTarget] = []
         session: Session | None = None
+        others: set[str] = set()
         try:
             workspace.make_cgroups()
             runtime = None
@@ -115,6 +116,7 @@ class NodeBench:
                 endpoint = f"unix://{workspace.runtime_socket}"
             else:
                 workload.expect_image(endpoint)
+                others = workload.sandboxes(endpoint)
             target = ProbeTarget(workspace.path)
             parts.append(target)
             options = self.options
@@ -128,7 +130,7 @@ class NodeBench:
                 self._note(f"the file system of {workspace.path} is full")
             raise
         finally:
-            self._end(session, parts, workspace)
+            self._end(session, parts, workspace, others)
 
     def _phases(self, session: Session) -> None:
         rows = self.result.runs.setdefault(session.kind.label, {})
@@ -147,13 +149,20 @@ class NodeBench:
             self._say(f"  {name}: {time.monotonic() - began:.1f} s")
 
     def _end(
-        self, session: Session | None, parts: Iterable[HollowRuntime | ProbeTarget], workspace: Workspace
+        self,
+        session: Session | None,
+        parts: Iterable[HollowRuntime | ProbeTarget],
+        workspace: Workspace,
+        others: set[str],
     ) -> None:
+        """`others` are the sandboxes that the runtime had before."""
         with uninterrupted():
             if session is not None and session.agent is not None:
                 if session.runtime is None:
                     self._empty(session)
                 session.agent.stop(kill=session.runtime is not None)
+                if session.runtime is None:
+                    self._remove_leftovers(session, others)
             for part in parts:
                 part.stop(kill=True)
             left = workspace.remove()
@@ -161,6 +170,13 @@ class NodeBench:
                 workload.remove_default_logs()
         if left:
             self._note(f"could not be removed: {', '.join(left)}")
+
+    def _remove_leftovers(self, session: Session, others: set[str]) -> None:
+        """A kubelet leaves ended sandboxes for later, and ends before those do whose manifests are gone."""
+        try:
+            workload.remove_sandboxes(session.endpoint, workload.sandboxes(session.endpoint) - others)
+        except Unavailable as error:
+            self._note(f"pods may be left in the runtime: {error}")
 
     def _empty(self, session: Session) -> None:
         """On a runtime that stays, the agent itself must end its pods."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import grpc
 from engine.api.errors import InvalidInput, Unavailable
 from engine.bench.workspace import Workspace
 from engine.wire import cri_v1_pb2 as cri
-from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
+from engine.wire.cri_v1_pb2_grpc import ImageServiceStub, RuntimeServiceStub
 
 IMAGE = "registry.invalid/kubengine/bench:1"
 PREFIX = "bench-"
@@ -93,6 +94,35 @@ def take(workspace: Workspace, names: Sequence[str]) -> None:
     """Removes manifests by pod name."""
     for name in names:
         (workspace.manifests / f"{PREFIX}{name}.json").unlink()
+
+
+def sandboxes(endpoint: str) -> set[str]:
+    """Ids of the sandboxes that a runtime has of the bench's pods, of whatever run. Raises `Unavailable`."""
+    with _runtime(endpoint) as stub:
+        items = stub.ListPodSandbox(cri.ListPodSandboxRequest(), timeout=30).items
+    return {
+        each.id
+        for each in items
+        if each.metadata.name.startswith(PREFIX)
+        and (each.metadata.namespace == NAMESPACE or each.metadata.namespace.startswith(f"{NAMESPACE}-"))
+    }
+
+
+def remove_sandboxes(endpoint: str, ids: Iterable[str]) -> None:
+    """With their containers. Raises `Unavailable`."""
+    with _runtime(endpoint) as stub:
+        for id in ids:
+            stub.StopPodSandbox(cri.StopPodSandboxRequest(pod_sandbox_id=id), timeout=60)
+            stub.RemovePodSandbox(cri.RemovePodSandboxRequest(pod_sandbox_id=id), timeout=60)
+
+
+@contextmanager
+def _runtime(endpoint: str) -> Iterator[Any]:
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            yield RuntimeServiceStub(channel)  # type: ignore[no-untyped-call]
+        except grpc.RpcError as error:
+            raise Unavailable(str(error.details()), subject=endpoint) from None
 
 
 def remove_default_logs() -> None:
