@@ -34,8 +34,8 @@ class Lists:
             for number in range(count)
         }
         self.containers = {
-            f"{number:063x}c": cri.Container(
-                id=f"{number:063x}c",
+            f"c{number:063x}": cri.Container(
+                id=f"c{number:063x}",
                 pod_sandbox_id=f"{number:064x}",
                 metadata=cri.ContainerMetadata(name="main"),
                 image=cri.ImageSpec(image="sha256:" + "a" * 64),
