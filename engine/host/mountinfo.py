@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 MOUNTINFO: Final = "/proc/self/mountinfo"
 _OUTSIDE: Final = -1
 """Whatever holds the mounts whose own holder this process does not see, the root first of all."""
+_ESCAPED = re.compile(r"[ \t\n\\]")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -46,20 +47,30 @@ def reachable(kinds: Collection[str], mountinfo: str = MOUNTINFO) -> list[Mounte
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Mount points at or below a directory, the latest first; one with two mounts on it is there twice."""
+    """Mount points at or below a directory, the latest first; one with two mounts on it is there twice.
+
+    Lines that do not name it are not taken apart: each pod that goes asks this among the mounts of all.
+    """
     top = str(directory.resolve())
-    points = [mount.point for mount in mounted() if mount.point == top or mount.point.startswith(f"{top}/")]
+    named = _escaped(top)
+    with _lines(MOUNTINFO) as lines:
+        found = [mount.point for _, _, mount in _read(line for line in lines if named in line)]
+    points = [point for point in found if point == top or point.startswith(f"{top}/")]
     return [Path(point) for point in reversed(points)]
 
 
 def _table(mountinfo: str) -> list[tuple[int, int, Mounted]]:
     """Each mount with its number and that of the mount it was made on. Lines that are cut short, or of a
     form to come, are passed over."""
-    with open(mountinfo, encoding="utf-8", errors="surrogateescape") as lines:
+    with _lines(mountinfo) as lines:
         return list(_read(lines))
 
 
-def _read(lines: Iterator[str]) -> Iterator[tuple[int, int, Mounted]]:
+def _lines(mountinfo: str) -> IO[str]:
+    return open(mountinfo, encoding="utf-8", errors="surrogateescape")
+
+
+def _read(lines: Iterable[str]) -> Iterator[tuple[int, int, Mounted]]:
     for line in lines:
         before, _, after = line.partition(" - ")
         fields, rest = before.split(" "), after.split()
@@ -79,6 +90,10 @@ def _met_last(path: str, upon: Mapping[int, list[tuple[int, str]]]) -> int:
 
 def _covers(point: str, path: str) -> bool:
     return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: f"\\{ord(match[0]):03o}", text)
 
 
 def _unescaped(text: str) -> str:

@@ -28,6 +28,7 @@ log = logging.getLogger("kubengine.sources")
 
 Stamp = tuple[int, int, int]
 SETTLE_SECONDS = 0.02
+"""How long further changes are waited for at most before a look; not longer than the last look took."""
 TICK_SECONDS = 0.02
 """A file written twice within a tick of the file system's clock may carry one time for both."""
 READ_AT_ONCE = 64
@@ -96,11 +97,14 @@ class ManifestDirectory:
             self._watch.close()
 
     async def _run(self) -> None:
-        patient_until = asyncio.get_running_loop().time() + FIRST_LOOK_SECONDS
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + FIRST_LOOK_SECONDS
         pause = RETRY_SECONDS
         while True:
+            began = loop.time()
             await self._look()
-            patient = asyncio.get_running_loop().time() < patient_until
+            took = loop.time() - began
+            patient = loop.time() < patient_until
             if not (self._known or (self._unread if patient else self._path in self._unread)):
                 self._known = self._changed = True
             self._tell_changes()
@@ -109,7 +113,7 @@ class ManifestDirectory:
             try:
                 async with asyncio.timeout(pause if self._unread else self._period):
                     await self._dirty.wait()
-                await asyncio.sleep(SETTLE_SECONDS)
+                await asyncio.sleep(min(took, SETTLE_SECONDS))
             except TimeoutError:
                 pass
 
