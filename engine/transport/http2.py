@@ -223,7 +223,7 @@ class Http2Connection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Close now: whatever is under way fails, and nothing waits for the server's word, which TLS would for 30 s."""
+        """Close now: whatever is under way fails. TLS would wait 30 s for the server's last word."""
         self._stop_taking()
         if self._transport is not None:
             self._transport.abort()
