@@ -14,6 +14,7 @@ from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.device_plugin import SampleDevicePlugin
+from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.system.kubelet import BINARIES, Kubelet
@@ -100,16 +101,21 @@ class Both:
         await eventually(lambda: self.rig.pod("probed").status.container_statuses[0].ready)
 
     async def held(self) -> dict[str, Any]:
-        """All that must not change: sandboxes, containers with their starts, files, devices."""
+        """All that must not change: sandboxes, containers with their starts, files of pods that run, devices.
+
+        Either agent removes the files of one that has ended, a moment later.
+        """
         containers = await self.client.list_containers()
         statuses = [(await self.client.container_status(c.id)).status for c in containers]
+        running = {s.labels[labels.POD_UID] for s in statuses if s.state == cri.CONTAINER_RUNNING}
         return {
             "sandboxes": {s.id for s in await self.client.list_pod_sandboxes()},
             "containers": {(s.id, s.state, s.started_at, s.metadata.attempt) for s in statuses},
             "uids": {s.labels[labels.POD_UID] for s in await self.client.list_pod_sandboxes()},
             "files": {
-                str(path.relative_to(self.rig.root)): path.read_text()
-                for path in self.rig.root.glob("pods/*/volumes/kubernetes.io~empty-dir/data/count")
+                uid: path.read_text()
+                for uid in running
+                for path in (self.rig.root / "pods" / uid).glob("volumes/kubernetes.io~empty-dir/data/count")
             },
             "devices": self._devices(),
         }
