@@ -194,12 +194,17 @@ class Agent:
         )
 
     def pods(self) -> list[dict[str, Any]]:
-        """What the agent reports, from its read-only port."""
+        """What the agent reports, from its read-only port; nothing before it is there.
+
+        A kubelet is healthy a moment before it listens there.
+        """
         self.part.check()
         try:
             status, body = http_get(self.workspace.ports["read_only"], "/pods", timeout=60)
         except OSError as error:
             self.part.check()
+            if isinstance(error, ConnectionRefusedError) and time.monotonic() < self.began + HEALTHY_WITHIN:
+                return []
             raise Unavailable(
                 f"its read-only port does not answer: {error}", subject=self.kind.label
             ) from None

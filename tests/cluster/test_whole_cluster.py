@@ -28,7 +28,7 @@ SIGNING_REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 NODE = "/api/v1/nodes/worker"
 USER = "system:node:worker"
 NODE_CLIENT = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
-REPLICAS = 12
+REPLICAS, MANY = 12, 60
 
 
 class Agent:
@@ -129,7 +129,7 @@ async def allow(admin: ApiClient, role: str) -> None:
     await admin.create(BINDINGS, binding, Object)
 
 
-def deployment() -> Object:
+def deployment(replicas: int = REPLICAS) -> Object:
     labels = {"app": "web"}
     spec = {
         "terminationGracePeriodSeconds": 1,
@@ -137,7 +137,7 @@ def deployment() -> Object:
         "containers": [{"name": "c", "image": "busybox:1"}],
     }
     template = {"metadata": {"labels": labels}, "spec": spec}
-    spec = {"replicas": REPLICAS, "selector": {"matchLabels": labels}, "template": template}
+    spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
     return {"metadata": {"name": "web"}, "spec": spec}
 
 
@@ -178,13 +178,13 @@ async def test_a_node_joins_with_a_token_carries_a_deployment_through_a_kill_and
     def ready(number: int) -> Callable[[Object], bool]:
         return lambda known: known.get("status", {}).get("readyReplicas", 0) == number
 
-    await admin.create(DEPLOYMENTS, deployment(), Object)
-    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(REPLICAS))
+    await admin.create(DEPLOYMENTS, deployment(MANY), Object)
+    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(MANY))
     await agent.kill()
-    await admin.patch(f"{DEPLOYMENTS}/web", {"spec": {"replicas": REPLICAS + 1}}, Object)
+    await admin.patch(f"{DEPLOYMENTS}/web", {"spec": {"replicas": MANY + 1}}, Object)
     await agent.start()
-    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(REPLICAS + 1))
-    assert runtime.counts()["StartContainer"]["calls"] == REPLICAS + 1
+    await until_shown(admin, f"{DEPLOYMENTS}/web", ready(MANY + 1))
+    assert runtime.counts()["StartContainer"]["calls"] == MANY + 1
     statuses = [pod["status"]["containerStatuses"][0] for pod in await on_node(admin)]
     assert {status["restartCount"] for status in statuses} == {0}
     assert len((await admin.get(SIGNING_REQUESTS, Object))["items"]) == 1
