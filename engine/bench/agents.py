@@ -130,7 +130,6 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
         "imageGCHighThresholdPercent": 100,
         "serializeImagePulls": False,
         "registryPullQPS": 0,
-        "eventRecordQPS": 0,
     }
 
 
