@@ -163,16 +163,15 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: list[float], digits: int = 4) -> str:
     if not values:
         return "–"
-    middle = f"{median(values):.4g}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.3g} to {max(values):.3g})"
+    middle, less = f"{median(values):.{digits}g}", digits - 1
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{less}g} to {max(values):.{less}g})"
 
 
 def _ratio(ours: list[float], theirs: list[float]) -> str:
-    pairs = [a / b for a, b in zip(ours, theirs, strict=False) if b]
-    return "–" if not pairs else f"{median(pairs):.3g} ({min(pairs):.2g} to {max(pairs):.2g})"
+    return _spread([a / b for a, b in zip(ours, theirs, strict=False) if b], 3)
 
 
 def json_report(result: Result) -> str:
