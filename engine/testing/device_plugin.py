@@ -103,6 +103,8 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         self._version = 0
         self._servers: list[grpc.aio.Server] = []
         self._following: asyncio.Task[None] | None = None
+        self._replacing = asyncio.Lock()
+        """A server that somebody was cancelled while ending cannot be ended again."""
 
     # Life.
 
@@ -142,7 +144,8 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def stop(self) -> None:
         """End all streams and calls at once, as a crash would, and remove the sockets."""
         if self._following is not None:
-            self._following.cancel()
+            async with self._replacing:
+                self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
             self._following = None
         servers, self._servers = self._servers, []
@@ -159,10 +162,11 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
                 here = (status.st_ino, status.st_ctime_ns)
                 if here != seen:
                     if not self.socket.exists():
-                        for server in self._servers:
-                            await server.stop(None)
-                        self._servers.clear()
-                        await self.start()
+                        async with self._replacing:
+                            for server in self._servers:
+                                await server.stop(None)
+                            self._servers.clear()
+                            await self.start()
                     await self.register(directory)
                     log.info("%s registered at %s", self.resource, directory)
                     seen = here
