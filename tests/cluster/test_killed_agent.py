@@ -6,20 +6,18 @@ in the middle. On the test server, and on a real one where KUBE_BIN says so.
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import yaml
 
 from engine.cluster.client import ApiError
 from engine.host.mountinfo import mounts_below
 from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.csi_driver import HANGS, SampleCsiDriver
+from tests.cluster.agent_process import AgentProcess
 from tests.cluster.control_plane import Object, Plane, shown
 from tests.cluster.objects import NAMESPACE, encoded, is_ready, make, run
 from tests.waiting import eventually
@@ -38,49 +36,11 @@ VOLUMES = {
 }
 
 
-class Agent:
-    """`kubengine kubelet` on the node n1, which dies without warning."""
+class Agent(AgentProcess):
+    """On the node n1."""
 
     def __init__(self, directory: Path, kubeconfig: Path, socket: Path) -> None:
-        self.root = directory / "root"
-        self._log = directory / "agent.log"
-        config = {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "cgroupsPerQOS": False,
-            "enforceNodeAllocatable": [],
-            "podLogsDir": str(directory / "logs"),
-            "evictionHard": {"memory.available": "0%"},
-            "imageGCHighThresholdPercent": 100,
-            "readOnlyPort": 0,
-            "healthzPort": 0,
-            "containerRuntimeEndpoint": f"unix://{socket}",
-        }
-        (directory / "kubelet.yaml").write_text(yaml.safe_dump(config))
-        flags = {
-            "config": directory / "kubelet.yaml",
-            "kubeconfig": kubeconfig,
-            "root-dir": self.root,
-            "cert-dir": directory / "pki",
-            "hostname-override": "n1",
-            "port": 0,
-        }
-        self._command = [sys.executable, "-m", "engine.cli", "kubelet"]
-        self._command += [f"--{name}={value}" for name, value in flags.items()]
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*self._command, stdout=log, stderr=log)
-
-    async def kill(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.kill()
-            await process.wait()
-
-    def log(self) -> str:
-        return self._log.read_text()
+        super().__init__(directory, socket, {"kubeconfig": kubeconfig, "hostname-override": "n1"})
 
     def leaves_nothing(self) -> bool:
         return mounts_below(self.root) == [] and list((self.root / "pods").iterdir()) == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import yaml
 from engine.cluster.client import ApiClient
 from engine.runtime.hollow import HollowRuntime
 from engine.testing.apiserver import ApiServer, Authority
+from tests.cluster.agent_process import HEAD, AgentProcess
 from tests.cluster.conftest import Connect
 from tests.cluster.control_plane import BOOTSTRAP_TOKEN, ControlPlane, Object, shown
 from tests.cluster.scenes import is_ready
@@ -31,74 +30,38 @@ NODE_CLIENT = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
 REPLICAS, MANY = 12, 60
 
 
-class Agent:
-    """The agent's process, started with a kubelet's command line; it dies without warning.
-
-    `bootstrap` is a kubeconfig of a user who may ask for a certificate by `token`.
-    """
+class Agent(AgentProcess):
+    """It starts with `bootstrap`, a kubeconfig of a user who may ask for a certificate by `token`."""
 
     def __init__(
         self, directory: Path, bootstrap: Path, token: str, authority: Authority, socket: Path
     ) -> None:
-        self._directory = directory
         self.kubeconfig = directory / "etc" / "kubelet.conf"
-        drop_ins = directory / "conf.d"
-        drop_ins.mkdir()
-        head = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
-        config = {
-            "cgroupsPerQOS": False,
-            "enforceNodeAllocatable": [],
-            "podLogsDir": str(directory / "logs"),
-            "evictionHard": {"memory.available": "0%"},
-            "imageGCHighThresholdPercent": 100,
-            "readOnlyPort": 0,
-            "healthzPort": 0,
-            "rotateCertificates": True,
-            "nodeLeaseDurationSeconds": 40,
-            "containerRuntimeEndpoint": f"unix://{socket}",
-        }
-        (directory / "kubelet.yaml").write_text(yaml.safe_dump(head | config))
-        (drop_ins / "10-lease.conf").write_text(yaml.safe_dump(head | {"nodeLeaseDurationSeconds": 4}))
-        self._bootstrap = directory / "bootstrap" / "bootstrap.conf"
-        self._bootstrap.parent.mkdir()
-        self._bootstrap.with_name("token").write_text(f"{token}\n")
-        self._bootstrap.with_name("ca.crt").write_bytes(authority.certificate.read_bytes())
-        given = json.loads(bootstrap.read_text())
-        given["users"][0]["user"] = {"tokenFile": "token"}
-        server = given["clusters"][0]["cluster"]["server"]
-        given["clusters"][0]["cluster"] = {"server": server, "certificate-authority": "ca.crt"}
-        self._bootstrap.write_text(json.dumps(given))
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        directory = self._directory
         flags = {
-            "config": directory / "kubelet.yaml",
             "config-dir": directory / "conf.d",
             "kubeconfig": self.kubeconfig,
-            "bootstrap-kubeconfig": self._bootstrap,
-            "cert-dir": directory / "pki",
-            "root-dir": directory / "root",
+            "bootstrap-kubeconfig": _bootstrap(directory, bootstrap, token, authority),
             "hostname-override": "worker",
             "node-labels": "disk=ssd",
-            "port": 0,
         }
-        with (directory / "agent.log").open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "engine.cli",
-                "kubelet",
-                *(f"--{name}={value}" for name, value in flags.items()),
-                stdout=log,
-                stderr=log,
-            )
+        super().__init__(directory, socket, flags, rotateCertificates=True, nodeLeaseDurationSeconds=40)
+        drop_in = directory / "conf.d/10-lease.conf"
+        drop_in.parent.mkdir()
+        drop_in.write_text(yaml.safe_dump(HEAD | {"nodeLeaseDurationSeconds": 4}))
 
-    async def kill(self) -> None:
-        if self._process is not None:
-            process, self._process = self._process, None
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+
+def _bootstrap(directory: Path, kubeconfig: Path, token: str, authority: Authority) -> Path:
+    """The same kubeconfig with its token and certificate in files beside it."""
+    written = directory / "bootstrap" / "bootstrap.conf"
+    written.parent.mkdir()
+    written.with_name("token").write_text(f"{token}\n")
+    written.with_name("ca.crt").write_bytes(authority.certificate.read_bytes())
+    given = json.loads(kubeconfig.read_text())
+    given["users"][0]["user"] = {"tokenFile": "token"}
+    server = given["clusters"][0]["cluster"]["server"]
+    given["clusters"][0]["cluster"] = {"server": server, "certificate-authority": "ca.crt"}
+    written.write_text(json.dumps(given))
+    return written
 
 
 @pytest.fixture

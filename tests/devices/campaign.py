@@ -43,7 +43,7 @@ class Mortal:
     async def start(self, number: int) -> None:
         assert self._forking.stdin is not None
         self._forking.stdin.write(b"%d\n" % number)
-        self._pid = int(await self._line())
+        self._pid = int(await asyncio.wait_for(self._line(), PATIENCE))
         self._died = asyncio.ensure_future(self._line())
 
     async def kill(self, after: float = 0.0) -> None:
@@ -53,11 +53,11 @@ class Mortal:
         if not self._died.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
-        await self._died
+        await asyncio.wait_for(asyncio.shield(self._died), PATIENCE)
 
     async def _line(self) -> bytes:
         assert self._forking.stdout is not None
-        line = await asyncio.wait_for(self._forking.stdout.readline(), PATIENCE)
+        line = await self._forking.stdout.readline()
         assert line, f"no more {self.role}s"
         return line
 

@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from engine.cgroups.manager import CgroupManager
 from engine.csi.driver_client import DriverClient
 from engine.metrics import Registry
 from engine.node import Node
@@ -13,7 +16,8 @@ from engine.server.exchange import Request, Response
 from engine.server.metrics_text import exposition
 from engine.server.routes import Routes
 from engine.server.volume_metrics import volume_metrics
-from tests.server.busy import BusyView
+from tests.cluster_rig import Joined
+from tests.server.busy import BusyView, let_it_be_busy
 
 CLAIM: dict[str, Any] = {
     "pvcRef": {"namespace": "n", "name": "c"},
@@ -26,8 +30,11 @@ PAGES = ("/metrics", "/metrics/probes", "/metrics/slis")
 OF_CGROUPS = ("/metrics/cadvisor", "/metrics/resource")
 
 
-async def shown_series(node: Node, tree: Path) -> dict[str, dict[str, str]]:
-    """Each name with its type: of `node`, of a busy one's cgroups, of a claim and of a storage driver."""
+async def shown_series(
+    joined: Joined, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, dict[str, str]]:
+    """Each name with its type: of a node, of a busy one's cgroups, of a claim and of a storage driver."""
+    node = await _node_with_certificates(joined, monkeypatch)
     found = {page: _announced(await _text(Routes(node), page)) for page in PAGES}
     busy = Routes(BusyView(tree=tree))
     found |= {page: _announced(await _text(busy, page)) for page in OF_CGROUPS}
@@ -35,6 +42,15 @@ async def shown_series(node: Node, tree: Path) -> dict[str, dict[str, str]]:
     DriverClient("d", tree / "none.sock", of_driver).close()
     found["/metrics"] |= _announced("".join((*volume_metrics([CLAIM]), *exposition(of_driver))))
     return found
+
+
+async def _node_with_certificates(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> Node:
+    let_it_be_busy(monkeypatch)
+    joined.config.server_tls_bootstrap = True
+    joined.config.rotate_certificates = True
+    node = await joined.start()
+    CgroupManager(config=joined.config, capacity={"cpu": 4000, "memory": 1 << 33}, registry=node.registry)
+    return node
 
 
 async def _text(routes: Routes, page: str) -> str:

@@ -16,10 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.cgroups.manager import CgroupManager
 from tests.cluster_rig import Joined
 from tests.node.node_series import shown_series
-from tests.server.busy import let_it_be_busy
 
 DATA = json.loads((Path(__file__).parent / "data/kubelet_series.json").read_text())
 SERIES: dict[str, set[str]] = {page: set(names) for page, names in DATA["pages"].items()}
@@ -62,12 +60,7 @@ def test_each_series_stands_in_the_documents_once(page: str) -> None:
 async def test_a_node_gives_what_the_documents_say_and_nothing_else_of_a_kubelet(
     joined: Joined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    let_it_be_busy(monkeypatch)
-    joined.config.server_tls_bootstrap = True
-    joined.config.rotate_certificates = True
-    node = await joined.start()
-    CgroupManager(config=joined.config, capacity={"cpu": 4000, "memory": 1 << 33}, registry=node.registry)
-    shown = await shown_series(node, tmp_path / "cgroup")
+    shown = await shown_series(joined, tmp_path / "cgroup", monkeypatch)
     for page, series in SERIES.items():
         assert shown[page].keys() & series == given(page), page
 
