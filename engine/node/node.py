@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
-import logging
 import os
 import socket
 import time
@@ -14,7 +12,7 @@ from typing import Any
 
 from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
-from engine.api.errors import Bug, Refused, Unavailable
+from engine.api.errors import Bug, Refused
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.lifecycle import PodEnd
@@ -37,13 +35,9 @@ from engine.node.image_access.access import AskPrograms
 from engine.node.managers import refuse_served_sockets
 from engine.node.running_node import RunningNode
 from engine.node.setting import Setting
+from engine.node.until_it_answers import until_it_answers
 from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.used import NodeUsage
-from engine.wire import cri_v1_pb2 as cri
-
-log = logging.getLogger("kubengine.node")
-
-RUNTIME_WAIT_SECONDS = 30.0
 
 
 class Node:
@@ -126,7 +120,7 @@ class Node:
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
         )
         try:
-            version = await self._wait_for_runtime(runtime)
+            version = await until_it_answers(runtime.version)
             ips = await addresses.node_ips(self.name, self._setting.node_ips)
             cgroups = self._make_cgroups(capacity)
             pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)
@@ -174,21 +168,6 @@ class Node:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Refused("another agent is running on this directory", subject=str(self.root)) from None
-
-    async def _wait_for_runtime(self, runtime: RuntimeClient) -> cri.VersionResponse:
-        """The runtime's name and version, once it answers."""
-        deadline = self._clock() + RUNTIME_WAIT_SECONDS
-        said = False
-        while True:
-            try:
-                return await runtime.version()
-            except Unavailable as error:
-                if self._clock() > deadline:
-                    raise
-                if not said:
-                    log.warning("%s; waiting for it up to %g s", error, RUNTIME_WAIT_SECONDS)
-                said = True
-                await asyncio.sleep(0.2)
 
     def _make_cgroups(self, capacity: Mapping[str, Quantity]) -> NodeCgroups:
         section = self.kubengine_config.cgroups

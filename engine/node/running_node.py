@@ -60,6 +60,7 @@ from engine.node.sources import ManifestDirectory
 from engine.node.start_counts import StartCounts
 from engine.node.static_uids import StaticUids
 from engine.node.subordinate_ids import subordinate_ids
+from engine.node.until_it_answers import until_it_answers
 from engine.node.usage.runtime_use import RuntimeUse
 from engine.node.usage.sampler import UsageSampler
 from engine.node.usage.summary import FILES_SECONDS, Summaries
@@ -258,8 +259,8 @@ class RunningNode:
         await self.managers.start_before_pods()
         await self._keeper.start()
         await self._plugins.start()
-        await self.watch.start()
-        await self.runtime_health.start()
+        await until_it_answers(self.watch.start)
+        await until_it_answers(self.runtime_health.start)
         await self._access.settle(self._runtime)
         self._events.started(machine.boot_id())
         if self._cgroups.enabled:

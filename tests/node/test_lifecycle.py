@@ -370,12 +370,37 @@ async def test_a_sandbox_that_is_refused_again_and_again_is_said_once(
 
 
 async def test_an_unreachable_runtime_is_one_clear_error(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("engine.node.node.RUNTIME_WAIT_SECONDS", 0.5)
+    monkeypatch.setattr("engine.node.until_it_answers.RUNTIME_WAIT_SECONDS", 0.5)
     rig.endpoint = rig.root.parent / "nothing.sock"
     with pytest.raises(Refused, match=r"CRI Version on unix://.*nothing\.sock: the runtime does not answer"):
         await rig.start()
     await rig.node.stop()
     rig.node = None
+
+
+@pytest.mark.parametrize("reading", ["read_pod_sandboxes", "status"])
+async def test_a_runtime_that_dies_while_the_node_starts_is_waited_for(
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch, reading: str
+):
+    read, deaths = getattr(RuntimeClient, reading), 0
+
+    async def die_first(client: RuntimeClient, *args: Any) -> Any:
+        nonlocal deaths
+        if deaths == 0:
+            deaths += 1
+            await hollow.stop()
+            asyncio.get_running_loop().call_later(
+                0.3, lambda: backs.append(asyncio.ensure_future(hollow.start()))
+            )
+        return await read(client, *args)
+
+    backs: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(RuntimeClient, reading, die_first)
+    rig.write("web", {"containers": [container()]})
+    await rig.start()
+    assert deaths == 1
+    await backs.pop()
+    await eventually(lambda: rig.phase("web") == "Running")
 
 
 async def test_one_agent_per_root(rig: Rig):
