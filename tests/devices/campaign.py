@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from engine.devices.checkpoint import decode
-from tests.waiting import PATIENCE
+from engine.devices.checkpoint import Checkpoint, decode
+from tests.waiting import PATIENCE, eventually
 
 GPU = "example.com/gpu"
 VARIABLE = "EXAMPLE_COM_GPU"
@@ -117,6 +117,14 @@ class Manifests:
             path.unlink()
 
 
+async def acquaint(agent: Mortal, plugin: Mortal, directory: Path) -> None:
+    """Let the node hear of devices: pods that ask for what it never heard of go without, as a kubelet's."""
+    await plugin.start(DEVICES)
+    await agent.start(NEVER)
+    await eventually(lambda: GPU in (_checkpoint(directory / "root").registered_devices or ()))
+    await agent.kill()
+
+
 def given_twice(running: Mapping[str, set[str]]) -> str:
     """What is wrong with the devices of the pods that run, by uid; empty if nothing is."""
     ids = [id for held in running.values() for id in held]
@@ -125,10 +133,13 @@ def given_twice(running: Mapping[str, set[str]]) -> str:
 
 def lost_from_checkpoint(root: Path, running: Mapping[str, set[str]]) -> str:
     """Whether a pod that runs has no entry for its devices."""
-    path = root / "device-plugins/kubelet_internal_checkpoint"
     kept: dict[str, set[str]] = {}
-    if path.exists():
-        for entry in decode(path.read_bytes()).pod_device_entries or ():
-            kept.setdefault(entry.pod_uid, set()).update(entry.devices)
+    for entry in _checkpoint(root).pod_device_entries or ():
+        kept.setdefault(entry.pod_uid, set()).update(entry.devices)
     lost = {uid: ids for uid, ids in running.items() if not ids <= kept.get(uid, set())}
     return f"lost from the checkpoint: {lost}, it has {kept}" if lost else ""
+
+
+def _checkpoint(root: Path) -> Checkpoint:
+    path = root / "device-plugins/kubelet_internal_checkpoint"
+    return decode(path.read_bytes()) if path.exists() else Checkpoint()

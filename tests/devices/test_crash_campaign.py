@@ -24,6 +24,7 @@ from tests.devices.campaign import (
     VARIABLE,
     Manifests,
     Mortal,
+    acquaint,
     given_twice,
     lost_from_checkpoint,
     mortal,
@@ -104,7 +105,7 @@ async def test_no_crash_gives_a_device_twice_or_loses_one():
             mortal("plugin", directory, runtime.socket) as plugin,
         ):
             campaign = Campaign(directory, runtime, SEED)
-            await plugin.start(DEVICES)
+            await acquaint(agent, plugin, directory)
             for point in range(POINTS):
                 for _ in range(campaign.chance.randrange(3)):
                     campaign.change()

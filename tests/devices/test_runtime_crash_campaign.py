@@ -33,6 +33,7 @@ from tests.devices.campaign import (
     VARIABLE,
     Manifests,
     Mortal,
+    acquaint,
     given_twice,
     lost_from_checkpoint,
     mortal,
@@ -127,8 +128,8 @@ async def test_no_crash_of_the_runtime_gives_a_device_twice_or_loses_what_runs(
             mortal("plugin", directory, socket) as plugin,
         ):
             client = RuntimeClient(str(socket))
-            await plugin.start(DEVICES)
             await runtime.start(NEVER)
+            await acquaint(agent, plugin, directory)
             for point in range(POINTS):
                 for _ in range(campaign.chance.randrange(3)):
                     campaign.change()
