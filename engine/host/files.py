@@ -27,21 +27,32 @@ def replace_file(path: Path, content: bytes | str, *, mode: int = 0o600, durable
 
     One that is not `durable` is not waited for: whoever needs it after a power cut writes it anew.
     """
-    with replacing_file(path, mode=mode, durable=durable) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+    left = memoryview(content.encode() if isinstance(content, str) else content)
+    with _replacing(path, mode=mode, durable=durable) as descriptor:
+        while left:
+            left = left[os.write(descriptor, left) :]
 
 
 @contextmanager
-def replacing_file(path: Path, *, mode: int = 0o600, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write to that becomes `path` when the block ends, and vanishes when it raises.
+def replacing_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that becomes `path` when the block ends, and vanishes when it raises; mode 0600.
 
     Raises `Refused` with the path for what the kernel refuses, `OSError`s of the block included.
     """
+    with (
+        _replacing(path, mode=0o600, durable=True) as descriptor,
+        os.fdopen(descriptor, "wb", closefd=False) as file,
+    ):
+        yield file
+
+
+@contextmanager
+def _replacing(path: Path, *, mode: int, durable: bool) -> Iterator[int]:
     try:
         directory = os.open(path.parent, _DIRECTORY)
         try:
-            with _new_file(path.name, directory, mode, durable) as file:
-                yield file
+            with _new_file(path.name, directory, mode, durable) as descriptor:
+                yield descriptor
             if durable:
                 os.fsync(directory)
         finally:
@@ -61,16 +72,17 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def _new_file(name: str, directory: int, mode: int, durable: bool) -> Iterator[BinaryIO]:
+def _new_file(name: str, directory: int, mode: int, durable: bool) -> Iterator[int]:
     unfinished = f".{os.fsdecode(os.fsencode(name)[:200])}.{os.getpid()}-{os.urandom(4).hex()}.new"
     descriptor = os.open(unfinished, _NEW_FILE, mode, dir_fd=directory)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        try:
             os.fchmod(descriptor, mode)
-            yield file
-            file.flush()
+            yield descriptor
             if durable:
                 os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         with suppress(OSError):

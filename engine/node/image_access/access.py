@@ -38,6 +38,8 @@ log = logging.getLogger("kubengine.images")
 
 GetSecret = Callable[[Pod, str], Awaitable[Secret]]
 AskPrograms = Callable[[str], Awaitable[Sequence[Credentials]]]
+_Account = tuple[bool, PullCredentials | None]
+"""Whether a pod has to show that it may use an image that is there, and who may."""
 
 
 class ImageAccess:
@@ -62,6 +64,8 @@ class ImageAccess:
         self._programs = programs
         self._secret = secret
         self._recorder = recorder
+        self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
+        """By image and reference: the edition of the records that it was read of, and what they said."""
 
     async def settle(self, runtime: RuntimeClient) -> None:
         """Before the first image is asked for: what an earlier agent left is brought up to date."""
@@ -76,6 +80,7 @@ class ImageAccess:
 
     async def looked_at(self, present: Sequence[str], at: float) -> None:
         """The ids of all images that were there at a moment: of others nothing is kept any more."""
+        self._accounts.clear()
         try:
             await asyncio.to_thread(self._records.prune, present, at)
         except OSError as error:
@@ -84,7 +89,7 @@ class ImageAccess:
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
         """Whether a pod may use an image that is there without pulling it again."""
         try:
-            must_show, known = await asyncio.to_thread(self._account, image, reference)
+            must_show, known = await self._account(image, reference)
         except OSError as error:
             log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
             return False
@@ -98,8 +103,18 @@ class ImageAccess:
             return False
         return await self._has_one_of(pod, image, reference, known)
 
-    def _account(self, image: str, reference: str) -> tuple[bool, PullCredentials | None]:
-        """Whether a pod has to show that it may use an image that is there, and who may. For a thread."""
+    async def _account(self, image: str, reference: str) -> _Account:
+        """Read once for as long as no record changes: a node's pods share few images."""
+        edition = self._records.edition
+        known = self._accounts.get((image, reference))
+        if known is not None and known[0] is edition:
+            return known[1]
+        account = await asyncio.to_thread(self._read_account, image, reference)
+        self._accounts[image, reference] = edition, account
+        return account
+
+    def _read_account(self, image: str, reference: str) -> _Account:
+        """For a thread."""
         ours = self._records.is_ours(image, reference)
         if not must_verify(self._policy, self._allowed, image, ours=ours):
             return False, None

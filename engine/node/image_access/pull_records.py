@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
@@ -81,13 +81,25 @@ class PullRecords:
         self._pulled = root / "image_manager" / "pulled"
         self._clock = clock
         self._under_way: dict[str, int] = {}
+        self.edition = object()
+        """Another one whenever anything has changed: who holds the same one has read what there is."""
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Who reads meanwhile has read of neither edition."""
+        self.edition = object()
+        try:
+            yield
+        finally:
+            self.edition = object()
 
     def begins(self, image: str) -> None:
         """Raises `Refused` where it cannot be written: such an image is not pulled."""
         self._pulling.mkdir(mode=0o700, parents=True, exist_ok=True)
         intent = {"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}
-        replace_file(_file(self._pulling, image), to_json(intent))
-        self._under_way[image] = self._under_way.get(image, 0) + 1
+        with self._changing():
+            replace_file(_file(self._pulling, image), to_json(intent))
+            self._under_way[image] = self._under_way.get(image, 0) + 1
 
     def failed(self, image: str) -> None:
         """Nothing came of it."""
@@ -95,9 +107,10 @@ class PullRecords:
         if left > 0:
             self._under_way[image] = left
             return
-        self._under_way.pop(image, None)
-        with suppress(OSError):
-            _file(self._pulling, image).unlink(missing_ok=True)
+        with self._changing():
+            self._under_way.pop(image, None)
+            with suppress(OSError):
+                _file(self._pulling, image).unlink(missing_ok=True)
 
     def came(self, image: str, reference: str, credential: Credential | None) -> None:
         """Pulled with this credential, or with none. Raises `Refused`: the intent stays then."""
@@ -134,7 +147,8 @@ class PullRecords:
             "credentialMapping": mapping,
         }
         self._pulled.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(_file(self._pulled, reference), to_json(document))
+        with self._changing():
+            replace_file(_file(self._pulled, reference), to_json(document))
 
     @property
     def empty(self) -> bool:
@@ -163,7 +177,8 @@ class PullRecords:
                 continue
             record = _read(file, _pulled)
             if record is None or record.written_at + 1 <= looked_at:
-                file.unlink(missing_ok=True)
+                with self._changing():
+                    file.unlink(missing_ok=True)
 
     def _record(self, reference: str) -> PulledRecord | None:
         record = _read(_file(self._pulled, reference), _pulled)

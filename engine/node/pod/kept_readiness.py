@@ -18,6 +18,8 @@ from engine.host.kept import keep, kept
 from engine.host.tasks import Tasks
 
 FILE = "readiness.json"
+GATHER_SECONDS = 0.1
+"""What changes in so long is written at once: many pods become ready at one moment."""
 WITHOUT = "what was ready counts as not ready"
 
 Known = dict[str, tuple[str, bool, bool]]
@@ -70,6 +72,7 @@ class KeptReadiness:
     async def _write(self) -> None:
         try:
             while self._wanted:
+                await asyncio.sleep(GATHER_SECONDS)
                 batch, self._wanted = self._wanted, {}
                 for uid in await asyncio.to_thread(self._replace, batch):
                     self._said.pop(uid, None)
