@@ -10,8 +10,21 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import InvalidInput, Refused
-from engine.node.image_access.access import ALLOWED, ALWAYS, NEVER, PRELOADED, check_policy, must_verify
+from engine.api.cluster_objects import Secret
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, Missing, Refused
+from engine.api.events import EventRecorder
+from engine.api.pod import Pod, PodSpec
+from engine.node.image_access.access import (
+    ALLOWED,
+    ALWAYS,
+    NEVER,
+    PRELOADED,
+    ImageAccess,
+    check_policy,
+    must_verify,
+)
+from engine.node.image_access.docker_config import NodeCredentials
 from engine.node.image_access.keyring import Credential, SecretSource, docker_config, keyring, matches
 from engine.node.image_access.providers import load_programs
 from engine.node.image_access.pull_records import PullRecords
@@ -290,6 +303,44 @@ def test_records_of_images_that_are_gone_go(tmp_path: Path) -> None:
     assert kept == {"sha256:stays", "sha256:late"}
     records.prune(["sha256:stays"], NOW + 302)
     assert len(list(pulled.iterdir())) == 1
+
+
+async def test_who_may_use_an_image_is_read_again_after_each_change_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, reads = PullRecords(tmp_path, lambda: NOW), 0
+    access = ImageAccess(
+        KubeletConfiguration(),
+        records=records,
+        node=NodeCredentials(tmp_path, lambda: NOW),
+        programs=None,
+        secret=no_secrets,
+        recorder=EventRecorder(lambda: NOW),
+    )
+    is_ours = records.is_ours
+
+    def counted(image: str, reference: str) -> bool:
+        nonlocal reads
+        reads += 1
+        return is_ours(image, reference)
+
+    monkeypatch.setattr(records, "is_ours", counted)
+    pod = Pod(spec=PodSpec(containers=[]))
+
+    async def usable() -> tuple[bool, bool, int]:
+        return *[await access.may_use(pod, PRIVATE, "sha256:1") for _ in range(2)], reads
+
+    assert await usable() == (True, True, 1)
+    await access.begins(PRIVATE)
+    assert await usable() == (False, False, 2)
+    await access.came(PRIVATE, "sha256:1", Credential("user", PASSWORD))
+    assert await usable() == (True, True, 3)
+    await access.looked_at([], NOW + 2)
+    assert await usable() == (True, True, 4)
+
+
+async def no_secrets(pod: Pod, name: str) -> Secret:
+    raise Missing(name)
 
 
 # A node whose registry asks who is there
