@@ -65,9 +65,9 @@ class ProbeResult:
 class ProbeManager:
     """Runs the probes of a node's pods.
 
-    `on_result` is called on the event loop for each transition, initial values included; it must not
-    block. Everything else is called from that loop too. Exec probes need the CRI runtime's unix socket,
-    probes from inside of pods `networks`.
+    `on_result` is called on the event loop for each transition, initial values included, or for the last
+    of those that came before the loop turned to them; it must not block. Everything else is called from
+    that loop too. Exec probes need the CRI runtime's unix socket, probes from inside of pods `networks`.
     """
 
     def __init__(
