@@ -74,7 +74,17 @@ def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: Setting) -> No
     made.relay.finish(7, 5)
     assert made.frames() == [(STDOUT, b"out"), (EXIT, CODE.pack(7))]
     assert made.teed == b"out"
+    made.peer.shutdown(socket.SHUT_WR)
+    made.relay.part(5)
     assert not made.relay.peers
+
+
+def test_what_a_peer_says_last_does_not_take_the_end_from_it(made: Setting) -> None:
+    made.peer.send(FRAME.pack(STDIN, 0))
+    made.relay.finish(7, 5)
+    made.peer.send(FRAME.pack(STDIN, 2) + b"in")
+    made.relay.part(0.1)
+    assert made.frames() == [(EXIT, CODE.pack(7))]  # or the connection would have been reset
 
 
 def test_input_arrives_and_ends(made: Setting) -> None:

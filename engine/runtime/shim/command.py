@@ -104,6 +104,7 @@ def _stream(report: Report, child: int, stdio: Stdio) -> None:
         elif status >= 0 and not ready and time.monotonic() > deadline:
             break
     relay.finish(_code(status), LAST_WORDS)
+    relay.part(LINGER)
 
 
 def _code(status: int) -> int:

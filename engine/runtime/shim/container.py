@@ -248,6 +248,7 @@ def _supervise(
     code, number = _ending(status)
     relay.finish(code, DRAIN)
     _record_end(request, code, number)
+    relay.part(DRAIN)
     return 0
 
 

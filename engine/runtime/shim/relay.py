@@ -183,6 +183,16 @@ class Relay:
                 self._drop(peer)
         while any(peer.waiting for peer in self.peers.values()) and time.monotonic() < deadline:
             self.wait(deadline - time.monotonic())
+
+    def part(self, seconds: float) -> None:
+        """Hear the peers out until they hang up, for `seconds` at most.
+
+        A socket that is closed over bytes that nobody has read resets its connection, and who is told so may
+        not see any more what it said before.
+        """
+        deadline = time.monotonic() + seconds
+        while self.peers and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
         for peer in list(self.peers.values()):
             self._drop(peer)
 

@@ -242,8 +242,14 @@ def h2_accepts(data: bytes) -> bool:
     return all(event.remote_reset for event in events if isinstance(event, h2.events.StreamReset))
 
 
+def h2_is_lax(one: bytes) -> bool:
+    """HEADERS or RST_STREAM of a stream that never was, and promises: errors by
+    RFC 9113 (5.1.1, 6.4, 8.4) that h2 may let pass."""
+    return one[3] == 5 or (one[3] in (1, 3) and one[8] not in (1, 3))
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.lists(frames, max_size=8))
+@given(st.lists(frames.filter(lambda one: not h2_is_lax(one)), max_size=8))
 @example([frame(8, 0, b"\x7f\xff\xff\xff")])
 def test_no_server_is_refused_that_h2_takes(rest):
     data = SETTINGS + b"".join(rest) + frame(6, 0, bytes(8), 0)  # which ends what waits for more of it
