@@ -103,7 +103,8 @@ class DeviceCounts:
         enough = self.may_suffice if counts is self.everything else self.may_be_enough
         if counts is not self.everything:
             for group, reusable in zip(self.groups, self.reusable, strict=True):
-                mask |= group & -group if reusable and not group & mask else 0
+                touched = group & undecided if reusable and not group & mask else 0
+                mask |= touched & -touched
             counts = [a + r for a, r in zip(self.available, self.reusable, strict=True)]
         while not enough(mask, 0, 0) and mask != undecided:
             gains = self._gains(counts, mask, undecided)

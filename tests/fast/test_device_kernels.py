@@ -165,6 +165,7 @@ def test_search_finds_what_listing_every_mask_finds(case):
 
 
 @given(searches(), st.integers(0, 60))
+@example((3, [DeviceCounts((6, 2, 0, 5), (1, 0, 0, 0), (0, 0, 0, 0), (0, 1, 0, 1), 1)], None), 0)
 @settings(max_examples=300, deadline=None)
 def test_a_search_that_ends_early_says_so_and_stays_true(case, steps):
     nodes, resources, distances = case

@@ -36,7 +36,10 @@ cdef extern from "run.h" nogil:
         uint32_t stored
     ctypedef struct probe_target:
         char *container
+    ctypedef struct timer:
+        uint64_t expires
     ctypedef struct probe:
+        timer tick
         probe_text *text
         char *excerpt
         probe_target target
@@ -44,7 +47,6 @@ cdef extern from "run.h" nogil:
         uint64_t period_ns
         uint64_t start_period_ns
         uint64_t timeout_ns
-        uint64_t due_ns
         uint64_t began_ns
         uint64_t duration_sum_us
         uint64_t cpu_ns
@@ -117,7 +119,7 @@ cdef extern from "run.h" nogil:
     void loop_notify(probe_loop *)
     void eventfd_clear(int)
     void probe_schedule(probe_loop *, probe *, uint64_t, uint64_t)
-    uint64_t grid_of(uint64_t)
+    uint64_t grid_of(const probe_loop *l, const probe *p, uint64_t period_ns)
     void probe_outcome(probe_loop *, probe *, uint8_t, uint8_t, int32_t, const char *, uint32_t)
     void probe_forget_excerpt(probe *)
     void probe_forget_target(probe_loop *, probe *)
@@ -207,7 +209,7 @@ cdef class ProbeLoop:
         p.state.initial_delay_ms = <int64_t>(initial_delay * 1000)
         p.state.never_restarts = never_restarts
         p.initial = PROBE_INITIAL[type]
-        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in), grid_of(p.period_ns))
+        probe_schedule(self._loop, p, monotonic_ns() + _ns(first_in), grid_of(self._loop, p, p.period_ns))
         cdef uint32_t key = p.key
         loop_unlock(self._loop)
         return key
@@ -371,7 +373,7 @@ cdef class ProbeLoop:
             "late": p.late,
             "cpu": p.cpu_ns / 1e9,
             "elapsed": (now - p.began_ns) / 1e9 if p.running and p.began_ns else 0.0,
-            "next": max(0.0, (<int64_t>p.due_ns - <int64_t>now) / 1e9),
+            "next": max(0.0, p.tick.expires / 1e3 - now / 1e9),
             "outcomes": (p.successes, p.others[0], p.others[1], p.others[2], p.others[3]),
             "outcome": p.outcome,
             "reason": p.reason,

@@ -56,6 +56,7 @@ enum probe_reason {
 #define PROBE_LATE_NS 10000000u /* a probe that begins later than this is counted as late */
 #define PROBE_REDIRECTS 10
 #define PROBE_BLOCK 64 /* probes allocated together */
+#define PROBE_BURST 64 /* probes that may begin together */
 #define NS_PER_MS 1000000u
 
 /* Upper bounds in nanoseconds: Prometheus' default ones for durations, ours for lateness. */
@@ -290,9 +291,18 @@ static inline uint32_t microseconds(uint64_t ns) {
 }
 
 /* Ticks begin on multiples of so many milliseconds, so that many probes share a waking and the caches that the
- * first of them warms.  The phase of a probe is random anyway; periods of whole seconds stay exact. */
-static inline uint64_t grid_of(uint64_t period_ns) {
-    return period_ns >= 10000000000u ? 40 : period_ns >= 1000000000u ? 20 : 1;
+ * first of them warms: the coarsest grid on which the period stays exact and no more than PROBE_BURST begin
+ * together.  The phase of a probe is random anyway.  Commands don't gather: each is a process. */
+static inline uint64_t grid_of(const probe_loop *l, const probe *p, uint64_t period_ns) {
+    static const uint64_t grids[] = {200, 100, 40, 20};
+    uint64_t i, last = sizeof grids / sizeof *grids - 1;
+    if (period_ns < 1000000000u) return 1;
+    for (i = p->kind == KIND_EXEC ? last : 0; i <= last; i++) {
+        uint64_t grid_ns = grids[i] * NS_PER_MS;
+        if (period_ns % grid_ns == 0 && (i == last || l->registered * grid_ns <= PROBE_BURST * period_ns))
+            return grids[i];
+    }
+    return 1;
 }
 
 static inline int probe_hurries(const probe *p) {
@@ -346,7 +356,7 @@ static inline void probe_begin(probe_loop *l, probe *p) {
 static inline void probe_due(probe_loop *l, probe *p, uint64_t now) {
     uint64_t due = p->tick.expires * NS_PER_MS, every = probe_interval(p), next = p->due_ns + every;
     if (next <= now) next += (now - next) / every * every + every;
-    probe_schedule(l, p, next, grid_of(every));
+    probe_schedule(l, p, next, grid_of(l, p, every));
     if (p->running) {
         p->tick_waiting = every == p->period_ns;
         return;
@@ -385,7 +395,7 @@ static inline void probe_outcome(probe_loop *l, probe *p, uint8_t outcome, uint8
         return;
     }
     now = monotonic_ns();
-    if (hurried && !probe_hurries(p)) probe_schedule(l, p, now + p->period_ns, grid_of(p->period_ns));
+    if (hurried && !probe_hurries(p)) probe_schedule(l, p, now + p->period_ns, grid_of(l, p, p->period_ns));
     took = p->began_ns ? now - p->began_ns : 0;
     p->duration_us = microseconds(took);
     l->outcomes[outcome]++;
