@@ -496,7 +496,7 @@ class World:
 def _bury(loop: StepLoop, node: Node) -> None:
     """Lets go of what an agent that died held, in a world that nobody looks at any more."""
     with contextlib.suppress(BaseException):
-        loop.run_until_complete(asyncio.wait_for(node.stop(), 5))
+        loop.run_until_complete(asyncio.wait_for(node.stop(), 60))
     for task in asyncio.all_tasks(loop):
         task.cancel()
     for _ in range(20):

@@ -148,7 +148,7 @@ async def test_a_starved_node_is_late_and_fails_nobody():
 
         async def ask() -> list[int]:
             agent.stdin.write(b"\n")
-            return json.loads(await asyncio.wait_for(agent.stdout.readline(), 10))
+            return json.loads(await asyncio.wait_for(agent.stdout.readline(), 60))
 
         try:
             while (await ask())[0] < 2:  # noqa: ASYNC110 - another process is asked
