@@ -85,12 +85,18 @@ class Pods:
         return await self.start(sandbox or await self.pod(), "/bin/sh", "-c", script, **fields)
 
     async def output(self, script: str, sandbox: str = "", **fields: Any) -> str:
-        """Standard output of a shell that ended well."""
+        """Standard output of a shell that writes some and ends well.
+
+        containerd on a busy machine may say that it has ended before all of its log is written.
+        """
         container = await self.shell(script, sandbox, **fields)
         status = await self.ended(container)
-        lines = self.log(status)
-        assert status.exit_code == 0, lines
-        return "\n".join(text for stream, _, text in lines if stream == "stdout")
+        assert status.exit_code == 0, self.log(status)
+        await eventually(lambda: self._written(status))
+        return "\n".join(self._written(status))
+
+    def _written(self, status: cri.ContainerStatus) -> list[str]:
+        return [text for stream, _, text in self.log(status) if stream == "stdout"]
 
     async def status(self, container: str) -> cri.ContainerStatus:
         return (await self.client.container_status(container)).status
