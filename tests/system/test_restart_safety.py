@@ -18,6 +18,7 @@ from engine.cli._agent import Agent
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
+from engine.wire import cri_v1_pb2 as cri
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root, pytest.mark.slow]
@@ -121,15 +122,19 @@ def wait_even_if_containerd_is_stuck(condition: Any, containerd: Containerd) -> 
         wait_until(condition)
 
 
-async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str]]:
-    """Pod uids of all sandboxes, and of all containers."""
+async def in_the_runtime(endpoint: Path) -> tuple[list[str], list[str], list[tuple[str, int]]]:
+    """Pod uids of all sandboxes, of all containers that run, and of the others, each with its state."""
     client = RuntimeClient(str(endpoint))
     try:
         sandboxes = [s.labels["io.kubernetes.pod.uid"] for s in await client.list_pod_sandboxes()]
-        containers = [c.labels["io.kubernetes.pod.uid"] for c in await client.list_containers()]
+        containers = [(c.labels["io.kubernetes.pod.uid"], c.state) for c in await client.list_containers()]
     finally:
         await client.close()
-    return sandboxes, containers
+    return (
+        sorted(sandboxes),
+        sorted(uid for uid, state in containers if state == cri.CONTAINER_RUNNING),
+        sorted((uid, state) for uid, state in containers if state != cri.CONTAINER_RUNNING),
+    )
 
 
 def test_kill_nine_three_times_under_fifty_pods(
@@ -144,20 +149,22 @@ def test_kill_nine_three_times_under_fifty_pods(
     agent.start()
     wait_even_if_containerd_is_stuck(lambda: agent.running() == PODS, containerd)
     assert list(agent.restarted_without_cause()) == []
-    sandboxes, containers = asyncio.run(in_the_runtime(containerd.socket))
+    sandboxes, running, left = asyncio.run(in_the_runtime(containerd.socket))
     assert len(sandboxes) == len(set(sandboxes)) == PODS
-    assert sorted(containers) == sorted(sandboxes)
+    assert running == sandboxes
+    # Of a start that was cut off, one container at most is a pod's last state.
+    assert left == sorted({(uid, cri.CONTAINER_EXITED) for uid, _ in left})
     groups = list(
         Path("/sys/fs/cgroup/cpu", private_cgroup_root.lstrip("/")).glob("kubepods/besteffort/pod*")
     )
     assert sorted(group.name for group in groups) == sorted(f"pod{uid}" for uid in sandboxes)
 
     agent.end(signal.SIGTERM)
-    assert sorted(asyncio.run(in_the_runtime(containerd.socket))[1]) == sorted(containers)
+    assert asyncio.run(in_the_runtime(containerd.socket))[1] == running
     for index in range(PODS):
         (agent.manifests / f"pod{index}.yaml").unlink()
     agent.start()
     wait_even_if_containerd_is_stuck(
-        lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], []), containerd
+        lambda: asyncio.run(in_the_runtime(containerd.socket)) == ([], [], []), containerd
     )
     wait_until(lambda: not list((agent.root / "pods").iterdir()))
