@@ -13,7 +13,6 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import Final
 
 from engine.api.duration import doubled
@@ -52,8 +51,9 @@ def pauses(chance: random.Random) -> Iterator[float]:
 class CertificateRotation:
     """Keeps the current certificate of `store` fresh.
 
-    `wanted()` says what is asked for, None while that is not known; `sign` gives a signed certificate and its
-    key; `changed` is told of each new one. `first` is the file to begin with where the store has none.
+    `wanted()` returns the certificate to request, None while that is not known; `sign` returns a signed
+    certificate and its key; `changed` is called after each new one. With `at_once` the first renewal is due
+    now.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CertificateRotation:
         clock: Callable[[], float],
         chance: random.Random,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        first: Path | None = None,
+        at_once: bool = False,
     ) -> None:
         self._store = store
         self._wanted = wanted
@@ -75,7 +75,7 @@ class CertificateRotation:
         self._metrics = metrics
         self._changed = changed
         self._clock, self._chance, self._pause = clock, chance, pause
-        self._first = first
+        self._at_once = at_once
         self._for: Wanted | None = None
         self._other_wanted = asyncio.Event()
 
@@ -105,7 +105,7 @@ class CertificateRotation:
 
     async def _due(self, wanted: Wanted) -> float:
         """When the current certificate is to be renewed; at once where there is none that is good."""
-        path = self._store.current() or self._first
+        path = self._store.current()
         if path is None:
             return float("-inf")
         try:
@@ -114,7 +114,9 @@ class CertificateRotation:
             log.warning("the certificate is asked for anew: %s", error)
             return float("-inf")
         self._metrics.ends = facts.not_after
-        return float("-inf") if misses(facts, wanted) else renew_at(facts, self._chance.random())
+        if self._at_once or misses(facts, wanted):
+            return float("-inf")
+        return renew_at(facts, self._chance.random())
 
     async def _renew_until_it_works(self) -> None:
         after_failure = pauses(self._chance)
@@ -130,6 +132,7 @@ class CertificateRotation:
 
     async def _renew(self, wanted: Wanted) -> None:
         certificate, key = await self._sign(wanted)
+        self._at_once = False
         self._metrics.ends = await keep_signed(self._store, certificate, key, self._clock())
         if self._changed is not None:
             self._changed()

@@ -125,10 +125,7 @@ class Credentials:
         if pair is not None:
             certificate = key = _text(str(pair))
         else:
-            certificate = _either(
-                user.client_certificate, user.client_certificate_data, "client-certificate", subject
-            )
-            key = _either(user.client_key, user.client_key_data, "client-key", subject)
+            certificate, key = client_pair(self._config)
         if user.token_file:
             token = _text(user.token_file).decode("ascii", "replace").strip()
         elif user.exec is not None and not (token or certificate):
@@ -192,6 +189,15 @@ async def run_exec_plugin(plugin: ExecConfig, config: Kubeconfig) -> _ExecStatus
     ):
         raise Refused("the ExecCredential has neither a token nor a certificate", subject=subject)
     return credential.status
+
+
+def client_pair(config: Kubeconfig) -> tuple[bytes, bytes]:
+    """The kubeconfig's client certificate and key, each empty if there is none. Raises InvalidInput."""
+    user, subject = config.user, str(config.path)
+    return (
+        _either(user.client_certificate, user.client_certificate_data, "client-certificate", subject),
+        _either(user.client_key, user.client_key_data, "client-key", subject),
+    )
 
 
 def _either(path: str, data: str, field: str, subject: str) -> bytes:

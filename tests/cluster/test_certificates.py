@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from engine.api.errors import Refused, Unavailable
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.node import NodeAddress
 from engine.cluster import certificate_rotation
+from engine.cluster.bootstrap import write_kubeconfig
 from engine.cluster.certificate_metrics import CertificateMetrics
 from engine.cluster.certificate_request import (
     REQUESTS,
@@ -28,6 +29,7 @@ from engine.cluster.certificate_request import (
 from engine.cluster.certificate_rotation import CertificateRotation, keep_signed, misses, renew_at
 from engine.cluster.certificate_store import CertificateStore
 from engine.cluster.client import ApiClient
+from engine.cluster.credentials import client_pair
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.cluster.node_identity import NodeIdentity
 from engine.cluster.openssl import (
@@ -404,12 +406,76 @@ async def test_a_certificate_that_has_ended_is_asked_for_with_the_bootstrap_agai
     bootstrap = server.kubeconfig("system:bootstrap:abc", token="abc.def")
     store = CertificateStore(tmp_path / "pki", "kubelet-client")
     store.update(*await _signed(server, -100 * DAY, -DAY), time.time())
-    identity = _identity(tmp_path, server.kubeconfig("system:node:n1"), bootstrap)
+    kubeconfig = tmp_path / "kubelet.conf"
+    write_kubeconfig(kubeconfig, load_kubeconfig(bootstrap), store.path)
+    identity = _identity(tmp_path, kubeconfig, bootstrap)
     async with _running(identity):
         (request,) = await _asked(server)
         assert server.requests[-1].user == "system:bootstrap:abc"
         server.sign_request(request["metadata"]["name"])
         await identity.ready.wait()
+
+
+async def test_a_bootstrap_kubeconfig_that_is_not_needed_need_not_exist(server: ApiServer, tmp_path: Path):
+    """kubeadm's unit names it on control planes, which never have one, and on workers after they joined."""
+    missing = tmp_path / "bootstrap-kubelet.conf"
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -DAY, 100 * DAY), time.time())
+    joined = tmp_path / "kubelet.conf"
+    write_kubeconfig(joined, load_kubeconfig(server.kubeconfig("b", token="abc.def")), store.path)
+    identity = _identity(tmp_path, joined, missing)
+    async with _running(identity) as client:
+        await identity.ready.wait()
+        await client.get("/api/v1/nodes", dict[str, Any])
+    assert server.requests[-1].user == "system:node:n1"
+    assert server.list(REQUESTS) == []
+
+
+async def test_without_a_kubeconfig_a_missing_bootstrap_kubeconfig_ends_the_start(tmp_path: Path):
+    kubeconfig, bootstrap = tmp_path / "kubelet.conf", tmp_path / "bootstrap.conf"
+    with pytest.raises(InvalidInput) as raised:
+        _identity(tmp_path, kubeconfig, bootstrap)
+    missing = "No such file or directory"
+    assert str(raised.value) == f"{bootstrap}: {missing}; it is needed because of {kubeconfig}: {missing}"
+
+
+async def test_a_bootstrap_kubeconfig_may_come_after_the_certificate_has_ended(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(certificate_rotation, "FIRST_DELAY", 0.01)
+    given = server.kubeconfig("system:bootstrap:abc", token="abc.def")
+    bootstrap, kubeconfig = tmp_path / "bootstrap-kubelet.conf", tmp_path / "kubelet.conf"
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -100 * DAY, -DAY), time.time())
+    write_kubeconfig(kubeconfig, load_kubeconfig(given), store.path)
+    identity = _identity(tmp_path, kubeconfig, bootstrap)
+    async with _running(identity):
+        await eventually(lambda: f"none was obtained: {bootstrap}: No such file" in caplog.text)
+        assert not identity.ready.is_set()
+        given.rename(bootstrap)
+        (request,) = await _asked(server)
+        server.sign_request(request["metadata"]["name"])
+        await identity.ready.wait()
+
+
+async def test_a_kubeconfigs_own_certificate_begins_the_directory_and_is_renewed_at_once(
+    server: ApiServer, tmp_path: Path
+):
+    """`kubeadm init` writes one and waits for kubelet-client-current.pem; so does who repairs a node."""
+    store = CertificateStore(tmp_path / "pki", "kubelet-client")
+    store.update(*await _signed(server, -100 * DAY, -DAY), time.time() - 2 * DAY)
+    kubeconfig = server.kubeconfig("system:node:n1")
+    identity = _identity(tmp_path, kubeconfig, tmp_path / "bootstrap-kubelet.conf")
+    async with _running(identity) as client:
+        await identity.ready.wait()
+        adopted = store.path.read_bytes()
+        assert adopted == b"\n".join(part.rstrip(b"\n") for part in client_pair(identity.config)) + b"\n"
+        (request,) = await _asked(server)
+        assert server.requests[-1].user == "system:node:n1"
+        server.sign_request(request["metadata"]["name"])
+        await eventually(lambda: store.path.read_bytes() != adopted)
+        await client.get("/api/v1/nodes", dict[str, Any])
+    assert len(server.list(REQUESTS)) == 1
 
 
 async def test_a_certificate_that_ends_while_the_agent_runs_leaves_no_key_behind(

@@ -37,10 +37,11 @@ class Agent(AgentProcess):
         self, directory: Path, bootstrap: Path, token: str, authority: Authority, socket: Path
     ) -> None:
         self.kubeconfig = directory / "etc" / "kubelet.conf"
+        self.bootstrap = _bootstrap(directory, bootstrap, token, authority)
         flags = {
             "config-dir": directory / "conf.d",
             "kubeconfig": self.kubeconfig,
-            "bootstrap-kubeconfig": _bootstrap(directory, bootstrap, token, authority),
+            "bootstrap-kubeconfig": self.bootstrap,
             "hostname-override": "worker",
             "node-labels": "disk=ssd",
         }
@@ -144,6 +145,7 @@ async def test_a_node_joins_with_a_token_carries_a_deployment_through_a_kill_and
     await admin.create(DEPLOYMENTS, deployment(MANY), Object)
     await until_shown(admin, f"{DEPLOYMENTS}/web", ready(MANY))
     await agent.kill()
+    agent.bootstrap.unlink()  # as `kubeadm join` does
     await admin.patch(f"{DEPLOYMENTS}/web", {"spec": {"replicas": MANY + 1}}, Object)
     await agent.start()
     await until_shown(admin, f"{DEPLOYMENTS}/web", ready(MANY + 1))
@@ -172,6 +174,7 @@ async def test_pods_outlive_an_agent_that_is_killed(
         server.create(PODS, {"metadata": {"name": f"web-{number}"}, "spec": spec})
     await eventually(lambda: all(map(is_ready, server.list(PODS))))
     await agent.kill()
+    agent.bootstrap.unlink()  # as `kubeadm join` does
     server.delete(f"{PODS}/web-0", grace=1)
     server.create(PODS, {"metadata": {"name": "later"}, "spec": spec})
     await agent.start()
