@@ -17,6 +17,7 @@ from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.node_object import (
+    changed_labels,
     full_patch,
     left_behind,
     reconciliation,
@@ -123,15 +124,14 @@ class NodeKeeper:
     async def tell(self) -> bool:
         """Say how the node is, where that is due; whether the server knows now."""
         self._soon.clear()
-        status = (await self._describe()).status
-        said = without_heartbeats(status)
+        node = await self._describe()
+        said = without_heartbeats(node.status)
         if self._told == (self._known, said) and self._clock() < self._report_at:
             return True
-        wanted = to_builtins(status)
         last: KubengineError | None = None
         for _ in range(TRIES):
             try:
-                self._told = await self._tell(wanted), said
+                self._told = await self._tell(node), said
             except KubengineError as error:
                 last, self._known = error, None
             else:
@@ -142,8 +142,9 @@ class NodeKeeper:
             log.warning("the node's status could not be told: %s", last)
         return False
 
-    async def _tell(self, wanted: Mapping[str, Any]) -> ApiNode:
+    async def _tell(self, node: Node) -> ApiNode:
         """The server's Node to which there is nothing more to say."""
+        wanted = to_builtins(node.status)
         known = self._known
         if known is None:
             known = await self._client.get(self._path, ApiNode)
@@ -152,6 +153,9 @@ class NodeKeeper:
         extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
         self._gone = (self._gone | self._ours) - extended
         patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
+        labels = changed_labels(known.metadata, node.metadata)
+        if labels:
+            patch["metadata"] = {"labels": labels}
         if patch:
             known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
             self._learn(known)

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from engine.api.meta import ObjectMeta
 from engine.api.node import Node, NodeStatus
 from engine.api.resources import is_extended
 from engine.api.struct import to_builtins
@@ -26,6 +27,8 @@ DEFAULT_LABELS = (
     "beta.kubernetes.io/os",
     "beta.kubernetes.io/arch",
 )
+RECONCILED_LABELS = ("kubernetes.io/os", "kubernetes.io/arch")
+"""Labels that a running agent restores when somebody changes or removes them."""
 CONTROLLER_ATTACHES = "volumes.kubernetes.io/controller-managed-attach-detach"
 _HEARTBEAT = "lastHeartbeatTime"
 
@@ -49,6 +52,12 @@ def reconciliation(known: Node, wanted: Node, *, controller_attaches: bool = Tru
     if annotations.get(CONTROLLER_ATTACHES) != attaches:
         metadata["annotations"] = {CONTROLLER_ATTACHES: attaches}
     return {"metadata": metadata} if metadata else {}
+
+
+def changed_labels(known: ObjectMeta, wanted: ObjectMeta) -> dict[str, str]:
+    """The OS and architecture labels that differ from the node's own, with the values to write back."""
+    labels, ours = known.labels or {}, wanted.labels or {}
+    return {name: ours[name] for name in RECONCILED_LABELS if name in ours and labels.get(name) != ours[name]}
 
 
 def left_behind(known: Node, wanted: Node) -> set[str]:

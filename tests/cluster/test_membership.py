@@ -85,6 +85,19 @@ async def test_what_others_write_into_the_node_counts(plane: Plane, start: Any):
     await plane.admin.patch(NODE, {"spec": {"unschedulable": None}}, Object)
 
 
+async def test_os_and_arch_labels_that_somebody_changed_are_restored_with_the_next_status(
+    plane: Plane, start: Any
+):
+    await start(plane.node)
+    known = await shown(plane.admin, NODE, is_ready)
+    names = ("kubernetes.io/os", "kubernetes.io/arch")
+    right = {name: known["metadata"]["labels"][name] for name in names}
+    wrong = {names[0]: "dummyOS", names[1]: None, "team": "a"}
+    await plane.admin.patch(NODE, {"metadata": {"labels": wrong}}, Object)
+    mended = await shown(plane.admin, NODE, lambda node: right.items() <= node["metadata"]["labels"].items())
+    assert mended["metadata"]["labels"]["team"] == "a"
+
+
 async def test_a_resource_that_an_admin_gave_the_node_stays(plane: Plane, start: Any):
     await start(plane.node)
     await shown(plane.admin, NODE, is_ready)

@@ -13,6 +13,7 @@ from engine.cluster.lease import renewed
 from engine.cluster.merge import strategic_patch
 from engine.cluster.node_object import (
     CONTROLLER_ATTACHES,
+    changed_labels,
     full_patch,
     left_behind,
     reconciliation,
@@ -127,6 +128,13 @@ def test_registration_and_reconciliation():
     assert reconciliation(same, wanted, controller_attaches=False) == {
         "metadata": {"annotations": {CONTROLLER_ATTACHES: None}}
     }
+
+
+def test_changed_os_and_arch_labels_are_restored_and_no_others():
+    ours = ObjectMeta(labels={"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "mine": "1"})
+    theirs = ObjectMeta(labels={"kubernetes.io/os": "dummyOS", "mine": "2"})
+    assert changed_labels(theirs, ours) == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    assert changed_labels(ObjectMeta(labels={**(ours.labels or {}), "mine": "3"}), ours) == {}
 
 
 def test_heartbeats_are_no_news():

@@ -49,7 +49,7 @@ def update(store: Store, path: ResourcePath, value: Object) -> Object:
     }
     after = dict(value)
     if path.subresource in OF_STATUS:
-        after = {**before, "metadata": {**before["metadata"], **preconditions}}
+        after = {**before, "metadata": {**before["metadata"], **preconditions, **_marks(path, value)}}
         after |= {"status": value["status"]} if "status" in value else {}
     elif path.subresource in OF_SPEC:
         after = {**before, "metadata": {**before["metadata"], **preconditions}, "spec": value.get("spec", {})}
@@ -60,6 +60,14 @@ def update(store: Store, path: ResourcePath, value: Object) -> Object:
         changed = after.get("spec") != before.get("spec")
         after["metadata"] = {**after.get("metadata", {}), "generation": generation + changed}
     return store.replace(path, after)
+
+
+def _marks(path: ResourcePath, value: Object) -> Object:
+    """The labels and annotations that a request to the status of a Node or Pod sets."""
+    if path.resource not in ("nodes", "pods"):
+        return {}
+    metadata = value.get("metadata", {})
+    return {field: metadata[field] for field in ("labels", "annotations") if field in metadata}
 
 
 def delete(store: Store, path: ResourcePath, options: dict[str, Any]) -> Object:
