@@ -39,7 +39,9 @@ SENTENCES = {
     "stays": "{object} stays on {node}: {reason}",
     "remains": "{object} of {node} finds no place: {reason}",
     "breaks-budget": "draining {node} breaks the budget {object}: {reason}",
-    "drained": "{node}: {amount} moved elsewhere",
+    "drained": "{node} can be drained: {reason} ({amount} move)",
+    "not-drained": "{node} cannot be drained as asked: {reason}",
+    "unverified": "{node}: {amount} would find a place {reason}, other constraints are not known",
     "lint": "{node}: {reason} ({object}, {amount})",
 }
 

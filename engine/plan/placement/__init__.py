@@ -1,4 +1,5 @@
-"""Nodes for pods that have none, by their requests alone: a rule of ours, not a scheduler's.
+"""Nodes for pods that have none, or have to leave theirs.
 
-`room` says what is free and chooses; `place` gives a whole snapshot's waiting pods a node.
+`room` knows what is free and chooses; `constraints` and `topology` are the scheduler's filters; `place` gives
+a whole snapshot's waiting pods a node, by requests alone.
 """

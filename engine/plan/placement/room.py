@@ -1,7 +1,7 @@
-"""Giving pods a node by their requests alone: the emptiest that fits (spread) or the fullest (pack).
+"""Choosing a node by requests: the emptiest that fits (spread) or the fullest (pack).
 
-A rule of ours, not the scheduler's: no affinity, no taints, no topology spread. It is used where a trace
-has no nodes (`place`) and where pods have to go elsewhere (`drain`), and every answer says so.
+`place` uses it alone, because a trace holds nothing else. `drain` chooses so among the nodes that
+`constraints` leaves. A scheduler scores nodes by more than that, so it may choose another one of them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ class Room:
         self.open &= snapshot.nodes["known"].to_numpy(zero_copy_only=False)
         self._scale = 1.0 / np.maximum(allocatable[:2], 1)
 
-    def choose(self, request: NDArray[np.int64], rule: Rule) -> int:
-        """The node for one pod, -1 if it fits nowhere; ties go to the first node."""
+    def choose(self, request: NDArray[np.int64], rule: Rule, allowed: NDArray[np.bool_] | None = None) -> int:
+        """The node for one pod among the `allowed` ones, -1 if it fits nowhere; ties go to the first node."""
         asked = np.flatnonzero(request)
         fits = self.open & (self.slots > 0)
+        if allowed is not None:
+            fits &= allowed
         for resource in asked:
             fits &= self.free[resource] >= request[resource]
         candidates = np.flatnonzero(fits)

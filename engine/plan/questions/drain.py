@@ -1,11 +1,14 @@
-"""drain: pods of some nodes placed on the rest by their requests; what remains without a place, and why.
+"""drain: where the pods of some nodes could go; what keeps a node from being drained.
 
-Pods of daemons and mirror pods stay with their node. Disruption budgets are checked: those that the drain
-would break are named. The placement rule is `engine.plan.placement.room`, not the scheduler's.
+Pods of daemons and static pods stay with their node. For every other pod the scheduler's filters
+(`engine.plan.placement.constraints`) choose the nodes that may take it, and requests the one among them
+(`engine.plan.placement.room`). Disruption budgets that the drain would break are named.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -15,11 +18,23 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, Rows
+from engine.plan.placement.constraints import Constraints, knows_constraints
 from engine.plan.placement.room import Room, Rule, largest_first, request_matrix
+from engine.plan.placement.topology import Undecidable
 from engine.plan.questions.budgets import Budgets
 from engine.plan.snapshot.columns import NO_NODE, Snapshot
 from engine.plan.snapshot.selection import select_nodes
 from engine.tables import MIRROR, STATIC
+
+LIMITS = (
+    "not checked: how many volumes a node can attach, dynamic resource claims, scores of the scheduler; "
+    "where pods go is one possible placement"
+)
+ADD_VOLUMES = "add persistentvolumeclaims,persistentvolumes to kubectl get for the volumes"
+NO_CONSTRAINTS = (
+    "the snapshot holds no taints, selectors, affinity or volumes of pods: placed by requests alone, "
+    "which does not prove that a node can be drained"
+)
 
 
 class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -32,61 +47,143 @@ class DrainParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     )
 
 
+@dataclass
+class _Course:
+    """What happens to the pods of one node."""
+
+    moved: int = 0
+    obstacles: Counter[str] = field(default_factory=Counter)
+
+
 def drain(snapshot: Snapshot, parameters: DrainParameters) -> Answer:
-    """Rows `move` (object the pod, reason the new node), `stays` (daemons), `remains` (fits nowhere, amount
-    its milli-CPU) and `breaks-budget`; per drained node `drained` (pods moved).
+    """Rows `move` (object the pod, reason the new node), `stays` (daemons and static pods), `remains` (no
+    node takes it; amount its milli-CPU), `unknown` (the snapshot lacks what the decision needs) and
+    `breaks-budget`. Per node `drained` (amount: pods moved) if all its other pods have a place,
+    `not-drained` (amount: pods that keep it from that), or `unverified` where the snapshot holds no
+    constraints of pods at all.
     """
     if not parameters.nodes and not parameters.selector:
         raise InvalidInput("name nodes or give a selector", subject="nodes")
     rows = Rows(snapshot.node_names)
-    rows.note("pods are placed by requests alone: no affinity, taints, spread or volumes")
     chosen = select_nodes(snapshot, parameters.nodes, parameters.selector)
     leaving = np.zeros(snapshot.node_count, bool)
     leaving[chosen] = True
     node = snapshot.column("node")
-    candidates = np.flatnonzero(leaving[node])
+    pods = _moving(snapshot, np.flatnonzero(leaving[node]), rows)
+    constraints = Constraints(snapshot) if knows_constraints(snapshot) else None
+    rows.note(NO_CONSTRAINTS if constraints is None else LIMITS)
+    requests = request_matrix(snapshot, pods)
+    room = Room(snapshot)
+    # With constraints, a cordoned node is one with a taint, which a pod may tolerate.
+    room.open = ~leaving if constraints is not None else room.open & ~leaving
+    courses = {source: _Course() for source in chosen.tolist()}
+    for index in largest_first(snapshot, requests).tolist():
+        row = int(pods[index])
+        source = int(node[row])
+        course, label = courses[source], snapshot.pod_label(row)
+        try:
+            target, why = _place(snapshot, room, requests[index], parameters.rule, constraints, row)
+        except Undecidable as unknown:
+            rows.add(source, "unknown", label, str(unknown), int(requests[index][0]), "milli-CPU")
+            course.obstacles["pods of which too little is known"] += 1
+            if "snapshot" in str(unknown):
+                rows.note(ADD_VOLUMES)
+            continue
+        if target == NO_NODE:
+            rows.add(source, "remains", label, why, int(requests[index][0]), "milli-CPU")
+            course.obstacles["pods that no node takes"] += 1
+            continue
+        room.take(target, requests[index])
+        course.moved += 1
+        rows.add(source, "move", label, f"to {snapshot.node_names[target]}", 1, "pods")
+    for budget, allowed, hit, first in Budgets(snapshot).broken(pods):
+        reason = f"{hit} pods at once, {allowed} allowed"
+        rows.add(int(node[first]), "breaks-budget", budget, reason, hit - allowed, "pods")
+        if not allowed:
+            courses[int(node[first])].obstacles[f"pods of {budget}, which allows no disruption"] += hit
+    for source, course in courses.items():
+        _conclude(rows, source, course, verified=constraints is not None)
+    return rows.answer(sort=True)
+
+
+def _moving(snapshot: Snapshot, candidates: NDArray[np.int64], rows: Rows) -> NDArray[np.int64]:
+    """The pods that have to go; those that stay get their rows."""
+    node, flags = snapshot.column("node"), snapshot.column("flags")
     owner = snapshot.pods["owner"].slice(0, snapshot.placed).to_numpy(zero_copy_only=False)
-    flags = snapshot.column("flags")
     moving = []
     for row in candidates.tolist():
         daemon = owner[row].startswith("DaemonSet/")
+        # A static pod's mirror is owned by its Node.
         if daemon or flags[row] & (STATIC | MIRROR):
             kind = "a daemon's pod" if daemon else "a static pod"
             rows.add(int(node[row]), "stays", snapshot.pod_label(row), kind, 1, "pods")
         else:
             moving.append(row)
-    pods = np.array(moving, np.int64)
-    requests = request_matrix(snapshot, pods)
-    room = Room(snapshot)
-    room.open &= ~leaving
-    moved = np.zeros(snapshot.node_count, np.int64)
-    budgets = Budgets(snapshot)
-    for index in largest_first(snapshot, requests).tolist():
-        row = int(pods[index])
-        target = room.choose(requests[index], parameters.rule)
-        source = int(node[row])
-        if target == NO_NODE:
-            lacking = _lacking(snapshot, room, requests[index])
-            rows.add(
-                source, "remains", snapshot.pod_label(row), lacking, int(requests[index][0]), "milli-CPU"
-            )
-            continue
-        room.take(target, requests[index])
-        moved[source] += 1
-        rows.add(source, "move", snapshot.pod_label(row), f"to {snapshot.node_names[target]}", 1, "pods")
-    for budget, allowed, hit, first in budgets.broken(pods):
-        reason = f"{hit} pods at once, {allowed} allowed"
-        rows.add(int(node[first]), "breaks-budget", budget, reason, hit - allowed, "pods")
-    for source in chosen.tolist():
-        rows.add(source, "drained", "", "pods moved elsewhere", int(moved[source]), "pods")
-    return rows.answer(sort=True)
+    alone = sum(1 for row in moving if not owner[row])
+    if alone:
+        rows.note("pods without a controller: kubectl drain refuses them, nothing creates them again", alone)
+    return np.array(moving, np.int64)
 
 
-def _lacking(snapshot: Snapshot, room: Room, request: NDArray[np.int64]) -> str:
-    """Why no node takes a pod: the resource that no open node has enough of, or that they do not coincide."""
+def _place(
+    snapshot: Snapshot,
+    room: Room,
+    request: NDArray[np.int64],
+    rule: Rule,
+    constraints: Constraints | None,
+    row: int,
+) -> tuple[int, str]:
+    """The node that a pod could go to, or -1 and why there is none. Raise `Undecidable`."""
+    if constraints is None:
+        target = room.choose(request, rule)
+        return target, "" if target != NO_NODE else _lacking(snapshot, room, request, room.open, [])
+    constraints.leave(row)
+    source = int(snapshot.column("node")[row])
+    allowed = room.open.copy()
+    out: list[tuple[str, int]] = []
+    target = NO_NODE
+    try:
+        for why, nodes in constraints.allowed(row):
+            before = int(allowed.sum())
+            allowed &= nodes
+            if int(allowed.sum()) < before:
+                out.append((why, before - int(allowed.sum())))
+        target = room.choose(request, rule, allowed)
+    finally:
+        constraints.enter(row, target if target != NO_NODE else source)
+    return target, "" if target != NO_NODE else _lacking(snapshot, room, request, allowed, out)
+
+
+def _lacking(
+    snapshot: Snapshot,
+    room: Room,
+    request: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    out: list[tuple[str, int]],
+) -> str:
+    """Why no node takes a pod: how many nodes each filter excludes, then what the rest has too little of."""
     if not room.open.any():
-        return "no other node takes pods"
+        return "no other node"
+    said = [f"{count} excluded by {why}" for why, count in out]
+    if allowed.any():
+        said.append(f"{int(allowed.sum())} without {_short(snapshot, room, request, allowed)}")
+    return f"no node of {int(room.open.sum())}: {', '.join(said)}"
+
+
+def _short(snapshot: Snapshot, room: Room, request: NDArray[np.int64], allowed: NDArray[np.bool_]) -> str:
+    if not (room.slots[allowed] > 0).any():
+        return "a free pod slot"
     for index, name in enumerate(snapshot.resources.names):
-        if request[index] and not (room.free[index][room.open] >= request[index]).any():
-            return f"no node has enough {name}"
-    return "no node has enough of everything at once"
+        if request[index] and not (room.free[index][allowed] >= request[index]).any():
+            return f"enough {name}"
+    return "enough of everything at once"
+
+
+def _conclude(rows: Rows, source: int, course: _Course, *, verified: bool) -> None:
+    if course.obstacles:
+        said = ", ".join(f"{count} {what}" for what, count in course.obstacles.items())
+        rows.add(source, "not-drained", "", said, sum(course.obstacles.values()), "pods")
+    elif verified:
+        rows.add(source, "drained", "", "all its other pods have a place", course.moved, "pods")
+    else:
+        rows.add(source, "unverified", "", "by requests alone", course.moved, "pods")

@@ -61,6 +61,16 @@ class ContainerSpec(Struct):
     ports: Raw = EMPTY
 
 
+class ClaimName(Struct):
+    claim_name: str = ""
+
+
+class PodVolume(Struct):
+    """A volume, of which only the claim matters: it can tie the pod to some nodes."""
+
+    persistent_volume_claim: ClaimName | None = None
+
+
 class PodSpecFields(Struct):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
@@ -68,6 +78,11 @@ class PodSpecFields(Struct):
     priority: int | None = None
     overhead: Raw = EMPTY
     resources: Raw = EMPTY
+    node_selector: Raw = EMPTY
+    affinity: Raw = EMPTY
+    tolerations: Raw = EMPTY
+    topology_spread_constraints: Raw = EMPTY
+    volumes: list[PodVolume] | None = None
 
 
 class PodStatusFields(Struct):
@@ -155,6 +170,24 @@ class PriorityClassDocument(Struct):
     metadata: Meta
     value: int
     preemption_policy: str = ""
+
+
+class ClaimSpec(Struct):
+    volume_name: str = ""
+
+
+class ClaimDocument(Struct):
+    """A PersistentVolumeClaim."""
+
+    metadata: Meta
+    spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
+
+
+class VolumeDocument(Struct):
+    """A PersistentVolume."""
+
+    metadata: Meta
+    spec: Raw = EMPTY
 
 
 class Head(Struct):

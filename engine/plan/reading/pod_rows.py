@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from engine.api.qos import SYSTEM_CRITICAL_PRIORITY
-from engine.plan.reading.documents import Annotations, Owner, PodDocument
+from engine.plan.reading.documents import EMPTY, Annotations, Owner, PodDocument, PodVolume
 from engine.plan.reading.templates import MAX_KNOWN, Templates, Unusable
 from engine.plan.snapshot.columns import POD_FIELDS
 from engine.tables import CRITICAL, HAS_PRIORITY, LIVE, MIRROR, PROTECTED, QOS_CODES, STATIC
@@ -49,6 +49,7 @@ class PodRows:
         self._created: list[float] = []
         self._owner: list[str] = []
         self._labels: list[str] = []
+        self._claims: list[str] = []
 
     def add(self, pod: PodDocument) -> None:
         """Append a pod. Raises `Unusable` with the field as subject; nothing is appended then."""
@@ -68,6 +69,9 @@ class PodRows:
             qos = found
         created, labels = _created(meta.creation_timestamp), self._label_text(bytes(meta.labels))
         owner = _controller(meta.owner_references) if meta.owner_references else ""
+        if owner.startswith("DaemonSet/"):
+            # The daemon controller pins each pod to its node, which would make a template for each node.
+            spec.affinity = EMPTY
         template = self._templates.number(spec)
         node_name = spec.node_name
         node = -1
@@ -86,6 +90,7 @@ class PodRows:
         self._created.append(created)
         self._owner.append(owner)
         self._labels.append(labels)
+        self._claims.append(_claims(spec.volumes) if spec.volumes else "")
         if len(self._name) >= _CHUNK:
             self._flush()
 
@@ -121,6 +126,7 @@ class PodRows:
             "owner": pa.array(self._owner).dictionary_encode(),
             "labels": pa.array(self._labels).dictionary_encode(),
         } | {f"usage/{name}": pa.nulls(rows, pa.int64()) for name in USAGE}
+        arrays["claims"] = pa.array(self._claims, pa.string())
         self._chunks.append(pa.record_batch(arrays))
         self.count += rows
         self._start()
@@ -128,7 +134,7 @@ class PodRows:
     def table(self, templates: pa.Table) -> tuple[pa.Table, list[str]]:
         """The rows, without those whose namespace and name were there before, and the latter's names."""
         self._flush()
-        schema = pa.schema(list(POD_FIELDS.items()))
+        schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string())])
         table = pa.Table.from_batches([b.cast(schema) for b in self._chunks], schema).unify_dictionaries()
         table = table.combine_chunks()
         repeated = self._repeated(table)
@@ -163,6 +169,12 @@ def _created(moment: datetime | None) -> float:
     if moment is None:
         return 0.0
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _claims(volumes: list[PodVolume]) -> str:
+    """The names of the claims that a pod mounts, with spaces between."""
+    claims = (volume.persistent_volume_claim for volume in volumes)
+    return " ".join(claim.claim_name for claim in claims if claim is not None)
 
 
 def _flags(priority: int | None, annotations: Annotations) -> int:

@@ -13,10 +13,12 @@ from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
 from engine.plan.reading.documents import (
     BudgetDocument,
+    ClaimDocument,
     Head,
     NodeDocument,
     PodDocument,
     PriorityClassDocument,
+    VolumeDocument,
 )
 from engine.plan.reading.json_stream import JSONStream
 from engine.plan.reading.node_documents import NodeDocuments
@@ -24,6 +26,7 @@ from engine.plan.reading.node_rows import NodeRows
 from engine.plan.reading.pod_rows import LAYER_USAGE, USAGE, PodRows
 from engine.plan.reading.sources import Digest, Source, is_live
 from engine.plan.reading.templates import Templates, Unusable
+from engine.plan.reading.volume_rows import VolumeRows
 from engine.plan.snapshot.columns import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
 from engine.plan.snapshot.faults import FaultLog
 from engine.tables import ResourceNames
@@ -33,6 +36,8 @@ _node = msgspec.json.Decoder(NodeDocument)
 _head = msgspec.json.Decoder(Head)
 _budget = msgspec.json.Decoder(BudgetDocument)
 _priority_class = msgspec.json.Decoder(PriorityClassDocument)
+_claim = msgspec.json.Decoder(ClaimDocument)
+_volume = msgspec.json.Decoder(VolumeDocument)
 
 
 class SnapshotReader:
@@ -47,11 +52,14 @@ class SnapshotReader:
         self._node_documents = NodeDocuments(self._nodes, faults)
         self._budgets: list[BudgetDocument] = []
         self._priority_classes: list[PriorityClassDocument] = []
+        self._volumes = VolumeRows()
         self._ignored = 0
         self._readers: dict[str, Callable[[bytes], None]] = {
             "Node": self._read_node,
             "PodDisruptionBudget": lambda data: self._budgets.append(_budget.decode(data)),
             "PriorityClass": lambda data: self._priority_classes.append(_priority_class.decode(data)),
+            "PersistentVolumeClaim": lambda data: self._volumes.add_claim(_claim.decode(data)),
+            "PersistentVolume": lambda data: self._volumes.add_volume(_volume.decode(data)),
         }
         self._origin = ""
 
@@ -121,6 +129,7 @@ class SnapshotReader:
             devices=self._node_documents.device_table(),
             budgets=_budget_table(self._budgets),
             priority_classes=_priority_class_table(self._priority_classes),
+            volumes=self._volumes.table(),
             meta={
                 "input_hash": digest.hexdigest(),
                 "sources": sources,

@@ -67,6 +67,10 @@ class Templates:
             else None,
             bytes(spec.overhead),
             bytes(spec.resources),
+            bytes(spec.node_selector),
+            bytes(spec.affinity),
+            bytes(spec.tolerations),
+            bytes(spec.topology_spread_constraints),
         )  # fmt: skip
         found = self._known.get(key)
         if found is None:
@@ -86,9 +90,17 @@ class Templates:
         if spec.init_containers:
             plain["initContainers"] = [_container(c) for c in spec.init_containers]
         plain |= {
-            name: value for name, value in (("overhead", spec.overhead), ("resources", spec.resources))
+            name: value
+            for name, value in (
+                ("overhead", spec.overhead),
+                ("resources", spec.resources),
+                ("nodeSelector", spec.node_selector),
+                ("affinity", spec.affinity),
+                ("tolerations", spec.tolerations),
+                ("topologySpreadConstraints", spec.topology_spread_constraints),
+            )
             if bytes(value)
-        }  # fmt: skip
+        }
         try:
             text = msgspec.json.format(_encoder.encode(plain), indent=-1)
             pod = _decoder.decode(b'{"spec":' + text + b"}")

@@ -37,7 +37,9 @@ FORMAT_VERSION = 1
 SUFFIX = ".kes"
 MAGIC = b"PK\x03\x04"
 MANIFEST = "manifest.json"
-TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priority_classes")
+TABLES = ("nodes", "pods", "templates", "images", "devices", "budgets", "priority_classes", "volumes")
+LATER_TABLES = ("volumes",)
+"""Tables that files written before them lack; they are empty then."""
 ROW_GROUP = 131_072
 MAX_TABLE = 64 * 2**30
 _LOCAL_HEADER = 30
@@ -103,13 +105,14 @@ class SnapshotFile:
             if manifest.format_version != FORMAT_VERSION:
                 raise InvalidInput(f"format {manifest.format_version}; this version reads {FORMAT_VERSION}")
             self.meta = manifest.meta
-            missing = [name for name in TABLES if f"{name}.parquet" not in self._members]
+            there = [name for name in TABLES if f"{name}.parquet" in self._members]
+            missing = [name for name in TABLES if name not in (*there, *LATER_TABLES)]
             if missing:
                 raise InvalidInput(f"has no table {missing[0]}")
-            self._files = {name: self._parquet(name) for name in TABLES}
+            self._files = {name: self._parquet(name) for name in there}
             for name, file in self._files.items():
                 checked_names(name, file.schema_arrow.names)
-            self._small = {name: self._table(name) for name in TABLES if name != "pods"}
+            self._small = {name: self._table(name) for name in there if name != "pods"}
             self._counts: NDArray[np.int64] = self._small["nodes"]["pods"].to_numpy()
 
     @contextmanager

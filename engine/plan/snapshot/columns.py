@@ -69,6 +69,12 @@ BUDGET_FIELDS = {
     "max_unavailable": pa.string(),
     "selector": pa.string(),
 }
+VOLUME_FIELDS = {
+    "namespace": pa.string(),
+    "claim": pa.string(),
+    "volume": pa.string(),
+    "node_affinity": pa.string(),
+}
 PRIORITY_CLASS_FIELDS = {"name": pa.string(), "value": pa.int64(), "preemption_policy": pa.string()}
 
 _TABLE_COLUMNS = ("template", "qos", "flags", "priority", "created")
@@ -99,6 +105,7 @@ class Snapshot:
     devices: Table = field(default_factory=lambda: empty(DEVICE_FIELDS))
     budgets: Table = field(default_factory=lambda: empty(BUDGET_FIELDS))
     priority_classes: Table = field(default_factory=lambda: empty(PRIORITY_CLASS_FIELDS))
+    volumes: Table = field(default_factory=lambda: empty(VOLUME_FIELDS))
     meta: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -21,11 +21,15 @@ BATCH = 4096
 _ITEM = b"\n        "
 _TOKEN = {"mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": True}
 _POD_NAME = {"apiVersion": "v1", "fieldPath": "metadata.name"}
+_TOLERATIONS = [
+    {"effect": "NoExecute", "key": f"node.kubernetes.io/{k}", "operator": "Exists", "tolerationSeconds": 300}
+    for k in ("not-ready", "unreachable")
+]
 _CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
 
 
 def write_list(snapshot: Snapshot, file: BinaryIO, *, pretty: bool = True) -> None:
-    """A `v1` List of the nodes, then the pods, then the priority classes."""
+    """A `v1` List of the nodes, then the pods, the priority classes, claims and volumes."""
     file.write(b'{\n    "apiVersion": "v1",\n    "items": [')
     separator = b""
     for document in documents(snapshot):
@@ -70,6 +74,24 @@ def documents(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
             "metadata": meta,
             "value": row["value"],
         }
+    yield from _storage(snapshot)
+
+
+def _storage(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+    """The claims, and the volumes that are known."""
+    for row in snapshot.volumes.to_pylist():
+        meta = {"name": row["claim"], "namespace": row["namespace"]}
+        spec = {"volumeName": row["volume"]}
+        yield {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+        if row["volume"] and row["node_affinity"] is not None:
+            required = msgspec.json.decode(row["node_affinity"])
+            reach = {"nodeAffinity": {"required": required}} if required is not None else {}
+            yield {
+                "apiVersion": "v1",
+                "kind": "PersistentVolume",
+                "metadata": {"name": row["volume"]},
+                "spec": reach,
+            }
 
 
 def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dict[str, Any]:
@@ -101,17 +123,13 @@ def _pod(row: dict[str, Any], template: dict[str, Any], nodes: list[str]) -> dic
         "serviceAccount": "default",
         "serviceAccountName": "default",
         "terminationGracePeriodSeconds": 30,
-        "tolerations": [
-            {
-                "effect": "NoExecute",
-                "key": f"node.kubernetes.io/{k}",
-                "operator": "Exists",
-                "tolerationSeconds": 300,
-            }
-            for k in ("not-ready", "unreachable")
-        ],
+        "tolerations": template.get("tolerations", _TOLERATIONS),
         "volumes": [
-            {"name": token, "projected": {"defaultMode": 420, "sources": [{"configMap": {"name": "ca"}}]}}
+            {"name": token, "projected": {"defaultMode": 420, "sources": [{"configMap": {"name": "ca"}}]}},
+            *(
+                {"name": f"claim-{number}", "persistentVolumeClaim": {"claimName": claim}}
+                for number, claim in enumerate((row.get("claims") or "").split())
+            ),
         ],
     }
     if row["node"] >= 0:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
+from engine.api.pod import NodeSelector
 from engine.plan.snapshot.columns import (
     BUDGET_FIELDS,
     DEVICE_FIELDS,
@@ -24,6 +25,7 @@ from engine.plan.snapshot.columns import (
     NO_NODE,
     POD_FIELDS,
     PRIORITY_CLASS_FIELDS,
+    VOLUME_FIELDS,
 )
 from engine.plan.snapshot.lazy_table import Table
 from engine.plan.snapshot.objects import decoded_spec
@@ -61,12 +63,14 @@ _FIXED = {
     "devices": DEVICE_FIELDS,
     "budgets": BUDGET_FIELDS,
     "priority_classes": PRIORITY_CLASS_FIELDS,
+    "volumes": VOLUME_FIELDS,
 }
 _MAY_LACK = {
     "nodes": {"ready"},
     "pods": {"deleted"},
     "images": {"last_used", "first_detected", "in_use"},
     "budgets": {"min_available", "max_unavailable"},
+    "volumes": {"node_affinity"},
 }
 _RANGES: dict[str, dict[str, tuple[float, float]]] = {
     "nodes": {"allocatable/": (-1, MAX_AMOUNT), "capacity/": (-1, MAX_AMOUNT), "reading/": (-1, MAX_AMOUNT),
@@ -83,6 +87,7 @@ _TEXTS = {
     "budgets": {"min_available": BUDGET_COUNT, "max_unavailable": BUDGET_COUNT},
 }
 _labels = msgspec.json.Decoder(dict[str, str] | None)
+_selector = msgspec.json.Decoder(NodeSelector | None)
 
 
 class Provenance(msgspec.Struct):
@@ -161,8 +166,8 @@ def _fields(name: str, there: Sequence[str]) -> Mapping[str, pa.DataType]:
             raise InvalidInput(f"templates: more than {MAX_RESOURCES} resources")
     if name == "pods":
         fields = {field: kind for field, kind in fields.items() if field[:6] != "usage/" or field in there}
-        if "deleted" in there:
-            fields["deleted"] = pa.float64()
+        optional = {"deleted": pa.float64(), "claims": pa.string()}
+        fields |= {field: kind for field, kind in optional.items() if field in there}
     return fields
 
 
@@ -192,6 +197,8 @@ def _check_values(name: str, field: str, column: pa.ChunkedArray, nodes: int) ->
             _check_specs(column)
         case ("pods", "labels"):
             _check_labels(column)
+        case ("volumes", "node_affinity"):
+            _check_selectors(column)
 
 
 def _check_range(where: str, column: pa.ChunkedArray, low: float, high: float) -> None:
@@ -222,6 +229,14 @@ def _check_labels(column: pa.ChunkedArray) -> None:
                 _labels.decode(text or "null")
             except msgspec.DecodeError:
                 raise InvalidInput(f"pods.labels: {text[:60]!r} are not labels") from None
+
+
+def _check_selectors(column: pa.ChunkedArray) -> None:
+    for row, text in enumerate(column.to_pylist()):
+        try:
+            _selector.decode(text or "null")
+        except msgspec.DecodeError:
+            raise InvalidInput(f"volumes.node_affinity[{row}]: {text[:60]!r} selects no nodes") from None
 
 
 def check_pods(pods: Table, counts: NDArray[np.int64], first: int, templates: int) -> None:

@@ -253,7 +253,7 @@ def _pods(
     owners = [f"ReplicaSet/{n}" for n in workloads.names] + [f"DaemonSet/{d[0]}" for d in daemons]
     labels = [f'{{"app":"{n}"}}' for n in [*workloads.names, *(d[0] for d in daemons)]]
     suffix = pa.array(np.arange(rows)).cast(pa.string())
-    schema = pa.schema(list(POD_FIELDS.items()))
+    schema = pa.schema([*POD_FIELDS.items(), ("claims", pa.string())])
     codes = pa.array(workload.astype(np.int32))
     zero = pa.array(np.zeros(rows, np.int32))
     return pa.table(
@@ -276,6 +276,7 @@ def _pods(
             "usage/disk": disk,
             "usage/inodes": disk // 20_000 + 10,
             "usage/processes": random.integers(1, 60, rows),
+            "claims": pa.repeat("", rows),
         },
         schema,
     )

@@ -1,0 +1,177 @@
+"""What forbids a pod a node besides amounts: the scheduler's filters, as far as a snapshot can decide them.
+
+`Constraints` tells, for one pod at a time, which nodes each rule leaves: readiness, taints, node selector and
+required node affinity, volumes that only some nodes reach, host ports, and the rules between pods
+(`topology`). Source: the v1.36 scheduler's filter plugins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission.ports import UsedPorts, host_ports
+from engine.admission.selectors import matches_node, selects, tolerates
+from engine.api.node import Taint
+from engine.api.pod import NodeSelector, Pod
+from engine.plan.placement.topology import Allowed, Nodes, PodTopology, Undecidable, node_labels
+from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.objects import decoded_spec, node_object
+
+EFFECTS = ("NoSchedule", "NoExecute")
+CORDON = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+
+_selector = msgspec.json.Decoder(NodeSelector | None)
+
+
+def knows_constraints(snapshot: Snapshot) -> bool:
+    """Whether the snapshot holds what pods demand of nodes. Traces from tables, and files written before
+    constraints were kept, do not."""
+    return "claims" in snapshot.pods.column_names
+
+
+class Constraints:
+    """The filters over one snapshot, while pods move in it."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._topology = PodTopology(snapshot)
+        self._pods: dict[int, Pod] = {}
+        self._placed: dict[int, tuple[Nodes, Nodes]] = {}
+        self._reach: dict[str, Nodes] = {}
+        self._ports: dict[int, UsedPorts] | None = None
+        ready = snapshot.nodes["ready"].fill_null(True).to_numpy(zero_copy_only=False)
+        self._ready: Nodes = ready & snapshot.nodes["known"].to_numpy(zero_copy_only=False)
+
+    def leave(self, row: int) -> None:
+        """The pod is on no node while it looks for one."""
+        self._topology.leave(row)
+        pod = self._pod(row)
+        if host_ports(pod):
+            self._used_ports[int(self._snapshot.column("node")[row])].remove(pod)
+
+    def enter(self, row: int, node: int) -> None:
+        """The pod is on this node from now on."""
+        self._topology.enter(row, node)
+        pod = self._pod(row)
+        if node != NO_NODE and host_ports(pod):
+            self._used_ports.setdefault(node, UsedPorts()).add(pod)
+
+    def allowed(self, row: int) -> Iterator[Allowed]:
+        """(why the other nodes are out, the nodes that stay) of every filter. Raise `Undecidable`."""
+        tolerated, affine = self._by_template(row)
+        yield "not ready or unknown", self._ready
+        yield "a taint", tolerated
+        yield "node selector or affinity", affine
+        for claim in self._claims(row):
+            yield "the topology of a volume", self._reaching(row, claim)
+        pod = self._pod(row)
+        if host_ports(pod):
+            free = np.ones(self._snapshot.node_count, bool)
+            for node, used in self._used_ports.items():
+                free[node] = not used.conflict(pod)
+            yield "a host port", free
+        yield from self._topology.allowed(row, affine, tolerated)
+
+    def _pod(self, row: int) -> Pod:
+        template = int(self._snapshot.column("template")[row])
+        if template not in self._pods:
+            self._pods[template] = decoded_spec(self._snapshot.templates["spec"][template].as_py())
+        return self._pods[template]
+
+    def _by_template(self, row: int) -> tuple[Nodes, Nodes]:
+        """Nodes whose taints a pod tolerates, and nodes that its selectors take."""
+        template = int(self._snapshot.column("template")[row])
+        if template not in self._placed:
+            pod = self._pod(row)
+            tolerations = pod.spec.tolerations or ()
+            tainted = [all(tolerates(tolerations, taint) for taint in taints) for taints in self._taints]
+            tolerated = np.array(tainted, bool)[self._taint_code]
+            if pod.spec.node_selector or pod.spec.affinity:
+                names = self._snapshot.node_names
+                matching = (
+                    matches_node(pod, labels, name) for labels, name in zip(self._labels, names, strict=True)
+                )
+                affine = np.fromiter(matching, bool, len(names))
+            else:
+                affine = np.ones(self._snapshot.node_count, bool)
+            self._placed[template] = tolerated, affine
+        return self._placed[template]
+
+    @cached_property
+    def _labels(self) -> list[dict[str, str]]:
+        return [dict(labels) for labels in node_labels(self._snapshot)]
+
+    @cached_property
+    def _node_taints(self) -> tuple[list[tuple[Taint, ...]], NDArray[np.int64]]:
+        """Distinct sets of taints that keep pods away, and int64[nodes]: the set of each node."""
+        numbers: dict[bytes, int] = {}
+        distinct: list[tuple[Taint, ...]] = []
+        codes = []
+        cordoned = self._snapshot.nodes["unschedulable"].to_pylist()
+        for node in range(self._snapshot.node_count):
+            taints = [
+                taint
+                for taint in node_object(self._snapshot, node).spec.taints or ()
+                if taint.effect in EFFECTS
+            ]
+            if cordoned[node]:
+                taints.append(CORDON)
+            key = msgspec.json.encode(taints)
+            if key not in numbers:
+                numbers[key] = len(distinct)
+                distinct.append(tuple(taints))
+            codes.append(numbers[key])
+        return distinct, np.array(codes, np.int64)
+
+    @property
+    def _taints(self) -> list[tuple[Taint, ...]]:
+        return self._node_taints[0]
+
+    @property
+    def _taint_code(self) -> NDArray[np.int64]:
+        return self._node_taints[1]
+
+    def _claims(self, row: int) -> list[str]:
+        text: str = self._snapshot.pods["claims"][row].as_py() or ""
+        return text.split()
+
+    def _reaching(self, row: int, claim: str) -> Nodes:
+        """Nodes that reach the volume of a claim. Raise `Undecidable` for one that is not known."""
+        namespace = self._snapshot.pods["namespace"][row].as_py()
+        found = self._volumes.get((namespace, claim))
+        if found is None:
+            raise Undecidable(f"claim {claim} is not in the snapshot")
+        volume, affinity = found
+        if affinity is None:
+            raise Undecidable(f"volume {volume} of claim {claim} is not in the snapshot")
+        if affinity not in self._reach:
+            selector = _selector.decode(affinity)
+            nodes = np.ones(self._snapshot.node_count, bool)
+            if selector is not None:
+                pairs = zip(self._labels, self._snapshot.node_names, strict=True)
+                nodes = np.array([selects(selector, labels, name) for labels, name in pairs], bool)
+            self._reach[affinity] = nodes
+        return self._reach[affinity]
+
+    @cached_property
+    def _volumes(self) -> dict[tuple[str, str], tuple[str, str | None]]:
+        rows = self._snapshot.volumes.to_pylist()
+        return {(row["namespace"], row["claim"]): (row["volume"], row["node_affinity"]) for row in rows}
+
+    @property
+    def _used_ports(self) -> dict[int, UsedPorts]:
+        """Host ports by node, of the nodes that have any in use."""
+        if self._ports is None:
+            self._ports = {}
+            specs = self._snapshot.templates["spec"].to_pylist()
+            with_ports = [row for row, spec in enumerate(specs) if '"hostPort"' in spec]
+            rows = np.flatnonzero(np.isin(self._snapshot.column("template"), with_ports)).tolist()
+            node = self._snapshot.column("node")
+            for row in rows:
+                self._ports.setdefault(int(node[row]), UsedPorts()).add(self._pod(row))
+        return self._ports

@@ -1,0 +1,284 @@
+"""Rules between pods: required affinity and anti-affinity, and topology spread that must hold.
+
+`PodTopology` knows where every pod is, also while pods move, and says which nodes the rules of one pod leave.
+Source: the v1.36 scheduler's InterPodAffinity and PodTopologySpread filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission.selectors import selects_labels
+from engine.api.pod import Pod
+from engine.api.references import LabelSelector, LabelSelectorRequirement
+from engine.plan.snapshot.columns import NO_NODE, Snapshot
+from engine.plan.snapshot.objects import decoded_spec
+
+Nodes = NDArray[np.bool_]
+Allowed = tuple[str, Nodes]
+"""Why the other nodes are out, and the nodes that stay."""
+
+REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+class Undecidable(Exception):
+    """A rule needs what a snapshot does not hold; the text says what."""
+
+
+class _Term(msgspec.Struct, rename="camel"):
+    """A PodAffinityTerm. An API server has merged `matchLabelKeys` into the selector already."""
+
+    topology_key: str = ""
+    label_selector: LabelSelector | None = None
+    namespaces: list[str] | None = None
+    namespace_selector: LabelSelector | None = None
+
+
+class _Spread(msgspec.Struct, rename="camel"):
+    """A TopologySpreadConstraint."""
+
+    topology_key: str
+    max_skew: int = 1
+    when_unsatisfiable: str = "DoNotSchedule"
+    label_selector: LabelSelector | None = None
+    min_domains: int | None = None
+    node_affinity_policy: str | None = None
+    node_taints_policy: str | None = None
+    match_label_keys: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What the pods of one template demand of other pods."""
+
+    affinity: tuple[_Term, ...] = ()
+    anti_affinity: tuple[_Term, ...] = ()
+    spread: tuple[_Spread, ...] = ()
+
+
+class PodTopology:
+    """Which nodes the rules between pods leave for one pod, as pods move."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._node = snapshot.column("node").astype(np.int64)
+        self._template = snapshot.column("template")
+        labels = snapshot.pods["labels"].slice(0, snapshot.placed).combine_chunks()
+        self._labels: list[Mapping[str, str]] = [
+            msgspec.json.decode(text) or {} if text else {} for text in labels.dictionary.to_pylist()
+        ]
+        self._label_code = labels.indices.to_numpy()
+        namespaces = snapshot.pods["namespace"].slice(0, snapshot.placed).combine_chunks()
+        self._namespaces: list[str] = namespaces.dictionary.to_pylist()
+        self._namespace_code = namespaces.indices.to_numpy()
+        self._domains: dict[str, tuple[NDArray[np.int64], int]] = {}
+        self._rules: dict[int, _Rules] = {}
+        self._matching: dict[tuple[bytes, tuple[str, ...] | None], NDArray[np.bool_]] = {}
+
+    def leave(self, row: int) -> None:
+        """The pod is on no node while it looks for one."""
+        self._node[row] = NO_NODE
+
+    def enter(self, row: int, node: int) -> None:
+        """The pod is on this node from now on."""
+        self._node[row] = node
+
+    def allowed(self, row: int, affine: Nodes, tolerated: Nodes) -> Iterator[Allowed]:
+        """The nodes that each rule leaves to a pod. `affine` nodes match its selectors; it tolerates the
+        taints of `tolerated` ones. Raise `Undecidable`."""
+        rules = self._rules_of(int(self._template[row]))
+        own = (self._namespaces[self._namespace_code[row]],)
+        labels = self._labels[self._label_code[row]]
+        yield "anti-affinity of a pod there", ~self._repelled(own[0], labels)
+        if rules.anti_affinity:
+            near = np.zeros(self._snapshot.node_count, bool)
+            for term in rules.anti_affinity:
+                near |= self._holding(term.topology_key, self._selected(term, own))
+            yield "its pod anti-affinity", ~near
+        if rules.affinity:
+            yield "its pod affinity", self._attracted(rules.affinity, own, labels)
+        for spread in rules.spread:
+            counted = np.ones(self._snapshot.node_count, bool)
+            if spread.node_affinity_policy != "Ignore":
+                counted &= affine
+            if spread.node_taints_policy == "Honor":
+                counted &= tolerated
+            for other in rules.spread:
+                counted &= self._domains_of(other.topology_key)[0] >= 0
+            yield "its topology spread", self._spread(spread, own, labels, counted)
+
+    def _attracted(self, terms: Sequence[_Term], own: tuple[str, ...], labels: Mapping[str, str]) -> Nodes:
+        """Nodes near pods that match every term; any keyed node for the first pod of a group that attracts
+        itself."""
+        everyone = np.ones(len(self._node), bool)
+        for term in terms:
+            everyone &= self._selected(term, own)
+        keyed = np.ones(self._snapshot.node_count, bool)
+        for term in terms:
+            keyed &= self._domains_of(term.topology_key)[0] >= 0
+        if not (everyone & (self._node != NO_NODE)).any() and all(
+            selects_labels(term.label_selector, labels) and own[0] in (self._spaces(term, own) or own)
+            for term in terms
+        ):
+            return keyed
+        near = keyed
+        for term in terms:
+            near = near & self._holding(term.topology_key, everyone)
+        return near
+
+    def _repelled(self, namespace: str, labels: Mapping[str, str]) -> Nodes:
+        """Nodes near a pod whose own anti-affinity is against this one."""
+        near = np.zeros(self._snapshot.node_count, bool)
+        for template in self._repelling:
+            for term in self._rules_of(template).anti_affinity:
+                if not selects_labels(term.label_selector, labels):
+                    continue
+                pods = self._template == template
+                spaces = self._spaces(term, ())
+                if spaces is not None and namespace not in spaces:
+                    if spaces:
+                        continue
+                    pods = pods & self._in_namespaces((namespace,))
+                near |= self._holding(term.topology_key, pods)
+        return near
+
+    def _spread(
+        self, spread: _Spread, own: tuple[str, ...], labels: Mapping[str, str], counted: Nodes
+    ) -> Nodes:
+        domain, count = self._domains_of(spread.topology_key)
+        selector = spread.label_selector
+        keys = [key for key in spread.match_label_keys or () if key in labels]
+        if keys and selector is not None:
+            selector = LabelSelector(
+                match_labels=selector.match_labels,
+                match_expressions=[
+                    *(selector.match_expressions or ()),
+                    *(LabelSelectorRequirement(key=key, operator="In", values=[labels[key]]) for key in keys),
+                ],
+            )
+        pods = self._matches(selector, own) & (self._node != NO_NODE)
+        at = self._node[pods]
+        at = at[counted[at]]
+        held = np.bincount(domain[at], minlength=count)
+        eligible = np.unique(domain[counted])
+        least = int(held[eligible].min()) if len(eligible) else 0
+        if spread.min_domains is not None and len(eligible) < spread.min_domains:
+            least = 0
+        itself = 1 if selects_labels(selector, labels) else 0
+        keyed = domain >= 0
+        fits: Nodes = keyed.copy()
+        fits[keyed] = held[domain[keyed]] + itself - least <= spread.max_skew
+        return fits
+
+    def _holding(self, key: str, pods: NDArray[np.bool_]) -> Nodes:
+        """Nodes whose domain of a topology key holds one of these pods."""
+        domain, count = self._domains_of(key)
+        at = self._node[pods]
+        found = domain[at[at != NO_NODE]]
+        holds = np.zeros(count + 1, bool)
+        holds[found[found >= 0]] = True
+        near: Nodes = holds[domain]
+        return near
+
+    def _domains_of(self, key: str) -> tuple[NDArray[np.int64], int]:
+        """int64[nodes]: the domain of each node, -1 without the label; and how many there are."""
+        found = self._domains.get(key)
+        if found is None:
+            numbers: dict[str, int] = {}
+            values = [labels.get(key) for labels in self._node_labels]
+            domain = [-1 if value is None else numbers.setdefault(value, len(numbers)) for value in values]
+            found = self._domains[key] = np.array(domain, np.int64), len(numbers)
+        return found
+
+    @cached_property
+    def _node_labels(self) -> list[Mapping[str, str]]:
+        return node_labels(self._snapshot)
+
+    def _selected(self, term: _Term, own: tuple[str, ...]) -> NDArray[np.bool_]:
+        spaces = self._spaces(term, own)
+        return self._matches(term.label_selector, spaces)
+
+    @staticmethod
+    def _spaces(term: _Term, own: tuple[str, ...]) -> tuple[str, ...] | None:
+        """The namespaces that a term is about, `own` where it names none; None for all."""
+        chosen = term.namespace_selector
+        if chosen is not None:
+            if chosen.match_labels or chosen.match_expressions:
+                raise Undecidable("its affinity chooses namespaces by their labels")
+            return None
+        return tuple(term.namespaces) if term.namespaces else own
+
+    def _matches(
+        self, selector: LabelSelector | None, namespaces: tuple[str, ...] | None
+    ) -> NDArray[np.bool_]:
+        """bool[placed]: the pods of these namespaces that a selector takes."""
+        key = msgspec.json.encode(selector), namespaces
+        found = self._matching.get(key)
+        if found is None:
+            labelled = np.array([selects_labels(selector, labels) for labels in self._labels], bool)
+            found = labelled[self._label_code] if len(labelled) else np.zeros(len(self._node), bool)
+            if namespaces is not None:
+                found = found & self._in_namespaces(namespaces)
+            self._matching[key] = found
+        return found
+
+    def _in_namespaces(self, namespaces: tuple[str, ...]) -> NDArray[np.bool_]:
+        named = np.array([name in namespaces for name in self._namespaces], bool)
+        found: NDArray[np.bool_] = named[self._namespace_code]
+        return found
+
+    @cached_property
+    def _repelling(self) -> list[int]:
+        """Templates of placed pods that have required anti-affinity."""
+        specs = self._snapshot.templates["spec"]
+        used = np.unique(self._template).tolist()
+        return [row for row in used if "podAntiAffinity" in specs[row].as_py()]
+
+    def _rules_of(self, template: int) -> _Rules:
+        found = self._rules.get(template)
+        if found is None:
+            found = self._rules[template] = _rules(self._snapshot, template)
+        return found
+
+
+def _rules(snapshot: Snapshot, template: int) -> _Rules:
+    pod: Pod = decoded_spec(snapshot.templates["spec"][template].as_py())
+    affinity = pod.spec.affinity
+    try:
+        return _Rules(
+            _terms(affinity.pod_affinity if affinity is not None else None),
+            _terms(affinity.pod_anti_affinity if affinity is not None else None),
+            tuple(
+                spread
+                for spread in msgspec.convert(pod.spec.topology_spread_constraints or [], list[_Spread])
+                if spread.when_unsatisfiable == "DoNotSchedule"
+            ),
+        )
+    except msgspec.ValidationError as error:
+        raise Undecidable(f"its affinity or topology spread cannot be read: {error}") from None
+
+
+def _terms(affinity: dict[str, Any] | None) -> tuple[_Term, ...]:
+    return tuple(msgspec.convert((affinity or {}).get(REQUIRED) or [], list[_Term]))
+
+
+def node_labels(snapshot: Snapshot) -> list[Mapping[str, str]]:
+    """The labels of every node; none where no Node object is known."""
+    decoder = msgspec.json.Decoder(_Document)
+    texts = snapshot.nodes["document"].to_pylist()
+    return [(decoder.decode(text).metadata.labels or {}) if text else {} for text in texts]
+
+
+class _Meta(msgspec.Struct):
+    labels: dict[str, str] | None = None
+
+
+class _Document(msgspec.Struct):
+    metadata: _Meta = msgspec.field(default_factory=_Meta)

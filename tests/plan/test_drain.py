@@ -1,0 +1,295 @@
+"""drain: a pod goes only where a scheduler could send it, and `drained` is said of no other node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.plan import Snapshot, load_snapshot, write_snapshot
+from engine.plan.questions.drain import DrainParameters, drain
+
+ZONE = "topology.kubernetes.io/zone"
+HOST = "kubernetes.io/hostname"
+CONTROL_PLANE = {"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def node(name: str, zone: str = "a", *, ready: bool = True, cpu: str = "4", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {HOST: name, ZONE: zone}},
+        "spec": spec,
+        "status": {
+            "allocatable": {"cpu": cpu, "memory": "8Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def pod(name: str, on: str, *, app: str = "web", owner: str = "ReplicaSet", **spec: Any) -> dict[str, Any]:
+    container = {"name": "main", "image": "x", "resources": {"requests": {"cpu": "100m"}}}
+    container |= spec.pop("container", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": "shop",
+            "uid": name,
+            "labels": {"app": app},
+            "ownerReferences": [{"kind": owner, "name": app, "uid": "o", "controller": True}],
+        },
+        "spec": {"nodeName": on, "containers": [container], **spec},
+        "status": {"phase": "Running"},
+    }
+
+
+def claimed(volume: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "data", "namespace": "shop"},
+        "spec": {"volumeName": volume},
+    }
+
+
+def volume(**spec: Any) -> dict[str, Any]:
+    labels = spec.pop("labels", {})
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": "pv", "labels": labels},
+        "spec": spec,
+    }
+
+
+def reached_from(key: str, *values: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": list(values)}]}]
+    return {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}
+
+
+def anti(key: str, app: str = "web") -> dict[str, Any]:
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}
+    return {"podAntiAffinity": {REQUIRED: [term]}}
+
+
+def near(key: str, app: str) -> dict[str, Any]:
+    term = {"topologyKey": key, "labelSelector": {"matchLabels": {"app": app}}}
+    return {"podAffinity": {REQUIRED: [term]}}
+
+
+CLAIM = {"volumes": [{"name": "d", "persistentVolumeClaim": {"claimName": "data"}}]}
+SPREAD = {
+    "topologySpreadConstraints": [
+        {
+            "topologyKey": ZONE,
+            "maxSkew": 1,
+            "whenUnsatisfiable": "DoNotSchedule",
+            "labelSelector": {"matchLabels": {"app": "web"}},
+        }
+    ]
+}
+ON_ZONE_B = {
+    "nodeAffinity": {
+        REQUIRED: {
+            "nodeSelectorTerms": [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": ["b"]}]}]
+        }
+    }
+}
+PORT = {"container": {"ports": [{"containerPort": 80, "hostPort": 80}]}}
+
+
+def read(tmp_path: Path, *objects: dict[str, Any]) -> Snapshot:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({"kind": "List", "apiVersion": "v1", "items": list(objects)}))
+    return load_snapshot([str(path)])
+
+
+def rows(snapshot: Snapshot, name: str = "n1") -> list[tuple[str, str, str]]:
+    answer = drain(snapshot, DrainParameters(nodes=[name]))
+    return [(row["decision"], row["object"], row["reason"]) for row in answer.table.to_pylist()]
+
+
+GOES = [
+    ("no constraint", [node("n2")], {}, "n2"),
+    ("tolerated", [node("n2", taints=[CONTROL_PLANE])], {"tolerations": [{"operator": "Exists"}]}, "n2"),
+    ("soft taint", [node("n2", taints=[{"key": "x", "effect": "PreferNoSchedule"}])], {}, "n2"),
+    ("the zone that it selects", [node("n2"), node("n3", "b")], {"nodeSelector": {ZONE: "b"}}, "n3"),
+    ("the zone of its affinity", [node("n2"), node("n3", "b")], {"affinity": ON_ZONE_B}, "n3"),
+    (
+        "the volume's zone",
+        [node("n2", "b"), node("n3"), claimed("pv"), volume(**reached_from(ZONE, "a"))],
+        CLAIM,
+        "n3",
+    ),
+    ("a volume without topology", [node("n2"), claimed("pv"), volume()], CLAIM, "n2"),
+    ("a claim that is not bound", [node("n2"), claimed("")], CLAIM, "n2"),
+    (
+        "a zone label of the volume",
+        [node("n2", "b"), node("n3"), claimed("pv"), volume(labels={ZONE: "a__c"})],
+        CLAIM,
+        "n3",
+    ),
+    ("away from its like", [node("n2"), pod("other", "n2"), node("n3")], {"affinity": anti(HOST)}, "n3"),
+    (
+        "near another",
+        [node("n2"), node("n3"), pod("cache", "n3", app="cache")],
+        {"affinity": near(HOST, "cache")},
+        "n3",
+    ),
+    ("first of a group near itself", [node("n2")], {"affinity": near(HOST, "web")}, "n2"),
+    ("the emptier zone", [node("n2"), pod("other", "n2"), node("n3", "b")], SPREAD, "n3"),
+    ("where the port is free", [node("n2"), pod("other", "n2", **PORT), node("n3")], PORT, "n3"),
+]
+STAYS = [
+    ("a taint", [node("n2", taints=[CONTROL_PLANE])], {}, "a taint"),
+    ("a cordoned node", [node("n2", unschedulable=True)], {}, "a taint"),
+    ("a node that is not ready", [node("n2", ready=False)], {}, "not ready"),
+    ("no such zone", [node("n2")], {"nodeSelector": {ZONE: "b"}}, "node selector"),
+    ("affinity", [node("n2")], {"affinity": ON_ZONE_B}, "node selector"),
+    (
+        "a local volume",
+        [node("n2"), claimed("pv"), volume(**reached_from(HOST, "n1"))],
+        CLAIM,
+        "topology of a volume",
+    ),
+    (
+        "a zonal label",
+        [node("n2", "b"), claimed("pv"), volume(labels={ZONE: "a"})],
+        CLAIM,
+        "topology of a volume",
+    ),
+    ("anti-affinity", [node("n2"), pod("other", "n2")], {"affinity": anti(HOST)}, "its pod anti-affinity"),
+    (
+        "somebody's anti-affinity",
+        [node("n2"), pod("other", "n2", app="db", affinity=anti(HOST))],
+        {},
+        "of a pod there",
+    ),
+    ("affinity to nobody", [node("n2")], {"affinity": near(HOST, "cache")}, "its pod affinity"),
+    (
+        "the skew",
+        [node("n2"), pod("a", "n2"), pod("b", "n2"), node("n3", "b", taints=[CONTROL_PLANE])],
+        SPREAD,
+        "its topology spread",
+    ),
+    ("a host port", [node("n2"), pod("other", "n2", **PORT)], PORT, "a host port"),
+    ("cpu", [node("n2", cpu="50m")], {}, "without enough cpu"),
+]
+UNKNOWN = [
+    ("no claim", [node("n2")], CLAIM, "claim data is not in the snapshot"),
+    ("no volume", [node("n2"), claimed("pv")], CLAIM, "volume pv of claim data is not in the snapshot"),
+    (
+        "namespaces by label",
+        [node("n2")],
+        {
+            "affinity": {
+                "podAntiAffinity": {
+                    REQUIRED: [
+                        {
+                            "topologyKey": HOST,
+                            "labelSelector": {},
+                            "namespaceSelector": {"matchLabels": {"team": "x"}},
+                        }
+                    ]
+                }
+            }
+        },
+        "namespaces by their labels",
+    ),
+]
+
+
+@pytest.mark.parametrize(("others", "spec", "target"), [case[1:] for case in GOES], ids=[c[0] for c in GOES])
+def test_a_pod_goes_where_a_scheduler_could_send_it(others, spec, target, tmp_path):
+    snapshot = read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others)
+    for known in (snapshot, _rewritten(snapshot, tmp_path)):
+        assert rows(known) == [
+            ("move", "shop/moving", f"to {target}"),
+            ("drained", "", "all its other pods have a place"),
+        ]
+
+
+@pytest.mark.parametrize(("others", "spec", "why"), [case[1:] for case in STAYS], ids=[c[0] for c in STAYS])
+def test_a_node_whose_pod_has_no_place_is_not_drained(others, spec, why, tmp_path):
+    snapshot = read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others)
+    for known in (snapshot, _rewritten(snapshot, tmp_path)):
+        (remains, verdict) = rows(known)
+        assert remains[:2] == ("remains", "shop/moving")
+        assert why in remains[2]
+        assert verdict == ("not-drained", "", "1 pods that no node takes")
+
+
+@pytest.mark.parametrize(("others", "spec", "why"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
+def test_what_the_snapshot_lacks_proves_nothing(others, spec, why, tmp_path):
+    (unknown, verdict) = rows(read(tmp_path, node("n1"), pod("moving", "n1", **spec), *others))
+    assert unknown[:2] == ("unknown", "shop/moving")
+    assert why in unknown[2]
+    assert verdict[0] == "not-drained"
+
+
+def test_replicas_that_move_keep_away_from_each_other(tmp_path):
+    apart = {"affinity": anti(HOST)}
+    listed = [node(f"n{number}") for number in (1, 2, 3)]
+    listed += [pod("a", "n1", **apart), pod("b", "n1", **apart)]
+    found = rows(read(tmp_path, *listed))
+    assert sorted(reason for decision, _, reason in found if decision == "move") == ["to n2", "to n3"]
+
+
+def test_a_budget_that_allows_nothing_keeps_the_node(tmp_path):
+    budget = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "web", "namespace": "shop"},
+        "spec": {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "web"}}},
+    }
+    found = rows(read(tmp_path, node("n1"), node("n2"), pod("moving", "n1"), budget))
+    assert found[-1][0] == "not-drained"
+    assert "allows no disruption" in found[-1][2]
+
+
+def test_daemons_of_many_nodes_share_a_template(tmp_path):
+    pinned = [
+        pod(
+            f"d{number}",
+            f"n{number}",
+            owner="DaemonSet",
+            affinity={
+                "nodeAffinity": {
+                    REQUIRED: {
+                        "nodeSelectorTerms": [
+                            {
+                                "matchFields": [
+                                    {"key": "metadata.name", "operator": "In", "values": [f"n{number}"]}
+                                ]
+                            }
+                        ]
+                    }
+                }
+            },
+        )
+        for number in range(1, 5)
+    ]
+    snapshot = read(tmp_path, *(node(f"n{number}") for number in range(1, 5)), *pinned)
+    assert snapshot.templates.num_rows == 1
+    assert [decision for decision, _, _ in rows(snapshot)] == ["stays", "drained"]
+
+
+def test_a_snapshot_without_constraints_proves_nothing(tmp_path):
+    snapshot = read(tmp_path, node("n1"), node("n2"), pod("moving", "n1"))
+    at = snapshot.pods.schema.get_field_index("claims")
+    older = _rewritten(snapshot, tmp_path, pods=snapshot.pods.remove_column(at))
+    assert [decision for decision, _, _ in rows(older)] == ["move", "unverified"]
+
+
+def _rewritten(snapshot: Snapshot, tmp_path: Path, **changes: Any) -> Snapshot:
+    """The same through a columnar file."""
+    from dataclasses import replace
+
+    path = tmp_path / "cluster.kes"
+    write_snapshot(replace(snapshot, **changes), path)
+    return load_snapshot([str(path)])
