@@ -36,6 +36,14 @@ class ResourceClaimRef(Struct):
     request: str = ""
 
 
+class PodResourceClaim(Struct):
+    """A claim that containers name: an existing one, or one that the control plane makes from a template."""
+
+    name: str
+    resource_claim_name: str | None = None
+    resource_claim_template_name: str | None = None
+
+
 class ResourceRequirements(Struct):
     requests: ResourceList | None = None
     limits: ResourceList | None = None
@@ -470,7 +478,7 @@ class PodSpec(Struct):
     topology_spread_constraints: list[dict[str, Any]] | None = None
     os: PodOS | None = None
     scheduling_gates: list[dict[str, Any]] | None = None
-    resource_claims: list[dict[str, Any]] | None = None
+    resource_claims: list[PodResourceClaim] | None = None
     resources: ResourceRequirements | None = None
 
 

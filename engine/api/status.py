@@ -109,6 +109,28 @@ class IP(Struct):
     ip: str
 
 
+class PodResourceClaimStatus(Struct):
+    """The claim that was made for one of `spec.resourceClaims`; it has no name where none is needed."""
+
+    name: str
+    resource_claim_name: str | None = None
+
+
+class ContainerExtendedResourceRequest(Struct):
+    """The request of a claim that stands for a container's extended resource."""
+
+    container_name: str
+    resource_name: str
+    request_name: str
+
+
+class ExtendedResourceClaimStatus(Struct):
+    """The claim that the scheduler made for the extended resources of a pod that drivers offer."""
+
+    request_mappings: list[ContainerExtendedResourceRequest] | None = None
+    resource_claim_name: str = ""
+
+
 class PodStatus(Struct):
     phase: str = ""
     observed_generation: int = 0
@@ -126,7 +148,8 @@ class PodStatus(Struct):
     ephemeral_container_statuses: list[ContainerStatus] | None = None
     qos_class: str = ""
     resize: str = ""
-    resource_claim_statuses: list[dict[str, Any]] | None = None
+    resource_claim_statuses: list[PodResourceClaimStatus] | None = None
+    extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
     resources: ResourceAmounts | None = None
     allocated_resources: dict[str, Quantity] | None = None
 

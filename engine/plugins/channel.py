@@ -43,6 +43,14 @@ class PluginChannel:
         except TimeoutError:
             raise Unavailable(f"no answer at {self._path} within {seconds:g} s") from None
 
+    async def connected(self) -> None:
+        """Returns once the plugin has answered a connection. Raises `CallFailed` once it is closed."""
+        await self._channel.connected()
+
+    async def lost(self) -> None:
+        """Returns once the connection that there is has ended."""
+        await self._channel.lost()
+
     async def call(self, method: str, request: Message, answer: type[Answer], seconds: float) -> Answer:
         data = await self._channel.unary(method, request.SerializeToString(), seconds)
         try:

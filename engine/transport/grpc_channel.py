@@ -55,20 +55,18 @@ _OF_HTTP = {
     401: UNAUTHENTICATED,
     403: PERMISSION_DENIED,
     404: UNIMPLEMENTED,
-    429: UNAVAILABLE,
-    502: UNAVAILABLE,
-    503: UNAVAILABLE,
-    504: UNAVAILABLE,
+    **dict.fromkeys((429, 502, 503, 504), UNAVAILABLE),
 }
 
 
 class CallFailed(Exception):
-    """A call's gRPC status (not 0) and what the server or this side says of it."""
+    """A call's gRPC status (not 0) and words for it; `unsent`: it never left this side."""
 
-    def __init__(self, status: int, details: str) -> None:
+    def __init__(self, status: int, details: str, *, unsent: bool = False) -> None:
         super().__init__(details)
         self.status = status
         self.details = details
+        self.unsent = unsent
 
 
 class Channel:
@@ -93,7 +91,12 @@ class Channel:
                 if await asyncio.shield(self._open().greeted):
                     return
             await asyncio.sleep(max(0, self._retry_at - loop.time()))
-        raise CallFailed(UNAVAILABLE, "the channel is closed")
+        raise CallFailed(UNAVAILABLE, "the channel is closed", unsent=True)
+
+    async def lost(self) -> None:
+        """Returns once the connection that there is has ended; at once where there is none."""
+        if (connection := self._connection) is not None:
+            await connection.ended.wait()
 
     async def unary(self, method: str, message: bytes, timeout: float) -> bytes:
         """The answer to one message. Raises CallFailed; cancelled, it takes the call back from the server."""
@@ -137,14 +140,14 @@ class Channel:
             return self._connection
         loop = asyncio.get_running_loop()
         if self._closed:
-            raise CallFailed(UNAVAILABLE, "the channel is closed")
+            raise CallFailed(UNAVAILABLE, "the channel is closed", unsent=True)
         if loop.time() < self._retry_at:
-            raise CallFailed(UNAVAILABLE, self._why)
+            raise CallFailed(UNAVAILABLE, self._why, unsent=True)
         try:
             connected = _connected(self.path)
         except OSError as error:
             self._failed(f"connect: {error.strerror}")
-            raise CallFailed(UNAVAILABLE, self._why) from None
+            raise CallFailed(UNAVAILABLE, self._why, unsent=True) from None
         if self._connection is not None:
             self._retiring.add(self._connection)
         self._connection = _Connection(connected, loop, self._lost, self._again)
@@ -230,6 +233,7 @@ class _Connection:
         self._lost = False
         self.greeted: asyncio.Future[bool] = loop.create_future()
         """Whether the server has sent its settings before the connection ended."""
+        self.ended = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         loop.add_reader(connected, self._readable)
 
@@ -285,22 +289,21 @@ class _Connection:
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
         self._socket.close()
+        self.ended.set()
         if self._later is not None:
             self._later.cancel()
         self._on_lost(self, why)
         self._greeted(False)
-        begun, self._calls = list(self._calls.values()), {}
-        for call in begun:
+        begun, self._calls = self._calls, {}
+        for call in begun.values():
             call.fail(CallFailed(UNAVAILABLE, why))
         self._begin_elsewhere(self._all_waiting())
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
             return self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            return 0
-        except OSError:
-            return len(data)  # reading tells why
+        except OSError as error:  # of any other kind: reading tells why
+            return 0 if isinstance(error, BlockingIOError | InterruptedError) else len(data)
 
     def _writable(self) -> None:
         del self._unsent[: self._send(self._unsent)]
@@ -387,8 +390,7 @@ class _Connection:
         self._after_a_call()
 
     def _all_waiting(self) -> list[_Call]:
-        waiting = list(self._waiting)
-        self._waiting.clear()
+        waiting, self._waiting = list(self._waiting), deque()
         return waiting
 
     def _begin_elsewhere(self, calls: list[_Call]) -> None:

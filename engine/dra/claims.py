@@ -1,0 +1,111 @@
+"""Which ResourceClaims a pod and its containers use, and whether the pod may use them. Pure.
+
+Rules and messages: kubelet v1.36 (`pkg/kubelet/cm/dra`, `dynamic-resource-allocation/resourceclaim`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.api.dynamic_resources import ResourceClaim
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Container, Pod, PodResourceClaim
+
+
+@dataclass(frozen=True, slots=True)
+class PodClaim:
+    """A ResourceClaim that a pod uses, by its object's `name`.
+
+    `entry` is its name in `spec.resourceClaims`, empty for the claim of the pod's extended resources;
+    `generated`: made from a template for this pod, which then has to own it.
+    """
+
+    name: str
+    entry: str = ""
+    generated: bool = False
+
+
+def pod_claims(pod: Pod) -> list[PodClaim]:
+    """Every claim of the pod. An entry of a template that needs no claim is left out.
+
+    Raises `Refused` where a claim has not been created yet.
+    """
+    found = [claim for entry in pod.spec.resource_claims or () if (claim := _pod_claim(pod, entry))]
+    extended = pod.status.extended_resource_claim_status
+    if extended is not None:
+        found.append(PodClaim(extended.resource_claim_name))
+    return found
+
+
+def has_claims(pod: Pod) -> bool:
+    return bool(pod.spec.resource_claims) or pod.status.extended_resource_claim_status is not None
+
+
+def _pod_claim(pod: Pod, entry: PodResourceClaim) -> PodClaim | None:
+    if entry.resource_claim_name is not None:
+        return PodClaim(entry.resource_claim_name, entry.name)
+    namespace, name = pod.metadata.namespace, pod.metadata.name
+    if entry.resource_claim_template_name is None:
+        text = "none of the supported fields are set"
+        raise InvalidInput(f'pod "{namespace}/{name}", spec.resourceClaim "{entry.name}": {text}')
+    for status in pod.status.resource_claim_statuses or ():
+        if status.name == entry.name:
+            made = status.resource_claim_name
+            return None if made is None else PodClaim(made, entry.name, generated=True)
+    raise Refused(f'pod "{namespace}/{name}": ResourceClaim not created yet')
+
+
+def check_claim(pod: Pod, claimed: PodClaim, claim: ResourceClaim) -> None:
+    """Raises `Refused` unless the claim is allocated and reserved for the pod, and its own if generated."""
+    meta, namespace, name = claim.metadata, pod.metadata.namespace, pod.metadata.name
+    if meta.name != claimed.name or not meta.uid:
+        raise Refused(f"ResourceClaim {claimed.name}: the API server answered with {meta.name!r}")
+    if meta.namespace != namespace:
+        of_claim, of_pod = f"{meta.namespace}/{meta.name}", f"{namespace}/{name}"
+        raise Refused(f"ResourceClaim {of_claim} is not in the same namespace as Pod {of_pod}")
+    if claimed.generated and not _is_owned(claim, pod):
+        text = f"was not created for Pod {namespace}/{name} (Pod is not owner)"
+        raise Refused(f"ResourceClaim {namespace}/{meta.name} {text}")
+    if not any(consumer.uid == pod.uid for consumer in claim.status.reserved_for or ()):
+        raise Refused(f"pod {name} ({pod.uid}) is not allowed to use ResourceClaim {meta.name} ({meta.uid})")
+    if claim.status.allocation is None:
+        raise Refused(f"ResourceClaim {meta.name}: not allocated")
+    if any(not result.driver for result in claim.allocated):
+        raise Refused(f"ResourceClaim {meta.name}: DRA driver name is empty")
+
+
+def _is_owned(claim: ResourceClaim, pod: Pod) -> bool:
+    return any(o.controller and o.uid == pod.uid for o in claim.metadata.owner_references or ())
+
+
+def container_requests(pod: Pod, container: Container) -> Iterator[tuple[PodClaim, str]]:
+    """Each claim that the container uses, with the request whose devices it gets, or '' for all of them.
+
+    Raises `Refused` as `pod_claims` does.
+    """
+    for named in (container.resources.claims if container.resources is not None else None) or ():
+        for entry in pod.spec.resource_claims or ():
+            if entry.name == named.name and (claim := _pod_claim(pod, entry)):
+                yield claim, named.request
+    extended = pod.status.extended_resource_claim_status
+    if extended is None:
+        return
+    for mapping in extended.request_mappings or ():
+        asked = container.requests.get(mapping.resource_name)
+        if mapping.container_name == container.name and asked is not None and asked.value > 0:
+            yield PodClaim(extended.resource_claim_name), mapping.request_name
+
+
+def base_request(request: str) -> str:
+    """`gpu/large`, a choice from a prioritized list, → `gpu`, as drivers name it."""
+    return request.partition("/")[0]
+
+
+def is_claimed(pod: Pod, container: str, resource: str) -> bool:
+    """Whether a claim stands for a container's extended resource, so that no device plugin gives it."""
+    extended = pod.status.extended_resource_claim_status
+    return extended is not None and any(
+        mapping.container_name == container and mapping.resource_name == resource
+        for mapping in extended.request_mappings or ()
+    )

@@ -1,0 +1,43 @@
+"""What a driver is asked and answers, in values: `engine.dra.driver_client.DriverClient` carries it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from engine.api.errors import Refused
+from engine.dra.answers import ClaimAnswer
+from engine.dra.health import DeviceHealth
+from engine.dra.table import ClaimState
+
+
+class DriverFailed(Refused):
+    """A call as a whole failed. `begun`: the driver may have done some of it."""
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        self.begun = begun
+        super().__init__(message)
+
+
+class NoHealth(Exception):
+    """The driver does not tell how its devices are."""
+
+
+class Driver(Protocol):
+    """One instance of a driver. Calls raise `DriverFailed`; answers are by the claim's uid."""
+
+    async def reach(self) -> None:
+        """Returns when the driver has answered a connection, however long that takes."""
+
+    async def lost(self) -> None:
+        """Returns when the connection that `reach` found has ended."""
+
+    async def prepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]: ...
+
+    async def unprepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]: ...
+
+    def health(self) -> AsyncIterator[list[DeviceHealth]]:
+        """Each list of devices that the driver sends. Raises `NoHealth`."""
+
+    def close(self) -> None:
+        """Calls that are under way fail."""

@@ -1,0 +1,116 @@
+"""Calls to one instance of a driver, each with a deadline, in the protocol's messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.message import DecodeError, Message
+
+from engine.api.grpc_codes import NAMES, UNIMPLEMENTED, rpc_error
+from engine.dra.answers import ClaimAnswer
+from engine.dra.driver_calls import DriverFailed, NoHealth
+from engine.dra.health import HEALTHY, UNHEALTHY, UNKNOWN, DeviceHealth, reported
+from engine.dra.table import ClaimState, PreparedDevice
+from engine.metrics import Registry
+from engine.plugins.channel import Answer, PluginChannel
+from engine.transport.grpc_channel import CallFailed
+from engine.wire import dra_health_v1alpha1_pb2 as health_wire
+from engine.wire import dra_v1_pb2 as wire
+
+CALL_SECONDS: Final = 45.0
+MAX_ANSWER: Final = 4 << 20
+BUCKETS: Final = tuple(0.1 * 400 ** (i / 14) for i in range(15))
+_HEALTH: Final = "/v1alpha1.DRAResourceHealth/NodeWatchResources"
+_HEALTH_WORDS = {health_wire.HEALTHY: HEALTHY, health_wire.UNHEALTHY: UNHEALTHY}
+
+
+class DriverClient:
+    """`engine.dra.driver_calls.Driver` at `socket`; `service` is `v1.DRAPlugin` or `v1beta1.DRAPlugin`, and
+    `seconds` each call's deadline."""
+
+    def __init__(
+        self, name: str, socket: Path, service: str, registry: Registry, seconds: float = CALL_SECONDS
+    ) -> None:
+        self._name = name
+        self._prefix = f"/k8s.io.kubelet.pkg.apis.dra.{service}/"
+        self._seconds = seconds
+        self._channel = PluginChannel(socket, limit=MAX_ANSWER)
+        self._lasted = registry.histogram(
+            "dra_grpc_operations_duration_seconds",
+            "Duration in seconds of the DRA gRPC operations",
+            ("driver_name", "method_name", "grpc_status_code"),
+            buckets=BUCKETS,
+        )
+
+    async def reach(self) -> None:
+        await self._channel.connected()
+
+    async def lost(self) -> None:
+        await self._channel.lost()
+
+    def close(self) -> None:
+        self._channel.close()
+
+    async def prepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]:
+        request = wire.NodePrepareResourcesRequest(claims=_named(claims))
+        answer = await self._call("NodePrepareResources", request, wire.NodePrepareResourcesResponse)
+        return {
+            uid: ClaimAnswer(tuple(map(_device, result.devices)), result.error)
+            for uid, result in answer.claims.items()
+        }
+
+    async def unprepare(self, claims: Sequence[ClaimState]) -> Mapping[str, ClaimAnswer]:
+        request = wire.NodeUnprepareResourcesRequest(claims=_named(claims))
+        answer = await self._call("NodeUnprepareResources", request, wire.NodeUnprepareResourcesResponse)
+        return {uid: ClaimAnswer(error=result.error) for uid, result in answer.claims.items()}
+
+    async def health(self) -> AsyncIterator[list[DeviceHealth]]:
+        request = health_wire.NodeWatchResourcesRequest()
+        try:
+            async with aclosing(self._channel.messages(_HEALTH, request)) as messages:
+                async for message in messages:
+                    listed = health_wire.NodeWatchResourcesResponse.FromString(message).devices
+                    yield [_health(device) for device in listed]
+        except CallFailed as error:
+            if error.status == UNIMPLEMENTED:
+                raise NoHealth from None
+            raise DriverFailed(rpc_error(error.status, error.details), begun=True) from None
+        except (DecodeError, RecursionError, MemoryError):
+            raise DriverFailed("the list of devices cannot be decoded", begun=True) from None
+
+    async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
+        begun, code = time.perf_counter(), 0
+        try:
+            return await self._channel.call(f"{self._prefix}{method}", request, answer, self._seconds)
+        except CallFailed as error:
+            code = error.status
+            begun_there = not (error.unsent or code == UNIMPLEMENTED)
+            raise DriverFailed(f"{method}: {rpc_error(code, error.details)}", begun=begun_there) from None
+        finally:
+            status = NAMES[code] if 0 <= code < len(NAMES) else str(code)
+            lasted = time.perf_counter() - begun
+            self._lasted.observe(lasted, self._name, f"{self._prefix}{method}", status)
+
+
+def _named(claims: Sequence[ClaimState]) -> list[wire.Claim]:
+    return [wire.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
+
+
+def _device(device: wire.Device) -> PreparedDevice:
+    share = device.share_id if device.HasField("share_id") else None
+    requests, ids = tuple(device.request_names), tuple(device.cdi_device_ids)
+    return PreparedDevice(device.pool_name, device.device_name, share, requests, ids)
+
+
+def _health(device: health_wire.DeviceHealth) -> DeviceHealth:
+    return reported(
+        device.device.pool_name,
+        device.device.device_name,
+        _HEALTH_WORDS.get(device.health, UNKNOWN),
+        device.message,
+        float(device.health_check_timeout_seconds),
+    )

@@ -1,0 +1,234 @@
+"""Which drivers are registered, which of their instances can be called, and whose slices have to go.
+
+A driver may run several instances during a rolling update, each at a socket of its own: the newest that is
+connected is called. When the last connection of a driver has been broken for WIPE_SECONDS, its ResourceSlices
+of this node are deleted, so that the scheduler sends no pod to devices that nobody can prepare. When the
+agent starts, no driver has registered yet, and the slices of all drivers are deleted.
+Rules: kubelet v1.36, `pkg/kubelet/cm/dra/plugin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.dra.driver_calls import Driver, DriverFailed, NoHealth
+from engine.dra.health import DeviceHealth
+from engine.host.tasks import Tasks
+
+DRA_PLUGIN: Final = "DRAPlugin"
+"""The plugin watcher's word for drivers."""
+
+SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+MAX_NAME: Final = 253
+WIPE_SECONDS: Final = 30.0
+FIRST_RETRY, LAST_RETRY = 1.0, 300.0
+HEALTH_RETRY_SECONDS: Final = 5.0
+
+log = logging.getLogger("kubengine.dra")
+
+
+class NodeSlices(Protocol):
+    """The ResourceSlices of this node in its cluster."""
+
+    async def delete(self, driver: str) -> None:
+        """Delete those of a driver, or of all where it is ''. Raises `KubengineError`."""
+
+
+class HealthReports(Protocol):
+    """Told how the devices of drivers are."""
+
+    def listed(self, driver: str, devices: Sequence[DeviceHealth]) -> None:
+        """Raises `ValueError` for a list that is out of bounds."""
+
+    def ended(self, driver: str) -> None:
+        """Nobody tells of the driver's devices any longer."""
+
+
+Connect = Callable[[str, Path, str], Driver]
+"""Makes a driver of its name, socket and service; nothing is sent yet."""
+
+
+@dataclass(slots=True, eq=False)
+class _Instance:
+    socket: Path
+    driver: Driver
+    connected: bool = False
+    following: asyncio.Task[None] | None = None
+
+
+class Drivers:
+    """`engine.plugins.watcher.PluginHandler` for drivers. `came(driver)` is called when one can be used."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        slices: NodeSlices,
+        health: HealthReports,
+        tasks: Tasks,
+        came: Callable[[str], None],
+        wipe_seconds: float = WIPE_SECONDS,
+    ) -> None:
+        self._connect = connect
+        self._slices = slices
+        self._health = health
+        self._came = came
+        self._wipe_seconds = wipe_seconds
+        self._instances: dict[str, list[_Instance]] = {}
+        self._streams: dict[str, int] = {}
+        self._following = tasks.passing("dra-driver")
+        self._wiping = tasks.passing("dra-slices")
+        self._wipes: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Delete the slices of drivers that an earlier agent knew; those that are back publish them again."""
+        self._wiping.start(self._wipe(""), "of all drivers")
+
+    async def stop(self) -> None:
+        """Drivers stay as they are."""
+        await self._wiping.stop()
+        await self._following.stop()
+        for instances in self._instances.values():
+            for instance in instances:
+                instance.driver.close()
+        self._instances.clear()
+
+    def names(self) -> list[str]:
+        return sorted(self._instances)
+
+    def is_connected(self, name: str) -> bool:
+        return any(instance.connected for instance in self._instances.get(name, ()))
+
+    def get(self, name: str) -> Driver:
+        """The newest instance that is connected, else the newest. Raises `Unavailable` without one."""
+        instances = self._instances.get(name, ())
+        if not instances:
+            raise Unavailable(f"DRA driver {name} is not registered")
+        connected = [instance for instance in instances if instance.connected]
+        return (connected or instances)[-1].driver
+
+    # Registration
+
+    def check(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        try:
+            if not name or len(name) > MAX_NAME:
+                raise InvalidInput(f"expected a driver's name, got {name[:64]!r}")
+            _service(versions)
+        except InvalidInput as error:
+            whose = f"invalid supported gRPC versions of DRA driver plugin {name} at endpoint {socket}"
+            raise InvalidInput(f"{whose}: {error.message}") from None
+
+    async def register(self, name: str, socket: Path, versions: Sequence[str]) -> None:
+        instances = self._instances.setdefault(name, [])
+        if any(instance.socket == socket for instance in instances):
+            raise Refused(f"endpoint {socket} already registered for DRA driver plugin {name}")
+        instance = _Instance(socket, self._connect(name, socket, _service(versions)))
+        instances.append(instance)
+        instance.following = self._following.start(self._follow(name, instance), f"{name} at {socket}")
+        self._connections_changed(name)
+
+    async def deregister(self, name: str, socket: Path) -> None:
+        instances = self._instances.get(name, [])
+        for instance in [instance for instance in instances if instance.socket == socket]:
+            instances.remove(instance)
+            if instance.following is not None:
+                instance.following.cancel()
+                await asyncio.wait({instance.following})
+            instance.driver.close()
+        if not instances:
+            self._instances.pop(name, None)
+        self._connections_changed(name)
+
+    # Connections
+
+    async def _follow(self, name: str, instance: _Instance) -> None:
+        """Keep a connection to an instance until it is deregistered, and listen how its devices are."""
+        while True:
+            await instance.driver.reach()
+            instance.connected = True
+            log.info("driver %s is connected at %s", name, instance.socket)
+            self._connections_changed(name)
+            self._came(name)
+            health = asyncio.create_task(self._listen(name, instance))
+            try:
+                await instance.driver.lost()
+            finally:
+                health.cancel()
+                await asyncio.wait({health})
+                instance.connected = False
+            log.warning("driver %s: the connection to %s is lost", name, instance.socket)
+            self._connections_changed(name)
+
+    async def _listen(self, name: str, instance: _Instance) -> None:
+        said = ""
+        while True:
+            self._streams[name] = self._streams.get(name, 0) + 1
+            try:
+                async for devices in instance.driver.health():
+                    said = ""
+                    self._health.listed(name, devices)
+            except NoHealth:
+                return
+            except (DriverFailed, ValueError) as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("driver %s: the health of its devices: %s", name, error)
+            finally:
+                self._streams[name] -= 1
+                if not self._streams[name]:
+                    del self._streams[name]
+                    self._health.ended(name)
+            await asyncio.sleep(HEALTH_RETRY_SECONDS)
+
+    # Slices
+
+    def _connections_changed(self, name: str) -> None:
+        """Wipe the driver's slices later, or no longer."""
+        pending = self._wipes.get(name)
+        if self.is_connected(name):
+            if pending is not None:
+                pending.cancel()
+                del self._wipes[name]
+        elif pending is None:
+            self._wipes[name] = self._wiping.start(self._wipe_later(name), name)
+
+    async def _wipe_later(self, name: str) -> None:
+        await asyncio.sleep(self._wipe_seconds)
+        log.warning("driver %s has not come back: its ResourceSlices of this node are deleted", name)
+        try:
+            await self._wipe(name)
+        finally:
+            if self._wipes.get(name) is asyncio.current_task():
+                del self._wipes[name]
+
+    async def _wipe(self, driver: str) -> None:
+        """Until it works: nobody else does it."""
+        failures, said = 0, ""
+        while True:
+            try:
+                await self._slices.delete(driver)
+            except KubengineError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("ResourceSlices %s: not deleted: %s", driver or "of all drivers", error)
+            else:
+                return
+            failures += 1
+            await asyncio.sleep(min(FIRST_RETRY * 2 ** (failures - 1), LAST_RETRY))
+
+
+def _service(versions: Sequence[str]) -> str:
+    """The first service of a driver that this agent knows too. Raises `InvalidInput`."""
+    if not versions:
+        raise InvalidInput("empty list of supported gRPC services (aka supported versions)")
+    for version in versions:
+        if version in SERVICES:
+            return version
+    theirs, ours = (" ".join(f'"{each}"' for each in some) for some in (versions, SERVICES))
+    text = f"none of services supported by the plugin ([{theirs}]) are supported by the kubelet ([{ours}])"
+    raise InvalidInput(text)

@@ -1,0 +1,149 @@
+"""How well the devices of drivers are, and `dra_health_state`, which keeps it for the next agent. Pure.
+
+A driver lists its devices again and again; what it has not listed for a device's time-out is unknown. Times
+are Unix seconds by the agent's clock: when a report came, not when the driver says that it looked.
+Rules and file format: kubelet v1.36 (`pkg/kubelet/cm/dra/healthinfo.go`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+HEALTHY, UNHEALTHY, UNKNOWN = "Healthy", "Unhealthy", "Unknown"
+DEFAULT_TIMEOUT: Final = 30.0
+MAX_TIMEOUT: Final = 10 * 365 * 86400.0
+MAX_MESSAGE: Final = 1024
+MAX_DEVICES: Final = 16_384
+"""Devices of one driver whose health is kept."""
+
+DeviceKey = tuple[str, str]
+"""Pool and device."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHealth:
+    """`timeout` in seconds after `at`, when the device was last listed."""
+
+    pool: str
+    device: str
+    health: str = UNKNOWN
+    message: str = ""
+    timeout: float = DEFAULT_TIMEOUT
+    at: float = 0.0
+
+    @property
+    def key(self) -> DeviceKey:
+        return self.pool, self.device
+
+    @property
+    def expires_at(self) -> float:
+        return self.at + self.timeout
+
+
+def reported(pool: str, device: str, health: str, message: str, timeout: float) -> DeviceHealth:
+    """A report in the kubelet's bounds: of the time-out, and of the message's length."""
+    if timeout <= 0:
+        timeout = DEFAULT_TIMEOUT
+    if len(message) > MAX_MESSAGE:
+        message = message[: MAX_MESSAGE - 3] + "..."
+    return DeviceHealth(pool, device, health, message, min(timeout, MAX_TIMEOUT))
+
+
+class HealthTable:
+    """The health of devices by driver."""
+
+    def __init__(self) -> None:
+        self._drivers: dict[str, dict[DeviceKey, DeviceHealth]] = {}
+
+    def get(self, driver: str, pool: str, device: str, now: float) -> DeviceHealth:
+        """Unknown where no driver tells, or has told for too long."""
+        known = self._drivers.get(driver, {}).get((pool, device))
+        if known is None or now > known.expires_at:
+            return DeviceHealth(pool, device)
+        return known
+
+    def update(self, driver: str, listed: Iterable[DeviceHealth], now: float) -> list[DeviceKey]:
+        """A driver's list; returns the devices that are otherwise than before.
+
+        Raises `ValueError` for more than MAX_DEVICES.
+        """
+        known = self._drivers.setdefault(driver, {})
+        changed = []
+        for report in listed:
+            before = known.get(report.key)
+            if before is None and len(known) >= MAX_DEVICES:
+                raise ValueError(f"more than {MAX_DEVICES} devices")
+            known[report.key] = current = replace(report, at=now)
+            if before is None or replace(before, at=now) != current:
+                changed.append(report.key)
+        return changed
+
+    def expire(self, now: float) -> list[tuple[str, DeviceKey]]:
+        """Forget what nobody has told of in time; returns the devices (driver, key) that are now unknown."""
+        stale = [
+            (driver, key)
+            for driver, devices in self._drivers.items()
+            for key, known in devices.items()
+            if now > known.expires_at
+        ]
+        for driver, key in stale:
+            del self._drivers[driver][key]
+        return stale
+
+    def next_expiry(self) -> float | None:
+        """When the first device becomes unknown unless its driver lists it again; None for none."""
+        return min(
+            (h.expires_at for devices in self._drivers.values() for h in devices.values()), default=None
+        )
+
+    def forget(self, driver: str) -> list[DeviceKey]:
+        """Nobody tells of the driver's devices any longer; returns those that are now unknown."""
+        return list(self._drivers.pop(driver, ()))
+
+    def encode(self) -> bytes:
+        """The whole file."""
+        return msgspec.json.encode(
+            {
+                driver: _Driver({f"{h.pool}/{h.device}": _written(h) for h in devices.values()})
+                for driver, devices in sorted(self._drivers.items())
+            }
+        )
+
+    def restore(self, text: bytes) -> None:
+        """Take over what a file says. Raises `ValueError`."""
+        for driver, state in _files.decode(text).items():
+            read = [_read(device) for device in (state.devices or {}).values()]
+            self._drivers[driver] = {health.key: health for health in read[:MAX_DEVICES]}
+
+
+class _Device(msgspec.Struct):
+    pool: str = msgspec.field(default="", name="PoolName")
+    device: str = msgspec.field(default="", name="DeviceName")
+    health: str = msgspec.field(default=UNKNOWN, name="Health")
+    at: datetime | None = msgspec.field(default=None, name="LastUpdated")
+    timeout: int = msgspec.field(default=0, name="HealthCheckTimeout")
+    message: str = msgspec.field(default="", name="Message")
+
+
+class _Driver(msgspec.Struct):
+    devices: dict[str, _Device] | None = msgspec.field(default=None, name="Devices")
+
+
+_files = msgspec.json.Decoder(dict[str, _Driver])
+
+
+def _written(known: DeviceHealth) -> _Device:
+    at = datetime.fromtimestamp(known.at, UTC)
+    return _Device(known.pool, known.device, known.health, at, round(known.timeout * 1e9), known.message)
+
+
+def _read(device: _Device) -> DeviceHealth:
+    health = device.health if device.health in (HEALTHY, UNHEALTHY) else UNKNOWN
+    at = device.at.timestamp() if device.at is not None else 0.0
+    known = reported(device.pool, device.device, health, device.message, device.timeout / 1e9)
+    return replace(known, at=at)

@@ -1,0 +1,531 @@
+"""Prepares and unprepares the claims of pods; what the node talks to.
+
+Decisions are in `claims`, `table` and `answers`; this file moves them between the pods, the drivers and the
+state file. Of one claim there is never more than one call under way, and a call that has begun is waited for,
+whoever has stopped waiting: otherwise an unprepare could overtake the prepare that it is to take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Set,
+)
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from engine.api.dynamic_resources import ResourceClaim
+from engine.api.errors import KubengineError, Refused, Unavailable
+from engine.api.pod import Container, Pod
+from engine.dra import checkpoint
+from engine.dra.answers import batches, check_answers
+from engine.dra.claims import base_request, check_claim, container_requests, has_claims, pod_claims
+from engine.dra.driver_calls import DriverFailed
+from engine.dra.drivers import Connect, Drivers, NodeSlices
+from engine.dra.health import DeviceHealth, DeviceKey, HealthTable
+from engine.dra.state_file import FaultPoint, StateFile, no_fault
+from engine.dra.table import ClaimKey, ClaimState, ClaimTable, PreparedDevice
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+
+STATE_FILE: Final = "dra_manager_state"
+HEALTH_FILE: Final = "dra_health_state"
+RECONCILE_SECONDS: Final = 60.0
+BUCKETS: Final = tuple(0.1 * 400 ** (i / 14) for i in range(15))
+
+EXPIRY_SLACK: Final = 0.01
+
+log = logging.getLogger("kubengine.dra")
+
+
+class Claims(Protocol):
+    """The ResourceClaims of the cluster."""
+
+    async def resource_claim(self, pod: Pod, name: str) -> ResourceClaim:
+        """One in the pod's namespace. Raises `Refused` in the API server's words."""
+
+
+class ClaimManager:
+    """Claims of the pods of one node, whose directory is `root`.
+
+    `may_run(pod uid)` says whether something of a pod, known or not, runs or may run: its claims stay
+    prepared. `ready()` says whether all pods are known. `changed(pod uid)` is called when the health of a
+    device changes that the pod uses.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        claims: Claims,
+        slices: NodeSlices,
+        connect: Connect,
+        may_run: Callable[[str], bool],
+        ready: Callable[[], bool],
+        changed: Callable[[str], None],
+        registry: Registry,
+        tasks: Tasks,
+        clock: Callable[[], float] = time.time,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self.table = ClaimTable()
+        self._claims = claims
+        self._may_run = may_run
+        self._ready = ready
+        self._changed = changed
+        self._clock = clock
+        self._fault = fault
+        self._health = HealthTable()
+        self._file = StateFile(root / STATE_FILE, lambda: checkpoint.encode(self.table), fault)
+        self._health_file = StateFile(root / HEALTH_FILE, self._health.encode)
+        self.drivers = Drivers(connect, slices, self, tasks, came=self._driver_came)
+        self._locks: WeakValueDictionary[ClaimKey, asyncio.Lock] = WeakValueDictionary()
+        self._calls = tasks.passing("dra-claims")
+        self._keeping = tasks.passing("dra-health")
+        self._reconciler = tasks.task("dra-reconcile")
+        self._soon = asyncio.Event()
+        """Reconcile now, not in its time."""
+        self._said: dict[str, str] = {}
+        """Why the claims of a pod that is gone are still prepared, by its uid."""
+        self._expiry: asyncio.TimerHandle | None = None
+        self._lasted = registry.histogram(
+            "dra_operations_duration_seconds",
+            "Latency histogram in seconds for the duration of handling all ResourceClaims referenced by a "
+            "pod when the pod starts or stops, by operation (PrepareResources or UnprepareResources) and "
+            "success.",
+            ("operation_name", "is_error"),
+            buckets=BUCKETS,
+        )
+        registry.collected(
+            "gauge",
+            "dra_resource_claims_in_use",
+            "The number of ResourceClaims that are prepared on the node, by driver_name and across all "
+            "drivers (<any>). A claim may use several drivers.",
+            ("driver_name",),
+            lambda: [((driver,), count) for driver, count in self.table.in_use().items()],
+        )
+
+    async def start(self) -> None:
+        """Read what an earlier agent, or a kubelet, has prepared. Raises `Unavailable`."""
+        self._file.load(self._restore, "claims of running pods are prepared again, others stay prepared")
+        self._health_file.load(self._health.restore, "the health of devices is unknown until drivers tell")
+        self._expire()
+        self.drivers.start()
+        self._reconciler.start(self._reconcile)
+
+    async def stop(self) -> None:
+        """Claims stay prepared."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        await self._reconciler.stop()
+        await self._calls.stop()
+        await self._keeping.stop()
+        await self.drivers.stop()
+
+    def _restore(self, text: bytes) -> None:
+        for claim in checkpoint.decode(text):
+            self.table.add(claim)
+
+    # Pods
+
+    def knows(self, pod: Pod) -> bool:
+        """Whether every claim of the pod was prepared for it, by this agent or one before it."""
+        return all(claim is not None and pod.uid in claim.pods for claim in self._recorded(pod))
+
+    def _is_prepared(self, pod: Pod) -> bool:
+        """The same, by this agent."""
+        recorded = self._recorded(pod)
+        return all(claim is not None and pod.uid in claim.pods and claim.is_prepared for claim in recorded)
+
+    def _recorded(self, pod: Pod) -> list[ClaimState | None]:
+        try:
+            named = pod_claims(pod)
+        except KubengineError:
+            return [None]
+        return [self.table.get((pod.metadata.namespace, claim.name)) for claim in named]
+
+    async def prepare(self, pod: Pod) -> None:
+        """Have every claim of the pod prepared; returns at once where this agent has done it.
+
+        Raises `Refused` in the kubelet's words. Nothing is kept of a failed attempt but what a driver may
+        hold of it.
+        """
+        if not has_claims(pod) or self._is_prepared(pod):
+            return
+        with self._measured("PrepareResources"):
+            claims = await self._fetch(pod)
+            await self._to_its_end(lambda wanted: self._prepare(pod, claims, wanted))
+
+    async def unprepare(self, pod_uid: str) -> None:
+        """Give back the claims of a pod of which nothing runs. Raises `Refused` where a driver refuses."""
+        if self.table.of_pod(pod_uid) or self._locks.get(_of_pod(pod_uid)) is not None:
+            with self._measured("UnprepareResources"):
+                await self._to_its_end(lambda _: self._unprepare(pod_uid))
+        self._said.pop(pod_uid, None)
+
+    @contextlib.contextmanager
+    def _measured(self, operation: str) -> Iterator[None]:
+        begun, failed = time.perf_counter(), "false"
+        try:
+            yield
+        except KubengineError as error:
+            failed = "true"
+            words = operation.removesuffix("Resources").lower()
+            raise Refused(f"{words} dynamic resources: {error}") from error
+        finally:
+            self._lasted.observe(time.perf_counter() - begun, operation, failed)
+
+    async def _to_its_end(self, work: Callable[[Wanted], Coroutine[Any, Any, None]]) -> None:
+        """Wait for work that goes on where the caller is cancelled; it can ask whether it is `wanted`."""
+        done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            failure: Exception | None = Unavailable("the agent stops")
+            try:
+                await work(lambda: not done.cancelled())
+                failure = None
+            except Exception as error:
+                failure = error
+            finally:
+                if not done.done():
+                    done.set_result(failure)
+
+        self._calls.start(carry_out())
+        try:
+            failure = await asyncio.shield(done)
+        except asyncio.CancelledError:
+            done.cancel()
+            raise
+        if failure is not None:
+            raise failure
+
+    @asynccontextmanager
+    async def _turn(self, keys: Iterable[ClaimKey]) -> AsyncIterator[None]:
+        """Keep everybody else from these claims, always taken in the same order."""
+        async with AsyncExitStack() as stack:
+            for key in sorted(set(keys)):
+                await stack.enter_async_context(self._locks.setdefault(key, asyncio.Lock()))
+            yield
+
+    # Preparing
+
+    async def _fetch(self, pod: Pod) -> list[ResourceClaim]:
+        """The claims of a pod that may use them, each once. Raises `Refused`."""
+        claims = {claim.name: claim for claim in pod_claims(pod)}
+        found = []
+        for named in claims.values():
+            try:
+                claim = await self._claims.resource_claim(pod, named.name)
+            except Refused as error:
+                raise Refused(f"fetch ResourceClaim {named.name}: {error.message}") from error
+            check_claim(pod, named, claim)
+            for result in claim.allocated:
+                self.drivers.get(result.driver)
+            found.append(claim)
+        return found
+
+    async def _prepare(self, pod: Pod, claims: Sequence[ResourceClaim], wanted: Wanted) -> None:
+        keys = [(claim.metadata.namespace, claim.metadata.name) for claim in claims]
+        async with self._turn([_of_pod(pod.uid)]), self._turn(keys):
+            if not wanted():
+                return
+            attempts = self._enter(pod, claims)
+            try:
+                await self._file.keep()
+            except Refused:
+                self._leave(pod, attempts, {(a.claim.key, driver) for a in attempts for driver in a.fresh})
+                raise
+            answers = await self._ask("NodePrepareResources", [(a.claim, a.asked) for a in attempts])
+            self._fault("prepared")
+            for asked in answers:
+                if asked.done:
+                    asked.claim.drivers[asked.driver] = asked.devices
+                    asked.claim.prepared.add(asked.driver)
+            fault = next((asked.fault for asked in answers if asked.fault), "")
+            if fault:
+                await self._roll_back(pod, attempts, answers)
+            await self._file.keep(durable=False)
+        self._soon.set()
+        if fault:
+            raise Refused(fault)
+
+    def _enter(self, pod: Pod, claims: Sequence[ResourceClaim]) -> list[_Attempt]:
+        """Note, before any driver is asked, what they are asked. Raises `Refused`, having noted nothing."""
+        attempts = []
+        for claim in claims:
+            meta = claim.metadata
+            known = self.table.get((meta.namespace, meta.name))
+            if known is not None and known.uid != meta.uid:
+                text = f"old ResourceClaim with same name {meta.name} and different UID {known.uid}"
+                raise Refused(f"{text} still exists (previous pod force-deleted?!)")
+            state = known or ClaimState(meta.uid, meta.name, meta.namespace)
+            drivers = {result.driver for result in claim.allocated}
+            asked, entered = drivers - state.prepared, pod.uid not in state.pods
+            attempts.append(_Attempt(state, asked, asked - state.drivers.keys(), entered))
+        for attempt in attempts:
+            for driver in attempt.asked:
+                attempt.claim.drivers.setdefault(driver, ())
+            self.table.add(attempt.claim)
+            self.table.use(attempt.claim, pod.uid)
+        return attempts
+
+    async def _roll_back(self, pod: Pod, attempts: Sequence[_Attempt], answers: Sequence[_Asked]) -> None:
+        """Have taken back what this attempt got prepared: the pod may never start.
+
+        What was prepared before stays, it may be in use. A driver that did not answer is not asked again now:
+        what it may hold stays in the table, and it is asked when the pod ends or tries again.
+        """
+        again = {(asked.claim.key, asked.driver) for asked in answers if asked.answered}
+        clean = {(asked.claim.key, asked.driver) for asked in answers if not asked.begun}
+        taken_back = await self._ask(
+            "NodeUnprepareResources",
+            [(a.claim, {driver for driver in a.fresh if (a.claim.key, driver) in again}) for a in attempts],
+        )
+        for asked in taken_back:
+            if asked.done:
+                clean.add((asked.claim.key, asked.driver))
+            else:
+                log.warning("pod %s: not rolled back: %s", pod.full_name, asked.fault)
+        self._leave(pod, attempts, clean)
+
+    def _leave(self, pod: Pod, attempts: Sequence[_Attempt], clean: Set[tuple[ClaimKey, str]]) -> None:
+        """Forget what no driver holds; `clean` are claims and drivers of which that is known."""
+        for attempt in attempts:
+            claim = attempt.claim
+            for driver in [driver for driver in attempt.fresh if (claim.key, driver) in clean]:
+                claim.drivers.pop(driver, None)
+                claim.prepared.discard(driver)
+            if attempt.entered and len(claim.pods) > 1:
+                self.table.leave(claim, pod.uid)
+            elif attempt.entered and not claim.drivers:
+                self.table.remove(claim)
+
+    async def _ask(self, method: str, wanted: Iterable[tuple[ClaimState, Collection[str]]]) -> list[_Asked]:
+        """One call to each driver, all at once: nobody waits for another's driver longer than for his own."""
+        calls = batches(wanted)
+        answers = await asyncio.gather(*(self._call(method, *call) for call in calls.items()))
+        return [asked for answered in answers for asked in answered]
+
+    async def _call(self, method: str, driver: str, claims: list[ClaimState]) -> list[_Asked]:
+        asked = {claim.uid: claim.name for claim in claims}
+        try:
+            client = self.drivers.get(driver)
+            call = client.prepare if method == "NodePrepareResources" else client.unprepare
+            answers = check_answers(method, asked, await call(claims))
+        except Refused as error:
+            begun = not isinstance(error, DriverFailed) or error.begun
+            return [_Asked(claim, driver, fault=error.message, begun=begun) for claim in claims]
+        stray = answers.faults.get("", "")
+        return [
+            _Asked(
+                claim,
+                driver,
+                answered=True,
+                devices=answers.done.get(claim.uid, ()),
+                fault=answers.faults.get(claim.uid, stray),
+            )
+            for claim in claims
+        ]
+
+    # Unpreparing
+
+    async def _unprepare(self, pod_uid: str) -> None:
+        async with self._turn([_of_pod(pod_uid)]):
+            keys = [claim.key for claim in self.table.of_pod(pod_uid)]
+            if not keys:
+                return
+            async with self._turn(keys):
+                faults = await self._give_back(pod_uid)
+                await self._file.keep()
+        if faults:
+            raise Refused(faults[0])
+
+    async def _give_back(self, pod_uid: str) -> list[str]:
+        """A claim that other pods use stays prepared for them. Returns what went wrong."""
+        claims = self.table.of_pod(pod_uid)
+        last = [claim for claim in claims if len(claim.pods) == 1]
+        for claim in claims:
+            if claim not in last:
+                self.table.leave(claim, pod_uid)
+        answers = await self._ask("NodeUnprepareResources", [(claim, claim.drivers) for claim in last])
+        self._fault("unprepared")
+        for asked in answers:
+            if asked.done:
+                asked.claim.drivers.pop(asked.driver, None)
+                asked.claim.prepared.discard(asked.driver)
+        for claim in last:
+            if not claim.drivers:
+                self.table.remove(claim)
+        return [asked.fault for asked in answers if asked.fault]
+
+    async def _reconcile(self) -> None:
+        """Give back the claims of pods that are gone, again and again: nobody else remembers them."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECONCILE_SECONDS if len(self.table) else None):
+                    await self._soon.wait()
+            self._soon.clear()
+            if self._ready():
+                gone = [uid for uid in self.table.pods if not self._may_run(uid)]
+                await asyncio.gather(*(self._reconcile_pod(uid) for uid in gone))
+
+    async def _reconcile_pod(self, uid: str) -> None:
+        try:
+            await self.unprepare(uid)
+        except Refused as error:
+            if self._said.get(uid) != str(error):
+                self._said[uid] = str(error)
+                log.warning("claims of pod %s, which is gone, stay prepared: %s", uid, error)
+
+    def _driver_came(self, driver: str) -> None:
+        self._soon.set()
+
+    # What containers have
+
+    def container_devices(self, pod: Pod, container: Container) -> list[str]:
+        """The CDI ids that a container gets, each once. Raises `Refused` for a claim that is not prepared."""
+        ids: dict[str, None] = {}
+        for claim, request in container_requests(pod, container):
+            state = self.table.get((pod.metadata.namespace, claim.name))
+            if state is None or pod.uid not in state.pods:
+                raise Refused(f"ResourceClaim {claim.name} is not prepared for pod {pod.full_name}")
+            for _, device in state.devices(base_request(request)):
+                ids.update(dict.fromkeys(device.cdi_ids))
+        return list(ids)
+
+    def container_claims(self, pod: Pod, container: Container) -> list[ClaimState]:
+        """The claims of a container that are known here."""
+        found: dict[ClaimKey, ClaimState] = {}
+        with contextlib.suppress(KubengineError):
+            for claim, _ in container_requests(pod, container):
+                state = self.table.get((pod.metadata.namespace, claim.name))
+                if state is not None:
+                    found[state.key] = state
+        return list(found.values())
+
+    def health(self, pod: Pod, container: Container) -> dict[str, dict[str, DeviceHealth]]:
+        """How well the devices of a container's claims are: `claim:NAME[/REQUEST]` → id → health. The id is
+        the device's first CDI id, else driver/pool/device."""
+        found: dict[str, dict[str, DeviceHealth]] = {}
+        now = self._clock()
+        with contextlib.suppress(KubengineError):
+            for claim, request in container_requests(pod, container):
+                state = self.table.get((pod.metadata.namespace, claim.name))
+                if state is None or not claim.entry:
+                    continue
+                listed = found.setdefault(f"claim:{claim.entry}{request and '/' + request}", {})
+                for driver, device in state.devices(base_request(request)):
+                    id = device.cdi_ids[0] if device.cdi_ids else f"{driver}/{device.pool}/{device.device}"
+                    listed.setdefault(id, self._health.get(driver, device.pool, device.device, now))
+        return {name: devices for name, devices in found.items() if devices}
+
+    # The health of devices (`engine.dra.drivers.HealthReports`)
+
+    def listed(self, driver: str, devices: Sequence[DeviceHealth]) -> None:
+        changed = self._health.update(driver, devices, self._clock())
+        if changed:
+            self._health_changed({driver: changed})
+        self._expire()
+
+    def ended(self, driver: str) -> None:
+        unknown = self._health.forget(driver)
+        if unknown:
+            self._health_changed({driver: unknown})
+
+    def _expire(self) -> None:
+        """Look at what has been listed last again when the first of it is too old."""
+        stale: dict[str, list[DeviceKey]] = {}
+        for driver, key in self._health.expire(self._clock()):
+            stale.setdefault(driver, []).append(key)
+        if stale:
+            self._health_changed(stale)
+        if self._expiry is not None:
+            self._expiry.cancel()
+        due = self._health.next_expiry()
+        loop = asyncio.get_running_loop()
+        delay = None if due is None else max(due - self._clock(), 0) + EXPIRY_SLACK
+        self._expiry = None if delay is None else loop.call_later(delay, self._expire)
+
+    def _health_changed(self, devices: Mapping[str, Sequence[DeviceKey]]) -> None:
+        for pod in {pod for driver, keys in devices.items() for pod in self.table.users_of(driver, keys)}:
+            self._changed(pod)
+        self._keeping.start(self._health_file.keep(durable=False))
+
+    # Questions
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Every claim with its pods, and its drivers' devices."""
+        now = self._clock()
+        return [
+            {
+                "claim": f"{claim.namespace}/{claim.name}",
+                "uid": claim.uid,
+                "pods": sorted(claim.pods),
+                "prepared": claim.is_prepared,
+                "devices": [
+                    {
+                        "driver": driver,
+                        "pool": device.pool,
+                        "device": device.device,
+                        "requests": list(device.requests),
+                        "cdi": list(device.cdi_ids),
+                        "health": self._health.get(driver, device.pool, device.device, now).health,
+                        **({} if device.share_id is None else {"share": device.share_id}),
+                    }
+                    for driver, device in claim.devices()
+                ],
+            }
+            for claim in sorted(self.table, key=lambda claim: claim.key)
+        ]
+
+
+Wanted = Callable[[], bool]
+"""Whether somebody still waits for what is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A claim that is being prepared. Drivers that are asked: all, and those that cannot hold it from before;
+    `entered`: the pod did not use it before."""
+
+    claim: ClaimState
+    asked: set[str]
+    fresh: set[str]
+    entered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What came of asking a driver about one claim. `begun`: the driver may have done something;
+    `answered`: it said what."""
+
+    claim: ClaimState
+    driver: str
+    answered: bool = False
+    begun: bool = True
+    devices: tuple[PreparedDevice, ...] = ()
+    fault: str = ""
+
+    @property
+    def done(self) -> bool:
+        return self.answered and not self.fault
+
+
+def _of_pod(uid: str) -> ClaimKey:
+    """The key under which a pod has its turn; no claim has an empty namespace."""
+    return "", uid
