@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine._fast import _preemption_c, _preemption_py
+from engine._fast.preemption import _preemption_c, _preemption_py
 from engine.admission import AdmittedPods, decide, preempt
 from engine.admission.everywhere import Victims, shortages_everywhere, used_on_each_node, victims_everywhere
 from engine.admission.manager import Admission

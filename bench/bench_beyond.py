@@ -20,13 +20,13 @@ from engine.api.decisions import Decisions
 from engine.api.kubengine_config import CgroupsSection, ProbesSection
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
+from engine.cgroups.best_effort_limiter import BestEffortSqueeze
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.squeezer import BestEffortSqueeze
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, HeldFile
 from engine.eviction.contention import CPU_PRESSURE, Contention, StallReader
 from engine.eviction.stall import stalled
 from engine.host.tasks import Tasks
-from engine.images.keep import KeepPatterns
+from engine.images.keep_patterns import KeepPatterns
 from engine.images.layers import Layer, removal_order
 from engine.probes.beyond import beyond
 from engine.testing.uml import run_in_uml

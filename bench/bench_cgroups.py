@@ -17,11 +17,11 @@ from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
-from engine.cgroups.bulk import BulkCgroups, ContainerColumns
-from engine.cgroups.containers import ContainerRules
-from engine.cgroups.levels import Contribution, LevelRules, LevelSums
+from engine.cgroups.formulas.bulk import BulkCgroups, ContainerColumns
+from engine.cgroups.formulas.containers import ContainerRules
+from engine.cgroups.formulas.levels import Contribution, LevelRules, LevelSums
+from engine.cgroups.formulas.values import PodRules, pod_values
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.values import PodRules, pod_values
 from engine.tables.pods import PodTable
 
 GI = 1 << 30

@@ -230,7 +230,7 @@ def test_register_and_allocate_1000_pods():
 
 def test_bitset_difference_131072(benchmark):
     benchmark.group = "difference of 131,072 ids and half of them (Go map sets 60 ms, bitset 2 us)"
-    from engine._fast import bitset
+    from engine._fast.devices import bitset
 
     everything = np.full(2048, 2**64 - 1, np.uint64)
     half = np.full(2048, 0x5555_5555_5555_5555, np.uint64)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine._fast import _eviction_ranking_c, _eviction_ranking_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
 from engine.api.config import KubeletConfiguration
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine._fast import _image_order_c, _image_order_py
+from engine._fast.ranking import _image_order_c, _image_order_py
 from engine.api.config import KubeletConfiguration
 from engine.api.events import EventRecorder
 from engine.images import records as records_module

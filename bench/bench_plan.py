@@ -15,14 +15,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine._fast import _json_split_c, _json_split_py, _preemption_c, _preemption_py
+from engine._fast.messages import _json_split_c, _json_split_py
+from engine._fast.preemption import _preemption_c, _preemption_py
 from engine.plan import Snapshot, SnapshotFile, load_snapshot, synthesize, write_snapshot
 from engine.plan.cluster import Cluster, ask
-from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.fit import fit, node_use
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.json_writer import write_list
 
 CRITICAL = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
@@ -103,7 +104,7 @@ def test_victims(benchmark, loaded, form, capsys):
     nodes = 10_000 if form is _preemption_c else 100
     cluster = loaded if nodes == loaded.node_count else loaded.shard(0, nodes)
     asked = PreemptParameters(critical=True, requests={"cpu": "2", "memory": "4Gi"})
-    (pod,) = asked_pods(cluster, asked)
+    (pod,) = requested_pods(cluster, asked)
     use = node_use(cluster)
     checked = fit(use, pod)
     columns = use.tables.columns

@@ -25,10 +25,10 @@ import pytest
 
 from engine._fast.probing._loop_c import PROBE_BYTES, ProbeLoop
 from engine._fast.probing._state_c import ProbeState
-from engine._fast.probing._state_py import RUNNING, Observation
-from engine.bench.parts import HollowRuntime
+from engine._fast.probing._state_py import RUNNING, ProbeObservation
+from engine.bench.parts import HollowRuntimeProcess
 from engine.cri.client import RuntimeClient
-from engine.probes.measure import Measured, first_bytes, measure, watch
+from engine.probes.measure import ProbeMeasurement, first_bytes, measure, watch
 from engine.probes.request import exec_request
 from engine.wire import cri_v1_pb2 as cri
 
@@ -80,7 +80,7 @@ def bare(programs: Path, kind: str, rate: int) -> float:
     return float(done.stdout) / 1000
 
 
-def show(text: str, found: Measured) -> None:
+def show(text: str, found: ProbeMeasurement) -> None:
     print(
         f"\n{text}: {found.rate:,.0f}/s, {found.cpu_per_probe * 1e6:.1f} µs a probe, "
         f"{100 * found.cpu_seconds / found.seconds:.1f} % of a core, lateness p99 <= "
@@ -151,7 +151,7 @@ def test_from_inside_pods(programs: Path, kind: str) -> None:
 def test_most_http_probes_a_second(programs: Path) -> None:
     """The loop on one core, the server on another; more is asked for than there is time for."""
     cores = sorted(os.sched_getaffinity(0))
-    best: Measured | None = None
+    best: ProbeMeasurement | None = None
     for asked in (15000, 20000):
         with serving(programs, PORT + 10, 1, cores[-1]):
             found = measure(
@@ -182,7 +182,7 @@ def test_ten_thousand_slow_probes(kind: str) -> None:
 
 def test_exec_probes(tmp_path: Path) -> None:
     """100 commands a second in a container of a hollow runtime in a process of its own."""
-    runtime = HollowRuntime(tmp_path / "cri.sock", tmp_path)
+    runtime = HollowRuntimeProcess(tmp_path / "cri.sock", tmp_path)
     try:
         container = asyncio.run(running_container(runtime_socket := tmp_path / "cri.sock"))
         loop = ProbeLoop()
@@ -193,7 +193,7 @@ def test_exec_probes(tmp_path: Path) -> None:
                 initial_delay=0.0, never_restarts=False, first_in=n / 100,
             )  # fmt: skip
             loop.target_container(key, container.encode(), *exec_request(["cat", "/tmp/healthy"], 1.0))
-            loop.observe(key, Observation(container=1, state=RUNNING, started=True))
+            loop.observe(key, ProbeObservation(container=1, state=RUNNING, started=True))
         found = watch(loop, settle=1.0, seconds=5.0)
     finally:
         runtime.stop()

@@ -12,7 +12,7 @@ import pytest
 from engine.cri import labels
 from engine.cri.client import RuntimeClient
 from engine.metrics import Registry
-from engine.node.runtime_watch import RuntimeWatch
+from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.wire import cri_v1_pb2 as cri
 
 Benchmark = Any

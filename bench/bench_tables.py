@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine._fast import _eviction_ranking_c, _eviction_ranking_py, _predicates_c, _predicates_py
+from engine._fast.preemption import _predicates_c, _predicates_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
 from engine.api.documents import convert
 from engine.api.pod import Pod
 from engine.tables import PodTable, pod_entry

@@ -21,13 +21,13 @@ import pytest
 
 from engine._fast.reading import _groups_c, _groups_py
 from engine._fast.reading.groups import ABSENT
-from engine.cli._start_up import settle
+from engine.cli.agent.start_up import settle
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage import runtime_numbers
-from engine.node.usage.group import WIDTH
-from engine.node.usage.sampler import UsageSampler
-from engine.node.usage.summary_pods import PodFiles, SummaryPods
-from engine.node.usage.used import NodeUsage
+from engine.node.stats import runtime_numbers
+from engine.node.stats.group import WIDTH
+from engine.node.stats.sampler import UsageSampler
+from engine.node.stats.summary_pods import PodFiles, SummaryPods
+from engine.node.stats.used import NodeUsage
 from engine.server.cadvisor_metrics import CadvisorPage
 from engine.server.resource_metrics import resource_metrics
 from engine.wire import cri_v1_pb2 as cri

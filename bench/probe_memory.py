@@ -27,8 +27,8 @@ from engine.api.status import ContainerStatus, PodStatus
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.node.pod.kept_readiness import KeptReadiness
-from engine.node.probing import Probing
+from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.sync.probing import Probing
 from engine.probes.manager import ProbeManager
 
 KINDS: tuple[dict[str, Any], ...] = (
@@ -93,7 +93,7 @@ async def measure(pods: int, probes: int, directory: Path) -> dict[str, float]:
         runtime_socket=Path("/nowhere.sock"),
         jitter=lambda: 1.0,
     )
-    probing = Probing(manager, KeptReadiness(lambda uid: directory / uid, Tasks()))
+    probing = Probing(manager, ReadinessRecords(lambda uid: directory / uid, Tasks()))
     for made, record in known[:1]:
         probing.accepted(made)
         probing.observed(made, record)

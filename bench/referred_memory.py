@@ -30,7 +30,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.host.tasks import Tasks
-from engine.node.pod_references import PodReferences
+from engine.node.controlplane.pod_references import PodReferences
 from engine.testing.apiserver import ApiServer
 
 EACH, BYTES = 3, 1000

@@ -57,8 +57,8 @@ def checkpoint() -> Reader:
 
 
 def device_list() -> Reader:
-    from engine._fast import _device_list_c as compiled
-    from engine._fast import _device_list_py as twin
+    from engine._fast.devices import _device_list_c as compiled
+    from engine._fast.devices import _device_list_py as twin
 
     def listed(index: Any, data: bytes) -> Any:
         try:
@@ -75,8 +75,8 @@ def device_list() -> Reader:
 
 
 def message_fields() -> Reader:
-    from engine._fast import _message_fields_c as compiled
-    from engine._fast import _message_fields_py as twin
+    from engine._fast.messages import _message_fields_c as compiled
+    from engine._fast.messages import _message_fields_py as twin
 
     pickers = [
         (compiled.Picker(message, columns), twin.Picker(message, columns))
@@ -103,8 +103,8 @@ def message_fields() -> Reader:
 def json_split() -> Reader:
     import numpy as np
 
-    from engine._fast import _json_split_c as compiled
-    from engine._fast import _json_split_py as twin
+    from engine._fast.messages import _json_split_c as compiled
+    from engine._fast.messages import _json_split_py as twin
 
     def read(data: bytes) -> None:
         for depth in (2, 100):
@@ -155,8 +155,8 @@ def websocket() -> Reader:
 
 def layer() -> Reader:
     from engine.api.errors import KubengineError
-    from engine.runtime.layers import unpack
-    from engine.runtime.tars import Limits
+    from engine.runtime.images.layers import unpack
+    from engine.runtime.images.tars import Limits
 
     around = _scratch()
     witness = around / "outside"

@@ -1,6 +1,6 @@
 """Cgroup values of every pod, container and QoS level of many nodes: the rule, written for reading.
 
-The same rules as `engine.cgroups.values`, `containers` and `levels`, over columns. Rows are pods;
+The same rules as `engine.cgroups.formulas.values`, `containers` and `levels`, over columns. Rows are pods;
 containers lie end to end, `offsets[row]` to `offsets[row + 1]` being those of a row. CPU in milli-CPU,
 memory in bytes, quota in microseconds. Amounts must stay below the bounds of `MAX_MILLI`, `MAX_BYTES`.
 

@@ -8,23 +8,23 @@ victims, records events and counts. May touch `engine.api`, `tables`, `_fast` an
 """
 
 from engine.admission.admitted import AdmittedPods
-from engine.admission.decision import NotEnoughToPreempt, PassedOver, Preemption, Step
+from engine.admission.decision import AdmissionStep, NotEnoughToPreempt, PassedOver, Preemption
 from engine.admission.failures import Failure, InsufficientResource, PredicateFailure, WrongOS
-from engine.admission.predicates import NodeFacts
+from engine.admission.predicates import PredicateNode
 from engine.admission.preemption import POLICIES, preempt
 from engine.admission.verdict import Verdict, decide
 
 __all__ = [
     "POLICIES",
+    "AdmissionStep",
     "AdmittedPods",
     "Failure",
     "InsufficientResource",
-    "NodeFacts",
     "NotEnoughToPreempt",
     "PassedOver",
     "PredicateFailure",
+    "PredicateNode",
     "Preemption",
-    "Step",
     "Verdict",
     "WrongOS",
     "decide",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine._fast._preemption_py import PODS
+from engine._fast.preemption._preemption_py import PODS
 from engine.api.errors import Refused
 from engine.tables import CRITICAL, HAS_PRIORITY, PROTECTED, QOS_NAMES, PodTable
 
@@ -28,7 +28,7 @@ class NotEnoughToPreempt(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AdmissionStep:
     """One victim: what was short before it, what it frees of that, and how near it came (0: all of it)."""
 
     uid: str
@@ -70,7 +70,7 @@ class Preemption:
     proven: bool = True
     note: str = ""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[AdmissionStep]:
         """Victim by victim. The kubelet's policy chooses Guaranteed victims first and kills them last, so
         its steps are in the order of choice."""
         rows = list(self.rows)
@@ -83,7 +83,7 @@ class Preemption:
             yield self._step(row, short)
             short = self._without(short, [row])
 
-    def _kubelet_steps(self, rows: Sequence[int]) -> Iterator[Step]:
+    def _kubelet_steps(self, rows: Sequence[int]) -> Iterator[AdmissionStep]:
         """Each class is chosen as if the classes below it were gone already."""
         qos = self.table.columns.qos
         allowed = [row for row in self.table.rows().tolist() if self._why_not(row) is None]
@@ -95,12 +95,12 @@ class Preemption:
                 yield self._step(row, short)
                 short = self._without(short, [row])
 
-    def _step(self, row: int, short: dict[str, int]) -> Step:
+    def _step(self, row: int, short: dict[str, int]) -> AdmissionStep:
         frees = {name: min(self._amount(name, row), quantity) for name, quantity in short.items()}
         distance = 0.0
         for name, quantity in short.items():
             distance += (float(quantity - frees[name]) / float(quantity)) ** 2
-        return Step(
+        return AdmissionStep(
             self.table.uid(row), self._qos(row), self._priority(row), _listed(short), _listed(frees), distance
         )
 

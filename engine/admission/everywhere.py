@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.predicates import request_sums, short_on_each_node
-from engine._fast.preemption import victims_by_node
+from engine._fast.preemption.predicates import request_sums, short_on_each_node
+from engine._fast.preemption.preemption import victims_by_node
 from engine.admission.predicates import is_counted
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod

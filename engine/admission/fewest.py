@@ -1,6 +1,6 @@
 """Exact searches for few victims, within a budget of time or steps. Pure.
 
-The search itself is `engine._fast.preempt_fewest`. Sizes are tried from the smallest that no single
+The search itself is `engine._fast.preemption.preempt_fewest`. Sizes are tried from the smallest that no single
 requirement rules out, so the first size that works is the fewest.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from engine._fast.preempt_fewest import best_of_size
+from engine._fast.preemption.preempt_fewest import best_of_size
 
 NO_LIMIT: Final = 2**62
 _LARGEST_SUM: Final = 2**62
@@ -32,7 +32,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class FewestVictims:
     """`chosen` in the order of the candidates; `proven` is False if the budget ran out first."""
 
     chosen: tuple[Candidate, ...]
@@ -60,13 +60,13 @@ def fewest_victims(
     needs: Sequence[int],
     budget: Budget,
     goals: Sequence[int] | None = None,
-) -> Answer:
+) -> FewestVictims:
     """The fewest candidates that meet `needs`, then the least total priority, then the least freed beyond
     need (sum over requirements of the excess share); with `goals` rather the most freed of those.
     All candidates together must be enough."""
     active = [index for index, need in enumerate(needs) if need > 0]
     if not active:
-        return Answer((), True)
+        return FewestVictims((), True)
     wanted = [needs[index] for index in active]
     useful = [
         (candidate, freed)
@@ -80,10 +80,12 @@ def fewest_victims(
     chosen, proven = _exact(amounts, [c.priority for c, _ in useful], wanted, targets, start, budget)
     place = {candidate.row: index for index, candidate in enumerate(candidates)}
     victims = sorted((useful[index][0] for index in chosen), key=lambda candidate: place[candidate.row])
-    return Answer(tuple(victims), proven)
+    return FewestVictims(tuple(victims), proven)
 
 
-def fewest_by_priority(candidates: Sequence[Candidate], needs: Sequence[int], budget: Budget) -> Answer:
+def fewest_by_priority(
+    candidates: Sequence[Candidate], needs: Sequence[int], budget: Budget
+) -> FewestVictims:
     """As few as possible of the highest priority that must be touched, then of the next one down, and so
     on: each priority is chosen from as if everything below it were gone, and among equally few those that
     free the most."""
@@ -96,7 +98,7 @@ def fewest_by_priority(candidates: Sequence[Candidate], needs: Sequence[int], bu
         answer = fewest_victims(mine, left, budget, goals=needs)
         chosen += answer.chosen
         proven &= answer.proven
-    return Answer(tuple(reversed(chosen)), proven)
+    return FewestVictims(tuple(reversed(chosen)), proven)
 
 
 def _exact(

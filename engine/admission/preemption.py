@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from engine._fast.preemption import victims as distance_victims
+from engine._fast.preemption.preemption import victims as distance_victims
 from engine.admission.decision import NotEnoughToPreempt, Preemption, Requirements, why_not_preemptable
 from engine.admission.fewest import NO_LIMIT, Budget, Candidate, fewest_by_priority, fewest_victims
 from engine.api.errors import InvalidInput

@@ -163,7 +163,7 @@ class CgroupsSection(Struct, forbid_unknown_fields=True):
     the MemoryQoS gate, memory.min for Guaranteed pods only and memory.low for Burstable ones.
     `cpu_ceiling`: under cgroup v2, all pods together get no more CPU than is allocatable.
     `pod_annotations`: which annotations of pods count for their cgroups, of those that
-    `engine.cgroups.pod_wishes` lists, by their names without `kubengine.dev/`.
+    `engine.cgroups.formulas.pod_annotations` lists, by their names without `kubengine.dev/`.
 
     `best_effort_idle`: BestEffort pods run while nobody else wants the CPU. `best_effort_ceiling`: the
     percentage of the machine's CPU that may be in use altogether with them; what others use comes off their

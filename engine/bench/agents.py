@@ -133,7 +133,7 @@ def configuration(workspace: Workspace, endpoint: str, *, max_pods: int) -> dict
     }
 
 
-class Agent:
+class BenchAgent:
     """A started agent of one kind; `settings` are fields of the KubeletConfiguration beside the common ones,
     with a `kubeconfig` it joins that cluster.
 

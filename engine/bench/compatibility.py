@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.bench.suite import Outcome, Outcomes, Result
+from engine.bench.suite import Outcomes, SpecOutcome, SuiteResult
 from engine.host.files import replace_file
 
 BEGIN = "<!-- begin: kubengine bench suite -->"
@@ -19,7 +19,7 @@ _LABELS = re.compile(r" \[[^\[\]]*\]$")
 _TAG = re.compile(r"\[[^\[\]]*\] ?")
 _SENTENCE = frozenset(["can", "does", "has", "is", "must", "should", "when", "will", "with", "without"])
 """Words with which a spec's sentence begins: a group's title is over."""
-_NOT_RUN = Outcome(Result.NOT_RUN)
+_NOT_RUN = SpecOutcome(SuiteResult.NOT_RUN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Spec:
 
     group: str
     text: str
-    kubelet: Outcome
-    kubengine: Outcome
+    kubelet: SpecOutcome
+    kubengine: SpecOutcome
 
     @property
-    def results(self) -> tuple[Result, Result]:
+    def results(self) -> tuple[SuiteResult, SuiteResult]:
         return self.kubelet.result, self.kubengine.result
 
 
@@ -73,7 +73,7 @@ def tables(kubelet: Outcomes, kubengine: Outcomes) -> str:
         groups[spec.group].append(spec)
     lines = [*_totals(every, groups), *_apart(every)]
     for group, members in groups.items():
-        if ran := [spec for spec in members if spec.results != (Result.NOT_RUN, Result.NOT_RUN)]:
+        if ran := [spec for spec in members if spec.results != (SuiteResult.NOT_RUN, SuiteResult.NOT_RUN)]:
             lines += ["", f"### {_cell(group)}", "", "| spec | kubelet | kubengine |", "|---|---|---|"]
             lines += [f"| {_cell(s.text)} | {_said(s.kubelet)} | {_said(s.kubengine)} |" for s in ran]
     return "\n".join(lines) + "\n"
@@ -100,7 +100,7 @@ def _totals(every: list[Spec], groups: Mapping[str, list[Spec]]) -> Iterator[str
     yield "|---|---:|---:|---:|---:|---:|---:|"
     unselected = []
     for group, members in groups.items():
-        if all(spec.results == (Result.NOT_RUN, Result.NOT_RUN) for spec in members):
+        if all(spec.results == (SuiteResult.NOT_RUN, SuiteResult.NOT_RUN) for spec in members):
             unselected.append(f"{_cell(group)} ({len(members)})")
         else:
             yield _row(_cell(group), members)
@@ -116,33 +116,33 @@ def _row(title: str, members: list[Spec]) -> str:
 
     numbers = (
         len(members),
-        count(lambda spec: Result.NOT_RUN not in spec.results),
-        count(lambda spec: spec.kubelet.result is Result.PASSED),
-        count(lambda spec: spec.kubengine.result is Result.PASSED),
-        count(lambda spec: spec.results == (Result.PASSED, Result.FAILED)),
-        count(lambda spec: spec.results == (Result.FAILED, Result.PASSED)),
+        count(lambda spec: SuiteResult.NOT_RUN not in spec.results),
+        count(lambda spec: spec.kubelet.result is SuiteResult.PASSED),
+        count(lambda spec: spec.kubengine.result is SuiteResult.PASSED),
+        count(lambda spec: spec.results == (SuiteResult.PASSED, SuiteResult.FAILED)),
+        count(lambda spec: spec.results == (SuiteResult.FAILED, SuiteResult.PASSED)),
     )
     return f"| {title} | {' | '.join(f'{number:,}' for number in numbers)} |"
 
 
 def _apart(every: list[Spec]) -> Iterator[str]:
     for heading, results in (
-        ("Pass with the kubelet, fail here", (Result.PASSED, Result.FAILED)),
-        ("Fail with the kubelet, pass here", (Result.FAILED, Result.PASSED)),
+        ("Pass with the kubelet, fail here", (SuiteResult.PASSED, SuiteResult.FAILED)),
+        ("Fail with the kubelet, pass here", (SuiteResult.FAILED, SuiteResult.PASSED)),
     ):
         yield from ("", f"### {heading}", "")
         found = [spec for spec in every if spec.results == results]
         for spec in found:
-            failed = spec.kubengine if spec.kubengine.result is Result.FAILED else spec.kubelet
+            failed = spec.kubengine if spec.kubengine.result is SuiteResult.FAILED else spec.kubelet
             yield f"- {_cell(spec.group)}: {_cell(spec.text)} ({_cell(failed.message) or 'no message'})"
         if not found:
             yield "None."
 
 
-def _said(outcome: Outcome) -> str:
-    if outcome.result is Result.PASSED and outcome.failed_before:
+def _said(outcome: SpecOutcome) -> str:
+    if outcome.result is SuiteResult.PASSED and outcome.failed_before:
         return f"passed, {outcome.failed_before} failed before"
-    return f"**{outcome.result}**" if outcome.result is Result.FAILED else str(outcome.result)
+    return f"**{outcome.result}**" if outcome.result is SuiteResult.FAILED else str(outcome.result)
 
 
 def _cell(text: str) -> str:

@@ -14,7 +14,7 @@ from engine.api.errors import Unavailable
 from engine.bench import workload
 from engine.bench.agents import ready
 from engine.bench.parts import Part, kubengine
-from engine.bench.phases import Figures, Session, Watch, percentiles
+from engine.bench.phases import BenchSession, BenchWatch, Figures, percentiles
 from engine.bench.procfs import usage
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire.cri_v1_pb2_grpc import ImageServiceStub
@@ -33,7 +33,7 @@ class Lacking(Unavailable):
     """The agent under test doesn't do this."""
 
 
-def devices(session: Session) -> Figures:
+def devices(session: BenchSession) -> Figures:
     """A sample plugin with a device per pod; pods that ask for one each, from manifests to Ready."""
     session.clear()
     plugin = Part(
@@ -47,7 +47,7 @@ def devices(session: Session) -> Figures:
     try:
         session.watch(3)
         plugin.check()
-        before, watch = session.containers(), Watch.begin(session)
+        before, watch = session.containers(), BenchWatch.begin(session)
         written = time.time()
         session.put([_asks(f"d{index}") for index in range(session.pods)])
         try:
@@ -76,12 +76,12 @@ def _asks(name: str) -> dict[str, Any]:
     return pod
 
 
-def preemption(session: Session) -> Figures:
+def preemption(session: BenchSession) -> Figures:
     """Critical pods on a node whose CPU a lesser pod holds: manifest written → pod running, victim gone."""
     session.clear()
     amount = f"{(os.cpu_count() or 1) * 600}m"
     walls = []
-    watch = Watch.begin(session)
+    watch = BenchWatch.begin(session)
     for index in range(PREEMPTIONS):
         victim, critical = f"v{index}", f"k{index}"
         for name, priority in ((victim, 0), (critical, CRITICAL)):
@@ -97,12 +97,12 @@ def preemption(session: Session) -> Figures:
     return {**watch.figures(), **percentiles("preempt", walls)}
 
 
-def _is_ready(session: Session, name: str) -> bool:
+def _is_ready(session: BenchSession, name: str) -> bool:
     prefix = f"{workload.PREFIX}{name}-"
     return any(pod["metadata"]["name"].startswith(prefix) and ready(pod) for pod in session.running.pods())
 
 
-def _eventually(session: Session, condition: Callable[[], bool], otherwise: str) -> None:
+def _eventually(session: BenchSession, condition: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + min(session.limit, PATIENCE)
     while not condition():
         if time.monotonic() > deadline:
@@ -110,7 +110,7 @@ def _eventually(session: Session, condition: Callable[[], bool], otherwise: str)
         time.sleep(LOOK_SECONDS)
 
 
-def image_gc(session: Session) -> Figures:
+def image_gc(session: BenchSession) -> Figures:
     """Unused images at the runtime, an agent that starts and finds all of them too old: until they are gone.
 
     Nobody can tell a kubelet to collect, but its first pass comes right after its start.
@@ -151,7 +151,7 @@ def image_gc(session: Session) -> Figures:
     }
 
 
-def _pull(session: Session) -> None:
+def _pull(session: BenchSession) -> None:
     with session.channel() as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]
         for index in range(session.images):
@@ -159,7 +159,7 @@ def _pull(session: Session) -> None:
             stub.PullImage(cri.PullImageRequest(image=image), timeout=30)
 
 
-def _unused(session: Session) -> int:
+def _unused(session: BenchSession) -> int:
     """How many are there. The pods' own image may stay: a kubelet keeps their dead containers awhile."""
     with session.channel() as channel:
         stub: Any = ImageServiceStub(channel)  # type: ignore[no-untyped-call]

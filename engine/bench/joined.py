@@ -21,7 +21,7 @@ from engine.bench import workload
 from engine.bench.agents import NODE_NAME
 from engine.bench.decisions import Lacking
 from engine.bench.parts import http_get
-from engine.bench.phases import Figures, Session, Watch, percentiles
+from engine.bench.phases import BenchSession, BenchWatch, Figures, percentiles
 from engine.cluster import watching
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
@@ -86,7 +86,7 @@ class _Pods:
             raise Unavailable(otherwise(), subject="api") from None
 
 
-def joined(session: Session) -> Figures:
+def joined(session: BenchSession) -> Figures:
     """A cluster's node until it is Ready; pods from their creation to Ready, at rest, until they are gone."""
     if session.kubeconfig is None:
         raise Lacking("needs --kubeconfig: an administrator's, of an API server", subject="api")
@@ -95,7 +95,7 @@ def joined(session: Session) -> Figures:
     return asyncio.run(_measured(session, session.kubeconfig))
 
 
-async def _measured(session: Session, kubeconfig: Path) -> Figures:
+async def _measured(session: BenchSession, kubeconfig: Path) -> Figures:
     config = load_kubeconfig(kubeconfig)
     client = ApiClient(config, Credentials(config, clock=time.time), user_agent="kubengine-bench")
     try:
@@ -110,7 +110,7 @@ async def _measured(session: Session, kubeconfig: Path) -> Figures:
         client.close()
 
 
-async def _life_of_pods(session: Session, client: ApiClient, path: str, seen: _Pods) -> Figures:
+async def _life_of_pods(session: BenchSession, client: ApiClient, path: str, seen: _Pods) -> Figures:
     count = session.pods
     created: dict[str, float] = {}
 
@@ -121,7 +121,7 @@ async def _life_of_pods(session: Session, client: ApiClient, path: str, seen: _P
     async def delete(name: str) -> None:
         await client.delete(f"{path}/{name}", {})
 
-    watch, requests = Watch.begin(session), _requests(session)
+    watch, requests = BenchWatch.begin(session), _requests(session)
     await _together(create(_bound(f"a{index}", path)) for index in range(count))
     await seen.until(
         lambda: len(seen.ready) == count,
@@ -131,11 +131,11 @@ async def _life_of_pods(session: Session, client: ApiClient, path: str, seen: _P
     starting = {**watch.figures(), "requests": _requests(session) - requests}
     await asyncio.sleep(SETTLING_SECONDS)
 
-    watch, requests = Watch.begin(session), _requests(session)
+    watch, requests = BenchWatch.begin(session), _requests(session)
     await asyncio.sleep(session.seconds)
     resting = {**watch.figures(), "requests": _requests(session) - requests}
 
-    watch, requests = Watch.begin(session), _requests(session)
+    watch, requests = BenchWatch.begin(session), _requests(session)
     await _together(map(delete, created))
     await seen.until(
         lambda: not seen.there, session.limit, lambda: f"{len(seen.there)} of {count} pods do not go"
@@ -169,7 +169,7 @@ def _bound(name: str, path: str) -> dict[str, Any]:
     return pod
 
 
-async def _node_ready(client: ApiClient, session: Session) -> None:
+async def _node_ready(client: ApiClient, session: BenchSession) -> None:
     deadline = time.monotonic() + session.limit
     while True:
         with suppress(ApiError, Unavailable):
@@ -199,8 +199,8 @@ async def _namespace(client: ApiClient) -> AsyncIterator[str]:
 @asynccontextmanager
 async def _followed(client: ApiClient, path: str) -> AsyncIterator[_Pods]:
     seen = _Pods()
-    heard = watching.Heard(seen.replaced, seen.changed, seen.deleted)
-    watch = watching.Watch(client, watching.Resource(path, _Seen), heard)
+    heard = watching.WatchHandler(seen.replaced, seen.changed, seen.deleted)
+    watch = watching.ResourceWatch(client, watching.WatchedResource(path, _Seen), heard)
     following = asyncio.create_task(watch.run())
     try:
         await watch.synced.wait()
@@ -220,7 +220,7 @@ async def _together(requests: Iterable[Any]) -> None:
     await asyncio.gather(*map(one, requests))
 
 
-def _requests(session: Session) -> float:
+def _requests(session: BenchSession) -> float:
     """What the agent has asked the API server so far, by its own count."""
     _, page = http_get(session.workspace.ports["read_only"], "/metrics")
     lines = (line for line in page.splitlines() if line.startswith(b"rest_client_requests_total{"))

@@ -15,14 +15,14 @@ from typing import Any
 from engine.api.errors import InvalidInput, KubengineError, Unavailable
 from engine.bench import decisions, joined, phases, scraping, workload
 from engine.bench.agents import AgentKind
-from engine.bench.parts import HollowRuntime, ProbeTarget
-from engine.bench.phases import Figures, Session
+from engine.bench.parts import HollowRuntimeProcess, ProbeTarget
+from engine.bench.phases import BenchSession, Figures
 from engine.bench.probe_load import ProbeLoad
 from engine.bench.workspace import Workspace, uninterrupted
 
 Say = Callable[[str], None]
 
-PHASES: dict[str, Callable[[Session], Figures]] = {
+PHASES: dict[str, Callable[[BenchSession], Figures]] = {
     "start": phases.start,
     "pods": phases.pods,
     "idle": phases.idle,
@@ -55,7 +55,7 @@ class BenchOptions:
 
 
 @dataclass(slots=True)
-class Result:
+class NodeBenchResult:
     """`runs[label][phase]` is a list with the figures of each repetition."""
 
     options: dict[str, Any]
@@ -86,9 +86,11 @@ class NodeBench:
         named = {
             name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()
         }
-        self.result = Result(named, {"system": platform.platform(), "python": platform.python_version()})
+        self.result = NodeBenchResult(
+            named, {"system": platform.platform(), "python": platform.python_version()}
+        )
 
-    def run(self) -> Result:
+    def run(self) -> NodeBenchResult:
         """Raises what stopped it; the result so far stays in `result`."""
         for kind in self.kinds:
             version = kind.version()
@@ -103,15 +105,15 @@ class NodeBench:
 
     def _measure(self, kind: AgentKind) -> None:
         workspace = Workspace()
-        parts: list[HollowRuntime | ProbeTarget] = []
-        session: Session | None = None
+        parts: list[HollowRuntimeProcess | ProbeTarget] = []
+        session: BenchSession | None = None
         others: set[str] = set()
         try:
             workspace.make_cgroups()
             runtime = None
             endpoint = self.options.runtime
             if endpoint == "hollow":
-                runtime = HollowRuntime(workspace.runtime_socket, workspace.path)
+                runtime = HollowRuntimeProcess(workspace.runtime_socket, workspace.path)
                 parts.append(runtime)
                 endpoint = f"unix://{workspace.runtime_socket}"
             else:
@@ -120,7 +122,7 @@ class NodeBench:
             target = ProbeTarget(workspace.path)
             parts.append(target)
             options = self.options
-            session = Session(
+            session = BenchSession(
                 kind, workspace, endpoint, runtime, target, options.pods, options.seconds, options.limit,
                 options.load, options.images, options.kubeconfig,
             )  # fmt: skip
@@ -132,7 +134,7 @@ class NodeBench:
         finally:
             self._end(session, parts, workspace, others)
 
-    def _phases(self, session: Session) -> None:
+    def _phases(self, session: BenchSession) -> None:
         rows = self.result.runs.setdefault(session.kind.label, {})
         for name, phase in PHASES.items():
             if name not in self.options.phases:
@@ -150,8 +152,8 @@ class NodeBench:
 
     def _end(
         self,
-        session: Session | None,
-        parts: Iterable[HollowRuntime | ProbeTarget],
+        session: BenchSession | None,
+        parts: Iterable[HollowRuntimeProcess | ProbeTarget],
         workspace: Workspace,
         others: set[str],
     ) -> None:
@@ -171,14 +173,14 @@ class NodeBench:
         if left:
             self._note(f"could not be removed: {', '.join(left)}")
 
-    def _remove_leftovers(self, session: Session, others: set[str]) -> None:
+    def _remove_leftovers(self, session: BenchSession, others: set[str]) -> None:
         """A kubelet leaves ended sandboxes for later, and ends before those do whose manifests are gone."""
         try:
             workload.remove_sandboxes(session.endpoint, workload.sandboxes(session.endpoint) - others)
         except Unavailable as error:
             self._note(f"pods may be left in the runtime: {error}")
 
-    def _empty(self, session: Session) -> None:
+    def _empty(self, session: BenchSession) -> None:
         """On a runtime that stays, the agent itself must end its pods."""
         try:
             session.take(list(session.names))

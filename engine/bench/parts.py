@@ -119,7 +119,7 @@ class ProbeTarget(Part):
         return result
 
 
-class HollowRuntime(Part):
+class HollowRuntimeProcess(Part):
     """`kubengine runtime --hollow` in a process of its own, so that it outlives agents."""
 
     def __init__(self, socket: Path, directory: Path) -> None:

@@ -1,6 +1,6 @@
 """What is done to an agent, and what is measured meanwhile.
 
-A phase takes a `Session` and returns figures by name; units are in the names (`_s` seconds, `_ms`, `_mb`).
+A phase takes a `BenchSession` and returns figures by name; units are in the names (`_s` seconds, `_ms`, `_mb`).
 The same observer looks at every agent: its /pods page now and then, the runtime's records, /proc.
 """
 
@@ -17,10 +17,10 @@ import grpc
 
 from engine.api.errors import Unavailable
 from engine.bench import workload
-from engine.bench.agents import Agent, AgentKind, ready
-from engine.bench.parts import HollowRuntime, ProbeTarget
+from engine.bench.agents import AgentKind, BenchAgent, ready
+from engine.bench.parts import HollowRuntimeProcess, ProbeTarget
 from engine.bench.probe_load import ProbeLoad
-from engine.bench.procfs import Usage, usage
+from engine.bench.procfs import ProcessUsage, usage
 from engine.bench.workspace import Workspace
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire.cri_v1_pb2_grpc import RuntimeServiceStub
@@ -40,13 +40,13 @@ def until_next_look(passed: float, good: int, wanted: int) -> float:
 
 
 @dataclass(slots=True)
-class Session:
+class BenchSession:
     """One agent in its workspace. `seconds` is how long steady states are watched."""
 
     kind: AgentKind
     workspace: Workspace
     endpoint: str
-    runtime: HollowRuntime | None
+    runtime: HollowRuntimeProcess | None
     target: ProbeTarget
     pods: int
     seconds: float
@@ -54,21 +54,21 @@ class Session:
     load: ProbeLoad = field(default_factory=ProbeLoad)
     images: int = 0
     kubeconfig: Path | None = None
-    agent: Agent | None = None
+    agent: BenchAgent | None = None
     idle_cpu_per_second: float | None = None
     names: list[str] = field(default_factory=list)
 
     @property
-    def running(self) -> Agent:
+    def running(self) -> BenchAgent:
         if self.agent is None:
             raise Unavailable("the agent is not running", subject=self.kind.label)
         return self.agent
 
     def start_agent(
         self, settings: Mapping[str, Any] | None = None, *, kubeconfig: Path | None = None
-    ) -> Agent:
+    ) -> BenchAgent:
         most = 2 * self.pods + 20
-        self.agent = Agent(
+        self.agent = BenchAgent(
             self.kind, self.workspace, self.endpoint, max_pods=most, settings=settings, kubeconfig=kubeconfig
         )
         return self.agent
@@ -168,17 +168,17 @@ def _running_containers(stub: Any) -> list[tuple[str, str]]:
 
 
 @dataclass(slots=True)
-class Watch:
-    """Usage of the agent and calls to the runtime between two moments."""
+class BenchWatch:
+    """ProcessUsage of the agent and calls to the runtime between two moments."""
 
-    session: Session
+    session: BenchSession
     began: float
-    usage: Usage
+    usage: ProcessUsage
     syscalls: int | None
     calls: dict[str, dict[str, int]]
 
     @classmethod
-    def begin(cls, session: Session) -> Watch:
+    def begin(cls, session: BenchSession) -> BenchWatch:
         agent = session.running
         return cls(
             session, time.monotonic(), usage(agent.part.pid), agent.syscalls(), session.runtime_calls()
@@ -212,15 +212,15 @@ def _sum(row: dict[str, int], key: str) -> int:
     return sum(value for name, value in row.items() if key in name)
 
 
-def start(session: Session) -> Figures:
+def start(session: BenchSession) -> Figures:
     """Process start to `/healthz`."""
     agent = session.start_agent()
     return {"wall_s": agent.start_wall, "cpu_s": agent.start_cpu, "rss_mb": usage(agent.part.pid).rss / 1e6}
 
 
-def pods(session: Session) -> Figures:
+def pods(session: BenchSession) -> Figures:
     """Manifests to every pod Running and Ready; per pod, from the manifest to its container's start."""
-    watch = Watch.begin(session)
+    watch = BenchWatch.begin(session)
     written = time.time()
     session.put([workload.pod(f"p{index}") for index in range(session.pods)])
     session.wait_ready()
@@ -233,24 +233,24 @@ def pods(session: Session) -> Figures:
     }
 
 
-def idle(session: Session) -> Figures:
+def idle(session: BenchSession) -> Figures:
     """Nothing changes."""
     session.watch(3)
-    watch = Watch.begin(session)
+    watch = BenchWatch.begin(session)
     session.watch(session.seconds)
     figures = watch.figures()
     session.idle_cpu_per_second = figures["cpu_s"] / session.seconds
     return {**figures, "cpu_ms_per_pod_per_s": session.idle_cpu_per_second / session.pods * 1e3}
 
 
-def probing(session: Session) -> Figures:
+def probing(session: BenchSession) -> Figures:
     """Other pods, probed as `load` says."""
     session.clear()
     load = session.load
     session.put(load.pods(session.pods, session.target.ports))
     session.wait_ready()
     session.watch(2)
-    before, watch = _probes(session), Watch.begin(session)
+    before, watch = _probes(session), BenchWatch.begin(session)
     session.watch(session.seconds)
     after = _probes(session)
     figures = watch.figures()
@@ -267,7 +267,7 @@ def probing(session: Session) -> Figures:
     }
 
 
-def _probes(session: Session) -> dict[str, int]:
+def _probes(session: BenchSession) -> dict[str, int]:
     """Probes that arrived so far, by kind: at the target, and (a second ago) as exec calls at the runtime."""
     seen = session.target.counts()
     calls = session.runtime_calls().get("ExecSync", {})
@@ -275,7 +275,7 @@ def _probes(session: Session) -> dict[str, int]:
     return {kind: counts[kind] for kind in session.load.mix}
 
 
-def churn(session: Session) -> Figures:
+def churn(session: BenchSession) -> Figures:
     """A twentieth of resting pods (one at least) is replaced, one after another: until the runtime runs the
     new one and no longer the old. CPU is what that takes beyond rest.
     """
@@ -285,7 +285,7 @@ def churn(session: Session) -> Figures:
     session.watch(2)
     count = max(1, session.pods // 20)
     known = set(session.containers())
-    watch = Watch.begin(session)
+    watch = BenchWatch.begin(session)
     written: dict[str, float] = {}
     for index in range(count):
         old, new = session.names[0], f"n{index}-{time.monotonic_ns()}"
@@ -303,7 +303,7 @@ def churn(session: Session) -> Figures:
     return {**figures, **percentiles("start", latencies), "cpu_ms_per_pod": cpu / count * 1e3}
 
 
-def restart(session: Session) -> Figures:
+def restart(session: BenchSession) -> Figures:
     """Stop with everything running, start again: how long until all is known, and what was restarted."""
     before = session.containers()
     stopping = time.monotonic()

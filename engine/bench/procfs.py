@@ -14,7 +14,7 @@ CPU_CLOCK_OF_PROCESS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ProcessUsage:
     """CPU seconds (ended and waited-for children included), bytes resident and proportional, switches."""
 
     cpu: float
@@ -38,7 +38,7 @@ def tree(pid: int) -> Iterator[int]:
         yield from tree(int(child))
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int) -> ProcessUsage:
     """The usage of a tree; processes that end meanwhile count nothing."""
     cpu, rss, pss, switches, processes = 0.0, 0, 0, 0, 0
     for each in tree(pid):
@@ -58,7 +58,7 @@ def usage(pid: int) -> Usage:
         rss += rollup.get("Rss", 0) * 1024
         pss += rollup.get("Pss", 0) * 1024
         processes += 1
-    return Usage(cpu, rss, pss, switches, processes)
+    return ProcessUsage(cpu, rss, pss, switches, processes)
 
 
 def _fields(path: Path) -> dict[str, int]:

@@ -10,7 +10,7 @@ from statistics import median
 
 from rich.table import Table
 
-from engine.bench.node import Result
+from engine.bench.node import NodeBenchResult
 from engine.bench.scale import ScaleRow
 
 SHOWN: dict[str, tuple[str, ...]] = {
@@ -88,7 +88,7 @@ NOT_EVERYWHERE = ("system_calls",)
 """Shown as a dash where the machine doesn't count them; a note says why."""
 
 
-def rows(result: Result) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
+def rows(result: NodeBenchResult) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
     """(phase, figure, values of each repetition by agent) in reading order."""
     for phase, names in SHOWN.items():
         for name in names:
@@ -101,7 +101,7 @@ def rows(result: Result) -> Iterator[tuple[str, str, dict[str, list[float]]]]:
                 yield phase, name, values
 
 
-def ratio_table(result: Result) -> Table:
+def ratio_table(result: NodeBenchResult) -> Table:
     """Medians with their spread, and the engine's share of the kubelet's figure."""
     labels = list(result.runs)
     compare = "kubelet" in labels and "engine" in labels
@@ -123,7 +123,7 @@ def ratio_table(result: Result) -> Table:
     return table
 
 
-def markdown_table(result: Result) -> str:
+def markdown_table(result: NodeBenchResult) -> str:
     """The same as `ratio_table`, in Markdown."""
     labels = list(result.runs)
     compare = "kubelet" in labels and "engine" in labels
@@ -174,11 +174,11 @@ def _ratio(ours: list[float], theirs: list[float]) -> str:
     return _spread([a / b for a, b in zip(ours, theirs, strict=False) if b], 3)
 
 
-def json_report(result: Result) -> str:
+def json_report(result: NodeBenchResult) -> str:
     return json.dumps(asdict(result), indent=1) + "\n"
 
 
-def html_report(result: Result) -> str:
+def html_report(result: NodeBenchResult) -> str:
     """One page without any outside resource; a bar for each repetition."""
     parts = [
         "<!doctype html><meta charset=utf-8><title>kubengine bench node</title><style>"

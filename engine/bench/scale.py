@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from engine.api.errors import KubengineError
 from engine.bench import workload
 from engine.bench.agents import AgentKind
-from engine.bench.parts import HollowRuntime, ProbeTarget, http_get
-from engine.bench.phases import Session
+from engine.bench.parts import HollowRuntimeProcess, ProbeTarget, http_get
+from engine.bench.phases import BenchSession
 from engine.bench.procfs import usage
 from engine.bench.workspace import Workspace, uninterrupted
 
@@ -63,16 +63,16 @@ def run_scale(options: ScaleOptions, say: Callable[[str], None]) -> list[ScaleRo
 
 def _measure(size: int, options: ScaleOptions) -> ScaleRow:
     workspace = Workspace()
-    parts: list[HollowRuntime | ProbeTarget] = []
-    session: Session | None = None
+    parts: list[HollowRuntimeProcess | ProbeTarget] = []
+    session: BenchSession | None = None
     try:
         workspace.make_cgroups()
-        runtime = HollowRuntime(workspace.runtime_socket, workspace.path)
+        runtime = HollowRuntimeProcess(workspace.runtime_socket, workspace.path)
         parts.append(runtime)
         target = ProbeTarget(workspace.path, period=PERIOD)
         parts.append(target)
         endpoint = f"unix://{workspace.runtime_socket}"
-        session = Session(
+        session = BenchSession(
             AgentKind("engine"), workspace, endpoint, runtime, target, size, options.seconds, options.limit
         )  # fmt: skip
         return _watch(session, size)
@@ -85,7 +85,7 @@ def _measure(size: int, options: ScaleOptions) -> ScaleRow:
             workspace.remove()
 
 
-def _watch(session: Session, size: int) -> ScaleRow:
+def _watch(session: BenchSession, size: int) -> ScaleRow:
     agent = session.start_agent()
     pid = agent.part.pid
     ports = session.target.ports
@@ -134,7 +134,7 @@ def _watch(session: Session, size: int) -> ScaleRow:
     )
 
 
-def _healthz_waits(session: Session, seconds: float) -> list[float]:
+def _healthz_waits(session: BenchSession, seconds: float) -> list[float]:
     """Sorted answer times of `/healthz`, asked at a steady rate."""
     port, waits, end = session.workspace.ports["healthz"], [], time.monotonic() + seconds
     pause = threading.Event()

@@ -12,7 +12,7 @@ from typing import Final
 
 from engine.api.errors import Unavailable
 from engine.bench.parts import http_get
-from engine.bench.phases import Figures, Session
+from engine.bench.phases import BenchSession, Figures
 from engine.bench.procfs import usage
 
 PAGES: Final = {
@@ -32,7 +32,7 @@ class _Scrape:
     size: int
 
 
-def scraping(session: Session) -> Figures:
+def scraping(session: BenchSession) -> Figures:
     """One page after another, a pause before each. What the agent did meanwhile for other reasons is in the
     cost of a scrape, as far as it was done while the page was made."""
     for path in PAGES.values():
@@ -57,7 +57,7 @@ def scraping(session: Session) -> Figures:
     return figures
 
 
-def _scrape(session: Session, path: str) -> _Scrape:
+def _scrape(session: BenchSession, path: str) -> _Scrape:
     agent = session.running
     cpu, began = usage(agent.part.pid).cpu, time.monotonic()
     try:

@@ -27,7 +27,7 @@ MESSAGE_LIMIT = 200
 _PIECE = 1 << 16
 
 
-class Result(StrEnum):
+class SuiteResult(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     SKIPPED = "skipped"
@@ -35,27 +35,27 @@ class Result(StrEnum):
 
 
 _STATUSES = {
-    "passed": Result.PASSED,
-    "failed": Result.FAILED,
-    "panicked": Result.FAILED,
-    "timedout": Result.FAILED,
-    "skipped": Result.SKIPPED,
-    "pending": Result.NOT_RUN,
-    "interrupted": Result.NOT_RUN,
-    "aborted": Result.NOT_RUN,
+    "passed": SuiteResult.PASSED,
+    "failed": SuiteResult.FAILED,
+    "panicked": SuiteResult.FAILED,
+    "timedout": SuiteResult.FAILED,
+    "skipped": SuiteResult.SKIPPED,
+    "pending": SuiteResult.NOT_RUN,
+    "interrupted": SuiteResult.NOT_RUN,
+    "aborted": SuiteResult.NOT_RUN,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SpecOutcome:
     """A spec's last result, the first line of its message, and how often it had failed before."""
 
-    result: Result
+    result: SuiteResult
     message: str = ""
     failed_before: int = 0
 
 
-Outcomes = dict[str, Outcome]
+Outcomes = dict[str, SpecOutcome]
 """By the spec's full name, as Ginkgo writes it behind `[It]`."""
 
 
@@ -72,13 +72,13 @@ def read_reports(paths: Iterable[Path]) -> Outcomes:
     return outcomes
 
 
-def _after(before: Outcome | None, now: Outcome) -> Outcome:
-    if before is None or before.result is Result.NOT_RUN:
+def _after(before: SpecOutcome | None, now: SpecOutcome) -> SpecOutcome:
+    if before is None or before.result is SuiteResult.NOT_RUN:
         return now
-    if now.result is Result.NOT_RUN:
+    if now.result is SuiteResult.NOT_RUN:
         return before
-    failures = before.failed_before + (before.result is Result.FAILED)
-    return Outcome(now.result, now.message, failures)
+    failures = before.failed_before + (before.result is SuiteResult.FAILED)
+    return SpecOutcome(now.result, now.message, failures)
 
 
 class _Reader:
@@ -89,7 +89,7 @@ class _Reader:
         self.outcomes: Outcomes = {}
         self._open: list[str] = []
         self._name: str | None = None
-        self._result = Result.PASSED
+        self._result = SuiteResult.PASSED
         self._message = ""
 
     def read(self) -> Outcomes:
@@ -145,19 +145,19 @@ class _Reader:
     def _verdict(self, tag: str, message: str) -> None:
         if tag in ("failure", "error"):
             if message.startswith(CUT_OFF):
-                self._result = Result.NOT_RUN
-            elif self._result is not Result.NOT_RUN:
-                self._result = Result.FAILED
+                self._result = SuiteResult.NOT_RUN
+            elif self._result is not SuiteResult.NOT_RUN:
+                self._result = SuiteResult.FAILED
             self._message = _first_line(message)
         elif tag == "skipped":
             chosen = message != NOT_SELECTED
-            self._result = Result.SKIPPED if chosen else Result.NOT_RUN
+            self._result = SuiteResult.SKIPPED if chosen else SuiteResult.NOT_RUN
             self._message = _first_line(message.removeprefix(f"{NOT_SELECTED} - ")) if chosen else ""
 
     def _ends(self, tag: str) -> None:
         self._open.pop()
         if tag == "testcase" and self._name is not None:
-            outcome = Outcome(self._result, self._message)
+            outcome = SpecOutcome(self._result, self._message)
             self.outcomes[self._name] = _after(self.outcomes.get(self._name), outcome)
             self._name = None
 

@@ -10,11 +10,11 @@ import `api`, `tables`, `_fast`, `metrics`; touches cgroupfs, /proc and systemd'
 package loads what decides.
 """
 
-from engine.api.cpu_weight import WeightFormula
-from engine.cgroups.allocatable import NodeAllocatable
-from engine.cgroups.containers import ContainerResources, ContainerRules, container_resources
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.values import GroupValues, PodRules, pod_values
+from engine.api.amounts.cpu_weight import WeightFormula
+from engine.cgroups.formulas.allocatable import NodeAllocatable
+from engine.cgroups.formulas.containers import ContainerResources, ContainerRules, container_resources
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.formulas.values import GroupValues, PodRules, pod_values
 
 __all__ = [
     "CgroupSettings",

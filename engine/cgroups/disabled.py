@@ -11,10 +11,10 @@ from typing import Any
 from engine.api.config import KubeletConfiguration
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
-from engine.cgroups.pod_keeper import PodGroup
+from engine.cgroups.pod_cgroups import PodGroup
 from engine.cgroups.resize import ContainerStep, resize_steps
-from engine.cgroups.settings import CgroupSettings
 
 
 class NoCgroups(NodeCgroups):

@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from engine.api.cpu_weight import WeightFormula
-from engine.cgroups.conversion import huge_page_name, shares_to_weight
-from engine.cgroups.file_names import (
+from engine.api.amounts.cpu_weight import WeightFormula
+from engine.cgroups.formulas.conversion import huge_page_name, shares_to_weight
+from engine.cgroups.formulas.file_names import (
     CPU_BURST,
     CPU_IDLE,
     IO_MAX,
@@ -23,8 +23,8 @@ from engine.cgroups.file_names import (
     MEMORY_OOM_GROUP,
     MEMORY_SWAP_MAX,
 )
+from engine.cgroups.formulas.values import GroupValues
 from engine.cgroups.mounts import Mounts
-from engine.cgroups.values import GroupValues
 
 PAGE: Final = mmap.PAGESIZE
 V1_UNLIMITED: Final = (2**63 - 1) // PAGE * PAGE

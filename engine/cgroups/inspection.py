@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from engine.api.cpu_weight import WeightFormula
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import Container, Pod
 from engine.api.qos import GUARANTEED
 from engine.api.quantity import ZERO
 from engine.api.resources import CPU
-from engine.cgroups import checks
-from engine.cgroups.checks import Finding, PodObservation, RootObservation
-from engine.cgroups.containers import ContainerResources
 from engine.cgroups.files import CPU_SHARE
-from engine.cgroups.level_keeper import LevelKeeper
+from engine.cgroups.formulas import checks
+from engine.cgroups.formulas.checks import Finding, PodObservation, RootObservation
+from engine.cgroups.formulas.containers import ContainerResources
+from engine.cgroups.formulas.names import CgroupName, to_path
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.mounts import Mounts
-from engine.cgroups.names import CgroupName, to_path
-from engine.cgroups.pod_keeper import PodGroup, PodKeeper
-from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
+from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.tree import CgroupTree
 
 _CONTAINER_FILES = {
@@ -35,8 +35,8 @@ class Inspected(Protocol):
     settings: CgroupSettings
     mounts: Mounts
     tree: CgroupTree
-    levels: LevelKeeper
-    pods: PodKeeper
+    levels: QosCgroups
+    pods: PodCgroups
     formula: WeightFormula
     formula_reason: str
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.cgroups.mounts import Hierarchy
+from engine.cgroups.mounts import CgroupHierarchy
 
 
 @cache
@@ -27,7 +27,7 @@ def swap_capacity(meminfo: str = "/proc/meminfo") -> int:
     return 0
 
 
-def swap_controller(hierarchy: Hierarchy, version: int, own: str = "/proc/self/cgroup") -> bool:
+def swap_controller(hierarchy: CgroupHierarchy, version: int, own: str = "/proc/self/cgroup") -> bool:
     """Whether the kernel can limit swap there, be there any or not: `swapaccount=0` takes it away.
     cgroup v2 shows it in every group but the root: we look at our own."""
     if version == 1:

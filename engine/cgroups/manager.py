@@ -14,29 +14,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.config import KubeletConfiguration
-from engine.api.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
 from engine.cgroups import inspection
-from engine.cgroups.checks import Finding
-from engine.cgroups.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
-from engine.cgroups.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
 from engine.cgroups.files import FileRules
-from engine.cgroups.level_keeper import LevelKeeper
-from engine.cgroups.levels import Contribution
+from engine.cgroups.formulas.checks import Finding
+from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US, milli_cpu_to_quota
+from engine.cgroups.formulas.file_names import CPU_BURST, CPU_IDLE, CPU_USAGE
+from engine.cgroups.formulas.levels import Contribution
+from engine.cgroups.formulas.names import CgroupName, to_path
+from engine.cgroups.formulas.pod_annotations import FILES, asked, wishes
+from engine.cgroups.formulas.runtime_formula import choose_formula
+from engine.cgroups.formulas.settings import CgroupSettings, ReservedGroup
 from engine.cgroups.machine import device_number, huge_page_sizes, swap_capacity, swap_controller
 from engine.cgroups.mounts import Mounts, find_mounts
-from engine.cgroups.names import CgroupName, to_path
 from engine.cgroups.node_cgroups import NO_USAGE, NodeCgroups, UpdateContainer, check_asked
-from engine.cgroups.pod_keeper import PodGroup, PodKeeper
-from engine.cgroups.pod_wishes import FILES, asked, wishes
+from engine.cgroups.pod_cgroups import PodCgroups, PodGroup
+from engine.cgroups.qos_cgroups import QosCgroups
 from engine.cgroups.resize import ContainerStep, PodStep, resize_steps
-from engine.cgroups.runtime_formula import choose_formula
-from engine.cgroups.settings import CgroupSettings, ReservedGroup
 from engine.cgroups.slices import Slices
 from engine.cgroups.tree import CgroupTree
 from engine.metrics import Registry
@@ -81,8 +81,8 @@ class CgroupManager(NodeCgroups):
         self.formula, self.formula_reason = choose_formula(version, section)
         rules = FileRules.on(self.mounts, self.formula, huge_page_sizes())
         self.tree = CgroupTree(self.mounts, rules, driver=settings.driver, slices=_slices(settings))
-        self.levels = LevelKeeper(self.tree, settings)
-        self.pods = PodKeeper(self.tree, settings)
+        self.levels = QosCgroups(self.tree, settings)
+        self.pods = PodCgroups(self.tree, settings)
         self._burst_file = CPU_BURST[version]
         self._sample = section.reconcile_sample
         self._observe(registry or Registry())

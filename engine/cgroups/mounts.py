@@ -27,7 +27,7 @@ V1_CONTROLLERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Hierarchy:
+class CgroupHierarchy:
     """One mounted tree and its controllers. A v1 `name=…` tree and a hybrid's v2 tree have none."""
 
     path: str
@@ -40,7 +40,7 @@ class Mounts:
     """The hierarchies to work on. `bare` is a hybrid's v2 mount: groups there are only removed."""
 
     version: Literal[1, 2]
-    hierarchies: tuple[Hierarchy, ...]
+    hierarchies: tuple[CgroupHierarchy, ...]
     bare: str | None = None
 
     @property
@@ -70,7 +70,7 @@ class Mounts:
                 errno=errno.ENOENT,
             )
 
-    def holding(self, controller: str) -> Hierarchy | None:
+    def holding(self, controller: str) -> CgroupHierarchy | None:
         return next((h for h in self.hierarchies if controller in h.controllers), None)
 
 
@@ -90,17 +90,17 @@ def find_mounts(root: str | None = None, mountinfo: str = MOUNTINFO) -> Mounts:
 
 
 def _choose(mounts: list[Mounted]) -> Mounts:
-    legacy: dict[frozenset[str], Hierarchy] = {}
-    unified: Hierarchy | None = None
+    legacy: dict[frozenset[str], CgroupHierarchy] = {}
+    unified: CgroupHierarchy | None = None
     for mount in mounts:
         path, options = mount.point, mount.options
         read_only = "ro" in options
         if mount.kind == "cgroup2":
-            unified = unified or Hierarchy(path, frozenset(_controllers(path)), read_only)
+            unified = unified or CgroupHierarchy(path, frozenset(_controllers(path)), read_only)
         else:
             named = frozenset(option for option in options if option.startswith("name="))
             controllers = options & V1_CONTROLLERS
-            legacy.setdefault(controllers or named, Hierarchy(path, controllers, read_only))
+            legacy.setdefault(controllers or named, CgroupHierarchy(path, controllers, read_only))
     if any(h.controllers for h in legacy.values()):
         return Mounts(1, tuple(legacy.values()), bare=unified.path if unified else None)
     if unified is None:

@@ -11,17 +11,17 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Container, Pod, ResourceList
 from engine.api.qos import BEST_EFFORT, qos_class
 from engine.api.query import expect_known, is_set
-from engine.cgroups.allocatable import PID
-from engine.cgroups.containers import (
+from engine.cgroups.formulas.allocatable import PID
+from engine.cgroups.formulas.containers import (
     ContainerResources,
     container_resources,
     overhead_resources,
     pod_swap_limit,
     sandbox_resources,
 )
-from engine.cgroups.pod_keeper import PodGroup
-from engine.cgroups.pod_wishes import asked, wishes
-from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.formulas.pod_annotations import asked, wishes
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.pod_cgroups import PodGroup
 
 UpdateContainer = Callable[[str, ContainerResources], Awaitable[None]]
 """Gives a running container, by its name, new values: CRI UpdateContainerResources."""

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.config import KubeletConfiguration
-from engine.api.cpu_weight import WeightFormula
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
 from engine.api.qos import GUARANTEED, qos_class
 from engine.api.quantity import Quantity
-from engine.cgroups.containers import ContainerResources, container_resources
-from engine.cgroups.conversion import huge_page_size
 from engine.cgroups.files import FileRules
-from engine.cgroups.levels import LEVELS, Contribution, LevelSums
-from engine.cgroups.names import level_name, pod_name, to_path
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.values import GroupValues, pod_values
+from engine.cgroups.formulas.containers import ContainerResources, container_resources
+from engine.cgroups.formulas.conversion import huge_page_size
+from engine.cgroups.formulas.levels import LEVELS, Contribution, LevelSums
+from engine.cgroups.formulas.names import level_name, pod_name, to_path
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.formulas.values import GroupValues, pod_values
 
 PLANNED_CONTROLLERS = frozenset(["cpu", "memory", "pids", "hugetlb", "cpuset", "io"])
 

@@ -20,21 +20,21 @@ from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import CPU, MEMORY, pod_requests
 from engine.api.status import PodCondition, ResourceAmounts
 from engine.api.struct import to_builtins
-from engine.cgroups.containers import (
+from engine.cgroups.files import PAGE
+from engine.cgroups.formulas.containers import (
     LIMITED_SWAP,
     ContainerResources,
     ContainerRules,
     container_resources,
     effective_limit,
 )
-from engine.cgroups.conversion import (
+from engine.cgroups.formulas.conversion import (
     milli_cpu_to_quota,
     milli_cpu_to_shares,
     quota_to_milli_cpu,
     shares_to_milli_cpu,
 )
-from engine.cgroups.files import PAGE
-from engine.cgroups.values import PodRules, pod_values
+from engine.cgroups.formulas.values import PodRules, pod_values
 
 RESIZABLE = (MEMORY, CPU)
 RESTART_CONTAINER = "RestartContainer"

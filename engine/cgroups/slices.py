@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from engine.cgroups.names import CgroupName
+from engine.cgroups.formulas.names import CgroupName
 
 
 class Slices(Protocol):

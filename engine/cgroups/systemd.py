@@ -22,8 +22,8 @@ from jeepney import (  # type: ignore[import-untyped]
 from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection  # type: ignore[import-untyped]
 
 from engine.api.errors import Refused, Unavailable
-from engine.cgroups.file_names import CPU_IDLE
-from engine.cgroups.names import CgroupName, systemd_unit
+from engine.cgroups.formulas.file_names import CPU_IDLE
+from engine.cgroups.formulas.names import CgroupName, systemd_unit
 
 RUNNING = "/run/systemd/system"
 SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"

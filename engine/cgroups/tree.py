@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from engine.api.errors import Refused
 from engine.cgroups.files import WRITTEN_CONTROLLERS, FileRules, kernel_form
+from engine.cgroups.formulas.names import CgroupName, Driver, to_path
 from engine.cgroups.group import Descriptors, Directory, GroupGone
-from engine.cgroups.mounts import Hierarchy, Mounts
-from engine.cgroups.names import CgroupName, Driver, to_path
+from engine.cgroups.mounts import CgroupHierarchy, Mounts
 from engine.cgroups.refusals import (
     enable_refused,
     make_refused,
@@ -35,7 +35,7 @@ _RETRY_DELAY = 0.005
 
 
 @dataclass(slots=True)
-class Group:
+class CgroupNode:
     """One cgroup in all hierarchies, and what it should have (file → text).
 
     One that `delegates` passes its controllers on to groups that others make in it; under v2 it can
@@ -80,14 +80,14 @@ class CgroupTree:
         self.driver: Driver = driver
         self.slices = slices
         self.descriptors = Descriptors(max_descriptors)
-        self.groups: dict[CgroupName, Group] = {}
+        self.groups: dict[CgroupName, CgroupNode] = {}
         self.writes = 0
         self.remade = 0
         self._children: dict[CgroupName, set[CgroupName]] = {}
         self._enabled: set[str] = set()
         self._cpuset: dict[str, tuple[str, str]] = {}
 
-    def group(self, name: CgroupName) -> Group:
+    def group(self, name: CgroupName) -> CgroupNode:
         """The record of a group, made or not."""
         group = self.groups.get(name)
         if group is None:
@@ -97,7 +97,7 @@ class CgroupTree:
                 keys = hierarchy.controllers & WRITTEN_CONTROLLERS if self.mounts.version == 1 else {""}
                 if keys:
                     directories |= dict.fromkeys(keys, Directory(_below(hierarchy, path)))
-            group = self.groups[name] = Group(name, path, directories)
+            group = self.groups[name] = CgroupNode(name, path, directories)
             self._children.setdefault(name[:-1], set()).add(name)
         return group
 
@@ -111,7 +111,7 @@ class CgroupTree:
         path = to_path(name, self.driver)
         return any(os.path.isdir(root + path) for root in self._roots())  # noqa: PTH112
 
-    def make(self, name: CgroupName) -> Group:
+    def make(self, name: CgroupName) -> CgroupNode:
         """Make a group and its ancestors where they are missing; adopt what is there.
 
         Raises `Refused` with the path.
@@ -134,7 +134,7 @@ class CgroupTree:
             if not group.made:
                 self._make(group)
 
-    def _make(self, group: Group) -> None:
+    def _make(self, group: CgroupNode) -> None:
         if self.slices is not None:
             self.slices.start(group.name)
         for hierarchy in self.mounts.hierarchies:
@@ -167,7 +167,7 @@ class CgroupTree:
             self.make(name)
             return self._write(group, group.wanted)
 
-    def _write(self, group: Group, wanted: Mapping[str, str]) -> int:
+    def _write(self, group: CgroupNode, wanted: Mapping[str, str]) -> int:
         before = self.writes
         refusal: Refused | None = None
         queue = list(wanted.items())
@@ -192,7 +192,7 @@ class CgroupTree:
             raise refusal
         return self.writes - before
 
-    def _tell_systemd(self, group: Group, wanted: Mapping[str, str]) -> None:
+    def _tell_systemd(self, group: CgroupNode, wanted: Mapping[str, str]) -> None:
         differs = any(
             group.directory(file).current(file, self.descriptors) != text for file, text in wanted.items()
         )
@@ -232,7 +232,7 @@ class CgroupTree:
                 raise write_refused(error, full, text) from error
         self.writes += 1
 
-    def _holding(self, file: str) -> Hierarchy | None:
+    def _holding(self, file: str) -> CgroupHierarchy | None:
         """The hierarchy that a file is in."""
         if self.mounts.version == 2:
             return self.mounts.hierarchies[0]
@@ -387,7 +387,7 @@ class CgroupTree:
                 raise enable_refused(error, control, controller) from error
         self._enabled.add(path)
 
-    def _inherit_cpuset(self, hierarchy: Hierarchy, path: str, fresh: bool) -> None:
+    def _inherit_cpuset(self, hierarchy: CgroupHierarchy, path: str, fresh: bool) -> None:
         """A `fresh` v1 cpuset is empty and takes no process until it has its parent's CPUs and nodes."""
         parent = path.rpartition("/")[0] or hierarchy.path
         inherited = self._cpuset.get(parent)
@@ -404,7 +404,7 @@ class CgroupTree:
                     raise make_refused(error, f"{path}/{file}") from error
 
 
-def _below(hierarchy: Hierarchy, path: str) -> str:
+def _below(hierarchy: CgroupHierarchy, path: str) -> str:
     return hierarchy.path + path.rstrip("/")
 
 

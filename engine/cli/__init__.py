@@ -2,7 +2,7 @@
 
 `COMMANDS` lists the subcommands with the line that `--help` shows; the module for `image-gc` is
 `engine.cli.image_gc` and exports a click command named `command`. Commands touch façades only, and
-ask a running agent through `engine.cli._agent`.
+ask a running agent through `engine.cli.agent.client`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.cli._agent import json_option, print_json
+from engine.cli.agent.client import json_option, print_json
 
 if TYPE_CHECKING:
-    from engine.bench.node import Result
+    from engine.bench.node import NodeBenchResult
 
 
 @click.group(invoke_without_command=False)
@@ -120,7 +120,9 @@ def node(
         raise click.exceptions.Exit(1)
 
 
-def _show(result: Result, markdown: bool, reports: Mapping[Path | None, Callable[[Result], str]]) -> bool:
+def _show(
+    result: NodeBenchResult, markdown: bool, reports: Mapping[Path | None, Callable[[NodeBenchResult], str]]
+) -> bool:
     """Prints the table and writes the files, whatever came of the run; False if a file can't be written."""
     from rich.console import Console
 

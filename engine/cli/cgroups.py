@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from engine.api.sizes import quantity_size
-from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.api.amounts.sizes import quantity_size
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 
 if TYPE_CHECKING:
     from engine.api.pod import Pod
@@ -27,7 +27,7 @@ config_option = click.option(
 @agent_option
 @click.option("--pod", default="", metavar="POD", help="Only this pod (namespace/name, name or uid).")
 @click.pass_context
-def command(context: click.Context, agent: Agent, as_json: bool, pod: str) -> None:
+def command(context: click.Context, agent: AgentClient, as_json: bool, pod: str) -> None:
     """Show the cgroup tree of a running agent: wanted values, and actual ones where they differ."""
     if context.invoked_subcommand is not None:
         return
@@ -59,7 +59,12 @@ def command(context: click.Context, agent: Agent, as_json: bool, pod: str) -> No
 )
 @click.option("--root", help="Without an agent: where cgroups are mounted.")
 def check(
-    agent: Agent, as_json: bool, configs: tuple[Path, ...], fix: bool, pod_file: Path | None, root: str | None
+    agent: AgentClient,
+    as_json: bool,
+    configs: tuple[Path, ...],
+    fix: bool,
+    pod_file: Path | None,
+    root: str | None,
 ) -> None:
     """Find pods and containers that disagree, a starved host, reservations that nothing holds, changed
     files and groups left behind. Exit status 1 if a fault is left; risks are only told.
@@ -93,7 +98,7 @@ def _observed_node(
     from engine.api.errors import InvalidInput
     from engine.cgroups.manager import CgroupManager
     from engine.cgroups.mounts import find_mounts
-    from engine.node.machine import capacity, max_pids
+    from engine.node.nodeinfo.machine import capacity, max_pids
 
     config, kubengine = load_config(list(configs))
     pods, _ = load_pods(pod_file)
@@ -137,9 +142,9 @@ def plan(
     from engine.api.documents import load_config, load_pods
     from engine.api.errors import InvalidInput
     from engine.api.quantity import Quantity
+    from engine.cgroups.formulas.runtime_formula import detect_formula
     from engine.cgroups.plan import plan as plan_groups
-    from engine.cgroups.runtime_formula import detect_formula
-    from engine.node import machine
+    from engine.node.nodeinfo import machine
 
     config, kubengine = load_config(list(configs))
     pods: list[Pod] = []

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from engine.cli._agent import Agent, agent_option
+from engine.cli.agent.client import AgentClient, agent_option
 
 PATH = "/kubengine/decisions"
 
@@ -21,19 +21,19 @@ PATH = "/kubengine/decisions"
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", help="json: one object per line."
 )
 @agent_option
-def command(agent: Agent, follow: bool, pod: str | None, output: str) -> None:
+def command(agent: AgentClient, follow: bool, pod: str | None, output: str) -> None:
     """Show admissions, preemptions, evictions, collections, restarts, resizes and given devices."""
     query = {"pod": pod} if pod else {}
     for decision in _followed(agent, query) if follow else _held(agent, query):
         click.echo(msgspec.json.encode(decision).decode() if output == "json" else _line(decision))
 
 
-def _held(agent: Agent, query: dict[str, str]) -> Iterable[dict[str, Any]]:
+def _held(agent: AgentClient, query: dict[str, str]) -> Iterable[dict[str, Any]]:
     decisions: list[dict[str, Any]] = agent.get_json(PATH, **query)["decisions"]
     return decisions
 
 
-def _followed(agent: Agent, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _followed(agent: AgentClient, query: dict[str, str]) -> Iterator[dict[str, Any]]:
     for line in agent.lines(PATH, **query, follow="true"):
         yield msgspec.json.decode(line)
 

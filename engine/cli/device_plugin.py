@@ -50,12 +50,12 @@ def command(
     import asyncio
     import signal
 
-    from engine.testing.device_plugin import Fault, SampleDevicePlugin
+    from engine.testing.device_plugin import DevicePluginFault, SampleDevicePlugin
 
     try:
-        chosen = [Fault(fault) for fault in faults]
+        chosen = [DevicePluginFault(fault) for fault in faults]
     except ValueError as error:
-        known = ", ".join(Fault)
+        known = ", ".join(DevicePluginFault)
         raise click.BadParameter(f"{error}; known are {known}", param_hint="--fault") from error
 
     async def serve() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 
 
 @click.command()
@@ -16,7 +16,7 @@ from engine.cli._agent import Agent, agent_option, json_option, print_json
 @click.option(
     "--explain", metavar="POD", help="Say why this pod (namespace/name, name or uid) has its devices."
 )
-def command(agent: Agent, as_json: bool, resource: str | None, explain: str | None) -> None:
+def command(agent: AgentClient, as_json: bool, resource: str | None, explain: str | None) -> None:
     """Show device plugin resources, their devices and who holds them."""
     query = {"resource": resource, "explain": explain}
     answer = agent.describe("devices", **{key: value for key, value in query.items() if value})

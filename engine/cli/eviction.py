@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from engine.cli._agent import Agent, agent_option, json_option, print_json
-from engine.cli._amounts import show_bytes
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
+from engine.cli.output.amounts import show_bytes
 
 DISK_DEADLINE = 120.0
 _COUNTED = ("inodesFree", "pid.")
@@ -17,7 +17,7 @@ _COUNTED = ("inodesFree", "pid.")
 @click.option("--disk", is_flag=True, help="Rank by disk too: walks through the files of every pod.")
 @json_option
 @agent_option
-def command(agent: Agent, as_json: bool, disk: bool) -> None:
+def command(agent: AgentClient, as_json: bool, disk: bool) -> None:
     """Show signals, thresholds with the distance to each, and who would go first and why."""
     if disk:
         agent.timeout = DISK_DEADLINE

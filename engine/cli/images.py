@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from engine.cli._agent import Agent, agent_option, json_option, print_json
-from engine.cli._amounts import show_age, show_bytes
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
+from engine.cli.output.amounts import show_age, show_bytes
 
 GC_DEADLINE = 600.0
 
@@ -16,7 +16,7 @@ GC_DEADLINE = 600.0
 @json_option
 @agent_option
 @click.pass_context
-def command(context: click.Context, agent: Agent, as_json: bool) -> None:
+def command(context: click.Context, agent: AgentClient, as_json: bool) -> None:
     """Show images with their size, last use, users and what protects them; `gc` collects."""
     if context.invoked_subcommand is not None:
         return
@@ -52,7 +52,7 @@ def command(context: click.Context, agent: Agent, as_json: bool) -> None:
 @click.option("--all-unused", is_flag=True, help="Everything unused, whatever the thresholds.")
 @json_option
 @agent_option
-def gc(agent: Agent, dry_run: bool, all_unused: bool, as_json: bool) -> None:
+def gc(agent: AgentClient, dry_run: bool, all_unused: bool, as_json: bool) -> None:
     """Collect images now, by the agent's own policy."""
     agent.timeout = GC_DEADLINE
     action = "delete-unused" if all_unused else "gc"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.cli._logging import begin_logging
-from engine.cli._places import ROOT_DIR
-from engine.cli._start_up import lean_imports
+from engine.cli.agent.logging import begin_logging
+from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.start_up import lean_imports
 
 if TYPE_CHECKING:
-    from engine.node.image_access.access import AskPrograms
+    from engine.node.images.access import CredentialPrograms
 
 MOST_VERBOSE_INFO = 3
 CERT_DIR = Path("/var/lib/kubelet/pki")
@@ -90,11 +90,11 @@ def command(
         import msgspec
 
         from engine.api.kubengine_config import KubengineConfiguration
-        from engine.cli._agent_process import AgentOptions, AgentProcess
-        from engine.cli._kubelet_config import load_kubelet_config
-        from engine.cli._kubelet_flags import read_pairs
-        from engine.cli._node_labels import check_node_labels
-        from engine.node.addresses import parse_node_ips
+        from engine.cli.agent.kubelet_config import load_kubelet_config
+        from engine.cli.agent.kubelet_flags import read_pairs
+        from engine.cli.agent.node_labels import check_node_labels
+        from engine.cli.agent.process import AgentOptions, AgentProcess
+        from engine.node.nodeinfo.addresses import parse_node_ips
 
     begin_logging(logging.DEBUG if verbosity > MOST_VERBOSE_INFO else logging.INFO)
     flags = config_flags(context.args)
@@ -127,7 +127,7 @@ def _print_version(context: click.Context, value: str | None) -> None:
     """As `kubelet --version` prints it: scripts read the last word."""
     if value in (None, "false"):
         return
-    from engine.node.machine import kubelet_version
+    from engine.node.nodeinfo.machine import kubelet_version
 
     click.echo(f"Kubernetes {kubelet_version()}")
     context.exit()
@@ -138,7 +138,7 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
 
     As the kubelet reads them: `--flag=value`, `--flag value`, and `--flag` alone for true.
     """
-    from engine.cli._kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
+    from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
 
     flags: dict[str, str] = {}
     left = list(arguments)
@@ -161,14 +161,14 @@ def config_flags(arguments: list[str]) -> dict[str, str]:
     return flags
 
 
-def _programs(config: Path | None, directory: Path | None) -> AskPrograms | None:
+def _programs(config: Path | None, directory: Path | None) -> CredentialPrograms | None:
     """Programs for registry credentials; both flags belong together."""
     if config is None and directory is None:
         return None
     import time
 
     from engine.api.errors import InvalidInput
-    from engine.node.image_access.providers import load_programs
+    from engine.node.images.providers import load_programs
 
     if config is None or directory is None:
         missing = "config" if config is None else "bin-dir"

@@ -18,9 +18,9 @@ from engine.cli.plan_options import parameter_options, parameters_from
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.explain import explain
 from engine.plan.answers.output import FORMATS, format_for, provenance, write_answer
-from engine.plan.cluster import Cluster, Selection, ask
-from engine.plan.progress import Step, progress
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
+from engine.plan.reading.progress import Step, progress
 from engine.plan.snapshot.faults import FaultLog
 
 SNAPSHOT_HELP = (
@@ -126,7 +126,7 @@ def verb(name: str) -> click.Command:
             given["account"] = True
         parameters = parameters_from(asked.parameters, given)
         cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
-        selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
+        selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
         with computing(name, 1, options) as step:
             answer = ask(
                 cluster,

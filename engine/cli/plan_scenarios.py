@@ -11,7 +11,7 @@ import msgspec
 from engine.api.errors import InvalidInput
 from engine.cli.plan import computing, deliver, opened, output_options, source_options
 from engine.plan.answers.diff import difference
-from engine.plan.cluster import Cluster, Selection, ask
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.scenario import Plan, laid_over, scenario_schema
 from engine.plan.synth.cluster import synthesize
@@ -62,7 +62,7 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     base = _object(common, "--with")
     sides = [_object(side_a, "-a"), _object(side_b, "-b")]
     cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
-    selection = Selection(options["only"], options["labels"], options["sample"], options["seed"])
+    selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
     asked_of = []
     for name, side in zip("ab", sides, strict=True):
         try:

@@ -11,11 +11,11 @@ import click
 from msgspec.structs import replace
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
+from engine.api.amounts.sizes import quantity_size
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import SOURCE_ANNOTATION, SOURCE_FILE
-from engine.api.sizes import quantity_size
-from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 from engine.cli.plan_options import parameter_options, parameters_from
 
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -34,7 +34,7 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @json_option
 @agent_option
 def command(
-    agent: Agent,
+    agent: AgentClient,
     as_json: bool,
     dry_run: bool,
     static: bool,
@@ -77,7 +77,7 @@ def command(
 class _Others:
     """The pods that are there, read when somebody asks: the running agent's, or a file's."""
 
-    def __init__(self, agent: Agent | None, file: Path | None) -> None:
+    def __init__(self, agent: AgentClient | None, file: Path | None) -> None:
         self._agent = agent
         self._file = file
 

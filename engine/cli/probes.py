@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 
 _STYLE = {"success": "green", "failure": "red", "unknown": "yellow"}
 
@@ -21,7 +21,7 @@ _STYLE = {"success": "green", "failure": "red", "unknown": "yellow"}
 @click.option("--seconds", type=click.FloatRange(min=0), help="Measure commands in containers for so long.")
 def command(
     context: click.Context,
-    agent: Agent,
+    agent: AgentClient,
     as_json: bool,
     pod: str | None,
     failing: bool,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from engine.cli._logging import begin_logging
-from engine.cli._places import ROOT_DIR
-from engine.cli._start_up import lean_imports
+from engine.cli.agent.logging import begin_logging
+from engine.cli.agent.places import ROOT_DIR
+from engine.cli.agent.start_up import lean_imports
 
 LEVELS = ["debug", "info", "warning", "error"]
 
@@ -86,7 +86,7 @@ def command(
         import msgspec
 
         from engine.api.documents import load_config
-        from engine.cli._agent_process import AgentOptions, AgentProcess
+        from engine.cli.agent.process import AgentOptions, AgentProcess
 
     config, kubengine_config = load_config(list(configs))
     flags = {
@@ -114,7 +114,7 @@ def command(
         begin_logging(level)
         asyncio.run(process.run())
         return
-    from engine.cli._live_view import LiveView
+    from engine.cli.output.live_view import LiveView
 
     view = LiveView(leave="Ctrl-C removes the pods and ends" if clean_up else "Ctrl-C ends, pods stay")
     begin_logging(max(level, logging.INFO), view)

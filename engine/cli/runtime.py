@@ -136,7 +136,7 @@ def command(
 @click.pass_context
 def import_(context: click.Context, archives: tuple[Path, ...], root: Path) -> None:
     """Import image archives (docker save, OCI layout), also while a runtime uses the directory."""
-    from engine.runtime.images import ImageStore
+    from engine.runtime.images.store import ImageStore
 
     store = ImageStore(_chosen(context, "root", root))
     for archive in archives:

@@ -6,16 +6,16 @@ import time
 
 import click
 
-from engine.cli._agent import Agent, agent_option, json_option, print_json
+from engine.cli.agent.client import AgentClient, agent_option, json_option, print_json
 
 
 @click.command()
 @click.option("-n", "--namespace", metavar="NAME", help="Only this namespace.")
 @json_option
 @agent_option
-def command(agent: Agent, as_json: bool, namespace: str | None) -> None:
+def command(agent: AgentClient, as_json: bool, namespace: str | None) -> None:
     """Show each pod with its QoS class, phase, restarts and the values in its cgroup."""
-    from engine.cli._pod_table import pod_rows, pod_table
+    from engine.cli.output.pod_table import pod_rows, pod_table
 
     pods = agent.get_json("/pods")["items"]
     if namespace:

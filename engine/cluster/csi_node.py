@@ -14,7 +14,7 @@ from typing import Any, Final
 from engine.api.errors import Refused, Unavailable
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.node import Node
-from engine.api.storage import CSINode, CSINodeAllocatable, CSINodeDriver
+from engine.api.objects.storage import CSINode, CSINodeAllocatable, CSINodeDriver
 from engine.api.struct import to_builtins
 from engine.cluster.client import MERGE, ApiClient, ApiError
 

@@ -26,7 +26,7 @@ class ExecConfig(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     provide_cluster_info: bool = False
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class KubeconfigCluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -35,7 +35,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     proxy_url: str = ""
 
 
-class User(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+class KubeconfigUser(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     client_certificate: str = ""
     client_certificate_data: str = ""
     client_key: str = ""
@@ -54,8 +54,8 @@ class _Context(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Named(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
-    cluster: Cluster | None = None
-    user: User | None = None
+    cluster: KubeconfigCluster | None = None
+    user: KubeconfigUser | None = None
     context: _Context | None = None
 
 
@@ -71,8 +71,8 @@ class Kubeconfig(msgspec.Struct, frozen=True, kw_only=True):
 
     path: Path
     server: Server
-    cluster: Cluster
-    user: User
+    cluster: KubeconfigCluster
+    user: KubeconfigUser
 
     @property
     def prefix(self) -> str:
@@ -93,8 +93,12 @@ def parse_kubeconfig(text: bytes, path: Path) -> Kubeconfig:
     except msgspec.ValidationError as error:
         raise InvalidInput(str(error), subject=str(path)) from None
     context = _named(file.contexts, file.current_context, "contexts", path).context or _Context()
-    cluster = _named(file.clusters, context.cluster, "clusters", path).cluster or Cluster()
-    user = (_named(file.users, context.user, "users", path).user or User()) if context.user else User()
+    cluster = _named(file.clusters, context.cluster, "clusters", path).cluster or KubeconfigCluster()
+    user = (
+        (_named(file.users, context.user, "users", path).user or KubeconfigUser())
+        if context.user
+        else KubeconfigUser()
+    )
     return Kubeconfig(
         path=path,
         server=_server(cluster, path),
@@ -125,7 +129,7 @@ def _absolute(section: Any, path: Path, *fields: str) -> Any:
     )
 
 
-def _server(cluster: Cluster, path: Path) -> Server:
+def _server(cluster: KubeconfigCluster, path: Path) -> Server:
     url, proxy = urlsplit(cluster.server), None
     try:
         port = url.port or 443

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import msgspec
 
 from engine.api.errors import KubengineError
-from engine.api.lease import Lease, LeaseSpec
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.moments import rfc3339_micro
+from engine.api.objects.lease import Lease, LeaseSpec
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.resource_version import is_newer
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from engine.api.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
 from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.objects.cluster_objects import BoundObjectReference, TokenRequest, TokenRequestSpec
 from engine.api.pod import Pod
 from engine.cluster.client import ApiClient
 from engine.cluster.names import object_path

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from engine.api.cluster_objects import ClusterTrustBundle
 from engine.api.errors import InvalidInput
+from engine.api.objects.cluster_objects import ClusterTrustBundle
 from engine.cluster.client import ApiClient, ApiError
-from engine.cluster.watching import Resource
+from engine.cluster.watching import WatchedResource
 
 _NAME: Final = "clustertrustbundles"
 _VERSIONS: Final = ("v1", "v1beta1", "v1alpha1")
@@ -24,7 +24,7 @@ class _Group(msgspec.Struct):
     resources: list[_Served] = []
 
 
-async def trust_bundles_of(client: ApiClient) -> Resource[ClusterTrustBundle]:
+async def trust_bundles_of(client: ApiClient) -> WatchedResource[ClusterTrustBundle]:
     """Raises `InvalidInput` where the server has none, `Refused` where it does not say."""
     for version in _VERSIONS:
         path = f"/apis/certificates.k8s.io/{version}"
@@ -35,5 +35,5 @@ async def trust_bundles_of(client: ApiClient) -> Resource[ClusterTrustBundle]:
                 raise
             continue
         if any(resource.name == _NAME for resource in group.resources):
-            return Resource(f"{path}/{_NAME}", ClusterTrustBundle)
+            return WatchedResource(f"{path}/{_NAME}", ClusterTrustBundle)
     raise InvalidInput("the API server serves no ClusterTrustBundles")

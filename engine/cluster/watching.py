@@ -66,7 +66,7 @@ class _List(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Resource(Generic[T]):
+class WatchedResource(Generic[T]):
     """A list: its path, the type of its objects and a field selector."""
 
     path: str
@@ -78,7 +78,7 @@ class Resource(Generic[T]):
 
 
 @dataclass(slots=True)
-class Heard(Generic[T]):
+class WatchHandler(Generic[T]):
     """What a watch tells. `replaced` gets the whole set (at first and after a gap), the others one object."""
 
     replaced: Callable[[Sequence[T]], None]
@@ -87,15 +87,15 @@ class Heard(Generic[T]):
 
 
 @dataclass(slots=True)
-class Watch(Generic[T]):
+class ResourceWatch(Generic[T]):
     """Follows one resource until it is cancelled. `synced` is set once the first set has been heard.
 
     One WATCH lasts between `least_seconds` and twice as long.
     """
 
     client: ApiClient
-    resource: Resource[T]
-    heard: Heard[T]
+    resource: WatchedResource[T]
+    heard: WatchHandler[T]
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     least_seconds: int = LEAST_SECONDS

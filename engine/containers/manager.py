@@ -29,7 +29,7 @@ from engine.containers.selection import (
 from engine.cri import labels
 from engine.cri.client import NotFound, RuntimeClient
 from engine.cri.paths import CONTAINER_LOGS, POD_LOGS, container_of_link, links_of, pod_of_log_directory
-from engine.host.beneath import opened_parent, same_file
+from engine.host.safe_open import opened_parent, same_file
 from engine.host.tasks import Tasks
 from engine.host.trees import remove_tree
 from engine.wire import cri_v1_pb2 as cri

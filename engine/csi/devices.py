@@ -13,13 +13,13 @@ from pathlib import Path
 
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
-from engine.csi.driver_calls import Capabilities
+from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.beneath import opened_parent
 from engine.host.loop_devices import detach_loop_devices
 from engine.host.mounts import clear_mount, unmount_top
+from engine.host.safe_open import opened_parent
 from engine.host.trees import remove_beneath
 
 
@@ -54,7 +54,7 @@ class Devices:
     def prepare(self, staged: Staged) -> None:
         make(self._root, staged.path)
 
-    def check(self, target: Path, volume: CsiVolume, able: Capabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """A block device, or a link to one."""
         try:
             is_device = stat.S_ISBLK(target.stat().st_mode)

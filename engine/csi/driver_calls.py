@@ -21,7 +21,7 @@ class DriverFailed(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeInfo:
+class DriverNodeInfo:
     """How a driver knows this node: under which id, with how many volumes at most (0: any number), where."""
 
     node_id: str
@@ -30,7 +30,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class DriverCapabilities:
     """What a driver can do on a node beside publishing."""
 
     stages: bool = False
@@ -51,7 +51,7 @@ class Amounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class VolumeCondition:
     """How a volume is, as its driver sees it."""
 
     abnormal: bool
@@ -64,7 +64,7 @@ class VolumeUsage:
 
     space: Amounts = Amounts()
     inodes: Amounts = Amounts()
-    condition: Condition | None = None
+    condition: VolumeCondition | None = None
 
 
 class Driver(Protocol):
@@ -72,22 +72,22 @@ class Driver(Protocol):
 
     def close(self) -> None: ...
 
-    async def info(self) -> NodeInfo: ...
+    async def info(self) -> DriverNodeInfo: ...
 
-    async def capabilities(self) -> Capabilities: ...
+    async def capabilities(self) -> DriverCapabilities: ...
 
-    async def stage(self, volume: CsiVolume, able: Capabilities, staging: Path) -> None: ...
+    async def stage(self, volume: CsiVolume, able: DriverCapabilities, staging: Path) -> None: ...
 
     async def unstage(self, handle: str, staging: Path) -> None: ...
 
     async def publish(
-        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None
+        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path | None
     ) -> None: ...
 
     async def unpublish(self, handle: str, target: Path) -> None: ...
 
     async def expand(
-        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path, size: int
+        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path, size: int
     ) -> None: ...
 
-    async def usage(self, handle: str, able: Capabilities, target: Path) -> VolumeUsage: ...
+    async def usage(self, handle: str, able: DriverCapabilities, target: Path) -> VolumeUsage: ...

@@ -18,8 +18,15 @@ from engine.api.grpc_codes import (
     UNAVAILABLE,
     rpc_error,
 )
-from engine.api.storage import READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE, READ_WRITE_ONCE_POD
-from engine.csi.driver_calls import Amounts, Capabilities, Condition, DriverFailed, NodeInfo, VolumeUsage
+from engine.api.objects.storage import READ_ONLY_MANY, READ_WRITE_MANY, READ_WRITE_ONCE, READ_WRITE_ONCE_POD
+from engine.csi.driver_calls import (
+    Amounts,
+    DriverCapabilities,
+    DriverFailed,
+    DriverNodeInfo,
+    VolumeCondition,
+    VolumeUsage,
+)
 from engine.csi.volume import CsiVolume
 from engine.metrics import Registry
 from engine.plugins.channel import Answer, PluginChannel
@@ -63,15 +70,15 @@ class DriverClient:
         """Calls that are under way fail."""
         self._channel.close()
 
-    async def info(self) -> NodeInfo:
+    async def info(self) -> DriverNodeInfo:
         answer = await self._call("NodeGetInfo", wire.NodeGetInfoRequest(), wire.NodeGetInfoResponse)
         topology = dict(answer.accessible_topology.segments)
-        return NodeInfo(answer.node_id, answer.max_volumes_per_node, topology)
+        return DriverNodeInfo(answer.node_id, answer.max_volumes_per_node, topology)
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> DriverCapabilities:
         request, answer = wire.NodeGetCapabilitiesRequest(), wire.NodeGetCapabilitiesResponse
         found = {c.rpc.type for c in (await self._call("NodeGetCapabilities", request, answer)).capabilities}
-        return Capabilities(
+        return DriverCapabilities(
             stages=_RPC.STAGE_UNSTAGE_VOLUME in found,
             tells_usage=_RPC.GET_VOLUME_STATS in found,
             tells_condition=_RPC.VOLUME_CONDITION in found,
@@ -80,7 +87,7 @@ class DriverClient:
             gives_to_group=_RPC.VOLUME_MOUNT_GROUP in found,
         )
 
-    async def stage(self, volume: CsiVolume, able: Capabilities, staging: Path) -> None:
+    async def stage(self, volume: CsiVolume, able: DriverCapabilities, staging: Path) -> None:
         request = wire.NodeStageVolumeRequest(
             volume_id=volume.handle,
             publish_context=volume.attachment,
@@ -96,7 +103,7 @@ class DriverClient:
         await self._call("NodeUnstageVolume", request, wire.NodeUnstageVolumeResponse)
 
     async def publish(
-        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path | None
+        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path | None
     ) -> None:
         request = wire.NodePublishVolumeRequest(
             volume_id=volume.handle,
@@ -115,7 +122,7 @@ class DriverClient:
         await self._call("NodeUnpublishVolume", request, wire.NodeUnpublishVolumeResponse)
 
     async def expand(
-        self, volume: CsiVolume, able: Capabilities, target: Path, staging: Path, size: int
+        self, volume: CsiVolume, able: DriverCapabilities, target: Path, staging: Path, size: int
     ) -> None:
         """To so many bytes."""
         request = wire.NodeExpandVolumeRequest(
@@ -128,7 +135,7 @@ class DriverClient:
         )
         await self._call("NodeExpandVolume", request, wire.NodeExpandVolumeResponse)
 
-    async def usage(self, handle: str, able: Capabilities, target: Path) -> VolumeUsage:
+    async def usage(self, handle: str, able: DriverCapabilities, target: Path) -> VolumeUsage:
         request = wire.NodeGetVolumeStatsRequest(volume_id=handle, volume_path=str(target))
         answer = await self._call("NodeGetVolumeStats", request, wire.NodeGetVolumeStatsResponse)
         amounts = {each.unit: Amounts(each.available, each.total, each.used) for each in answer.usage}
@@ -136,7 +143,7 @@ class DriverClient:
         return VolumeUsage(
             amounts.get(wire.VolumeUsage.BYTES, Amounts()),
             amounts.get(wire.VolumeUsage.INODES, Amounts()),
-            Condition(told.abnormal, told.message) if able.tells_condition else None,
+            VolumeCondition(told.abnormal, told.message) if able.tells_condition else None,
         )
 
     async def _call(self, method: str, request: Message, answer: type[Answer]) -> Answer:
@@ -153,7 +160,7 @@ class DriverClient:
             self._lasted.observe(lasted, self._name, f"{_NODE}{method}", name, "false")
 
 
-def _wanted(volume: CsiVolume, able: Capabilities) -> wire.VolumeCapability:
+def _wanted(volume: CsiVolume, able: DriverCapabilities) -> wire.VolumeCapability:
     modes = _MODES_OF_MULTI_WRITERS if able.multi_writer else _MODES
     mode = modes.get(volume.access_mode)
     if mode is None:
@@ -171,7 +178,7 @@ def _wanted(volume: CsiVolume, able: Capabilities) -> wire.VolumeCapability:
     )
 
 
-def _group(volume: CsiVolume, able: Capabilities) -> str:
+def _group(volume: CsiVolume, able: DriverCapabilities) -> str:
     return str(volume.group) if able.gives_to_group and volume.group is not None else ""
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.api.moments import rfc3339
+from engine.api.objects.storage import READ_WRITE_MANY, PersistentVolumeClaim
 from engine.api.quantity import ZERO, Quantity
-from engine.api.storage import READ_WRITE_MANY, PersistentVolumeClaim
 
 _STORAGE: Final = "storage"
 _PENDING, _IN_PROGRESS, _INFEASIBLE = "NodeResizePending", "NodeResizeInProgress", "NodeResizeInfeasible"

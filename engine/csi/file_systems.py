@@ -9,12 +9,12 @@ from typing import Final
 
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
-from engine.csi.driver_calls import Capabilities
+from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.on_disk import Published, Staged, clearing, listed, make
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.beneath import open_beneath, opened_parent
 from engine.host.mounts import clear_mount
+from engine.host.safe_open import open_beneath, opened_parent
 from engine.host.shared_trees import share_tree
 
 _READABLE: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK
@@ -46,7 +46,7 @@ class FileSystems:
         make(self._root, staged.path)
         volume_data.keep_staged(staged.data, VolumeData(staged.driver, staged.handle))
 
-    def check(self, target: Path, volume: CsiVolume, able: Capabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """A directory, which is given to the pod's group where that is the node's work."""
         with opened_parent(target, self._root) as (parent, name):
             try:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from engine.api.errors import Refused
 from engine.csi import places, volume_data
 from engine.csi.devices import Devices
-from engine.csi.driver_calls import Capabilities, Driver, DriverFailed
+from engine.csi.driver_calls import Driver, DriverCapabilities, DriverFailed
 from engine.csi.drivers import Drivers
 from engine.csi.file_systems import FileSystems
 from engine.csi.on_disk import OnDisk, Published, Staged
@@ -79,7 +79,7 @@ class Mounting:
         return True
 
     async def stage(
-        self, uid: str, volume: CsiVolume, driver: Driver, able: Capabilities, *, attached: bool
+        self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, attached: bool
     ) -> None:
         """Makes a persistent volume ready for pods of this node, of which `uid` is one that took it.
         `attached`: somebody attaches it to the node.
@@ -106,7 +106,7 @@ class Mounting:
             self._ready.add(staged)
 
     async def publish(
-        self, uid: str, volume: CsiVolume, driver: Driver, able: Capabilities, *, again: bool
+        self, uid: str, volume: CsiVolume, driver: Driver, able: DriverCapabilities, *, again: bool
     ) -> Path:
         """Where a pod's containers find the volume; with `again` the driver is asked though it is there.
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from engine.api.errors import Refused
-from engine.csi.driver_calls import Capabilities
+from engine.csi.driver_calls import DriverCapabilities
 from engine.csi.volume import CsiVolume
 from engine.csi.volume_data import VolumeData
-from engine.host.beneath import make_directories, opened
+from engine.host.safe_open import make_directories, opened
 
 _DIRECTORY_MODE: Final = 0o750
 
@@ -61,7 +61,7 @@ class OnDisk(Protocol):
     def prepare(self, staged: Staged) -> None:
         """Makes what a driver is given to stage into, and says whose it is."""
 
-    def check(self, target: Path, volume: CsiVolume, able: Capabilities) -> None:
+    def check(self, target: Path, volume: CsiVolume, able: DriverCapabilities) -> None:
         """That the driver has published what was asked for; what remains to be done to it is done."""
 
     def published(self, uid: str) -> list[Published]: ...

@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class VolumeMeasurement:
     """`time`, in Unix seconds, is when the driver was asked; no `usage` where it did not tell."""
 
     time: float
@@ -47,10 +47,10 @@ class VolumeUsages:
         self._slots: defaultdict[str, asyncio.Semaphore] = defaultdict(
             lambda: asyncio.Semaphore(ASKED_AT_ONCE)
         )
-        self._measured: dict[Path, Measured] = {}
+        self._measured: dict[Path, VolumeMeasurement] = {}
         self._asking: dict[Path, asyncio.Task[None]] = {}
 
-    async def of(self, published: Mapping[Path, Key]) -> dict[Path, Measured]:
+    async def of(self, published: Mapping[Path, Key]) -> dict[Path, VolumeMeasurement]:
         """What is known within `PATIENCE_SECONDS`."""
         for path, key in published.items():
             if path not in self._asking and not self._is_fresh(path):
@@ -79,7 +79,7 @@ class VolumeUsages:
         try:
             async with self._slots[name]:
                 asked = self._clock()
-                self._measured[path] = Measured(asked, await self._told(name, handle, path))
+                self._measured[path] = VolumeMeasurement(asked, await self._told(name, handle, path))
         finally:
             if self._asking.get(path) is asyncio.current_task():
                 del self._asking[path]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.api.errors import Refused
+from engine.api.objects.storage import READ_WRITE_ONCE, READ_WRITE_ONCE_POD, CSIDriver, CSIDriverSpec
 from engine.api.pod import Pod
-from engine.api.storage import READ_WRITE_ONCE, READ_WRITE_ONCE_POD, CSIDriver, CSIDriverSpec
 
 PERSISTENT, EPHEMERAL = "Persistent", "Ephemeral"
 GROUP_WITH_FILE_SYSTEM: Final = "ReadWriteOnceWithFSType"

@@ -9,18 +9,18 @@ Importing this package loads what decides.
 """
 
 from engine.devices.inventory import Inventory
-from engine.devices.selection import Selection, SelectionError, select
-from engine.devices.topology import Decision, Hint, Numa, TopologyPolicy
+from engine.devices.selection import DeviceSelection, SelectionError, select
+from engine.devices.topology import Hint, Numa, TopologyDecision, TopologyPolicy
 from engine.devices.topology_search import DeviceCounts
 
 __all__ = [
-    "Decision",
     "DeviceCounts",
+    "DeviceSelection",
     "Hint",
     "Inventory",
     "Numa",
-    "Selection",
     "SelectionError",
+    "TopologyDecision",
     "TopologyPolicy",
     "select",
 ]

@@ -17,12 +17,12 @@ from time import perf_counter
 from engine.api.decisions import Decisions
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Container, Pod
-from engine.devices.checkpoint import Entry
+from engine.devices.checkpoint import CheckpointEntry
 from engine.devices.checkpoint_file import FaultPoint
 from engine.devices.endpoint import Endpoint
-from engine.devices.selection import Selection, SelectionError, select
+from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import DeviceState
-from engine.devices.topology import Decision, Hint, Hints, TopologyPolicy
+from engine.devices.topology import Hint, Hints, TopologyDecision, TopologyPolicy
 from engine.metrics import Registry
 
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
@@ -42,7 +42,7 @@ class Chosen:
 
     container: str
     resource: str
-    selection: Selection
+    selection: DeviceSelection
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Explanation:
     pod_uid: str
     container: str
     resource: str
-    selection: Selection
+    selection: DeviceSelection
     numa: tuple[int, ...] | None
 
 
@@ -63,7 +63,7 @@ class Attempt:
 
     pod: Pod
     chosen: list[Chosen] = field(default_factory=list)
-    assigned: list[Entry] = field(default_factory=list)
+    assigned: list[CheckpointEntry] = field(default_factory=list)
     given: list[Chosen] = field(default_factory=list)
     reusable: dict[str, set[str]] = field(default_factory=dict)
     affinity: tuple[int, ...] | None = None
@@ -199,7 +199,7 @@ class Allocator:
 
     def _align(self, attempt: Attempt, hints: Mapping[str, Hints]) -> None:
         """Ask the policy where the next devices should come from."""
-        decision: Decision = self._policy.decide([hints])
+        decision: TopologyDecision = self._policy.decide([hints])
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
@@ -256,7 +256,7 @@ class Allocator:
             answer = await endpoint.preferred(question.available, question.must_include, question.size)
             choosing.send(answer)
         except StopIteration as done:
-            selection: Selection = done.value
+            selection: DeviceSelection = done.value
         if len(selection.devices) != required:
             raise SelectionError(
                 f"unexpectedly allocated less resources than required. "

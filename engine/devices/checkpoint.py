@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from engine._fast.device_checksum import fnv1a
+from engine._fast.devices.device_checksum import fnv1a
 
 NO_NODE = -1
 """The NUMA node of devices that are attached to none."""
@@ -22,7 +22,7 @@ NO_NODE = -1
 _int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
-class Entry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=True):
+class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=True):
     """Devices of one resource that one container holds.
 
     `device_ids` maps a NUMA node (-1: none) to ids; a device of several nodes is listed at each.
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True, dict=Tru
 class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
     """Who holds what, and the healthy devices of each registered resource."""
 
-    pod_device_entries: list[Entry] | None = None
+    pod_device_entries: list[CheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 

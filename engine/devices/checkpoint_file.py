@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engine.api.errors import Bug, KubengineError, Refused, Unavailable
 from engine.devices.checkpoint import Checkpoint, decode, encode
+from engine.host.checksummed_file import SHORTAGES, read_again
 from engine.host.files import replacing_file
-from engine.host.kept import SHORTAGES, read_again
 from engine.host.tasks import Tasks
 
 FILE_NAME = "kubelet_internal_checkpoint"

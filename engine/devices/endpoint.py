@@ -23,7 +23,7 @@ log = logging.getLogger("kubengine.devices")
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class DevicePluginDeadlines:
     """Seconds that a plugin has for each call. The kubelet bounds only `dial` and `pre_start`."""
 
     dial: float = 10
@@ -36,7 +36,7 @@ class Deadlines:
 class Endpoint:
     """A connected plugin. Every call raises `Refused` or `Unavailable` naming the resource."""
 
-    def __init__(self, resource: str, path: Path, deadlines: Deadlines) -> None:
+    def __init__(self, resource: str, path: Path, deadlines: DevicePluginDeadlines) -> None:
         check_socket_path(path)
         self.resource = resource
         self.path = path

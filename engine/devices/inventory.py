@@ -14,8 +14,8 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast import bitset
-from engine._fast.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
+from engine._fast.devices import bitset
+from engine._fast.devices.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
 from engine.devices.topology import Numa
 from engine.devices.topology_search import DeviceCounts
 
@@ -24,7 +24,7 @@ _Number = TypeVar("_Number", "np.uint8", "np.int32")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """Listed devices that are attached to the same NUMA nodes; None: no topology given."""
 
     nodes: NodeIds | None
@@ -43,7 +43,7 @@ class Inventory:
         self._state: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self._topology: NDArray[np.int32] = np.zeros(0, np.int32)
         self._holders: NDArray[np.int32] = np.zeros(0, np.int32)
-        self._groups: tuple[Group, ...] | None = None
+        self._groups: tuple[DeviceGroup, ...] | None = None
         self._pack()
 
     # What the plugin says.
@@ -127,7 +127,7 @@ class Inventory:
         return self._aligned
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[DeviceGroup, ...]:
         if self._groups is None:
             self._groups = self._make_groups()
         return self._groups
@@ -231,11 +231,11 @@ class Inventory:
         numbers = np.unique(self._topology[self._state != ABSENT])
         self._aligned = any(self._index.nodes(number) for number in numbers.tolist())
 
-    def _make_groups(self) -> tuple[Group, ...]:
+    def _make_groups(self) -> tuple[DeviceGroup, ...]:
         listed = self._state != ABSENT
         sizes = Counter(self._topology[listed].tolist())
         return tuple(
-            Group(self._index.nodes(number), _packed((self._topology == number) & listed), size)
+            DeviceGroup(self._index.nodes(number), _packed((self._topology == number) & listed), size)
             for number, size in sorted(sizes.items())
         )
 

@@ -26,21 +26,21 @@ from engine.api.quantity import Quantity
 from engine.devices.allocation import Allocator, TopologyError, reason_of
 from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
 from engine.devices.description import describe_devices, explain_pod
-from engine.devices.endpoint import Deadlines, Endpoint
+from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.devices.found_plugins import FoundDevicePlugins
-from engine.devices.passing import (
-    AWAITING_PLUGIN,
-    Passing,
-    awaiting_plugins,
-    plugins_to_come,
-    why_it_passes,
-)
 from engine.devices.pod_resources import PodResourcesServer
 from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
 from engine.devices.topology import Numa, TopologyPolicy
+from engine.devices.transient_refusals import (
+    AWAITING_PLUGIN,
+    Passing,
+    awaiting_plugins,
+    plugins_to_come,
+    why_it_passes,
+)
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
@@ -84,7 +84,7 @@ class DeviceManager:
         numa: Numa | None = None,
         plugin_dir: Path = DEVICE_PLUGIN_DIR,
         pod_resources_dir: Path | None = POD_RESOURCES_DIR,
-        deadlines: Deadlines | None = None,
+        deadlines: DevicePluginDeadlines | None = None,
         fault: FaultPoint = no_fault,
     ) -> None:
         self.plugin_dir = plugin_dir.resolve()
@@ -96,7 +96,7 @@ class DeviceManager:
         self._leaves = leaves
         self._clock = clock
         self._on_change = changed
-        self._deadlines = deadlines or Deadlines()
+        self._deadlines = deadlines or DevicePluginDeadlines()
         self._fault = fault
         self._endpoints: dict[str, Endpoint] = {}
         self._pending: dict[str, int] = {}

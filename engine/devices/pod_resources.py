@@ -14,7 +14,7 @@ from typing import TypeVar
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.grpc_codes import RESOURCE_EXHAUSTED, UNKNOWN
 from engine.api.pod import Container, Pod
-from engine.devices.checkpoint import NO_NODE, Entry
+from engine.devices.checkpoint import NO_NODE, CheckpointEntry
 from engine.devices.claimed_server import ClaimedServer
 from engine.devices.methods import Method
 from engine.devices.state import DeviceState
@@ -213,7 +213,7 @@ class _V1alpha1:
         )
 
 
-def _nodes_by_device(entry: Entry) -> list[tuple[str, tuple[int, ...] | None]]:
+def _nodes_by_device(entry: CheckpointEntry) -> list[tuple[str, tuple[int, ...] | None]]:
     """Each device of an assignment with its NUMA nodes (None: no topology), in order of id."""
     nodes: dict[str, list[int]] = {}
     for node, ids in sorted((entry.device_ids or {}).items()):

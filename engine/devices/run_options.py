@@ -14,7 +14,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from engine.api.errors import Bug
-from engine.devices.checkpoint import Entry
+from engine.devices.checkpoint import CheckpointEntry
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire.deviceplugin_v1beta1_pb2 import ContainerAllocateResponse
 
@@ -33,7 +33,7 @@ class DeviceRunOptions:
     cdi_devices: list[cri.CDIDevice] = field(default_factory=list)
 
 
-def run_options(entries: Iterable[Entry]) -> DeviceRunOptions:
+def run_options(entries: Iterable[CheckpointEntry]) -> DeviceRunOptions:
     """Merge the answers that a container's assignments carry."""
     envs: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -68,7 +68,7 @@ def run_options(entries: Iterable[Entry]) -> DeviceRunOptions:
     )
 
 
-def _keep(kept: dict[str, _Kept], key: str, value: _Kept, entry: Entry, what: str) -> None:
+def _keep(kept: dict[str, _Kept], key: str, value: _Kept, entry: CheckpointEntry, what: str) -> None:
     if kept.setdefault(key, value) != value:
         log.error(
             "%s %s of %s for container %s conflicts with another resource's; the first one stays",

@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from engine._fast import bitset
+from engine._fast.devices import bitset
 from engine.devices.inventory import Inventory
 
 
@@ -29,7 +29,7 @@ class Preference:
     size: int
 
 
-class Selection(NamedTuple):
+class DeviceSelection(NamedTuple):
     """The chosen devices, by why each was chosen, in order of choice."""
 
     reused: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class Selection(NamedTuple):
         return [*self.reused, *self.aligned, *self.preferred, *self.unaligned, *self.no_affinity]
 
 
-Choosing = Generator[Preference, Sequence[str], Selection]
+Choosing = Generator[Preference, Sequence[str], DeviceSelection]
 
 
 def select(
@@ -62,11 +62,11 @@ def select(
     reused = sorted(reusable)[:required]
     needed = required - len(reused)
     if needed == 0:
-        return Selection(tuple(reused))
+        return DeviceSelection(tuple(reused))
     if not consult and (affinity is None or not inventory.aligned):
         lowest = inventory.lowest(inventory.healthy, inventory.allocated, needed)
         if len(lowest) == needed:
-            return Selection(tuple(reused), no_affinity=tuple(lowest))
+            return DeviceSelection(tuple(reused), no_affinity=tuple(lowest))
     available = inventory.available_count
     if available < needed:
         raise SelectionError(
@@ -85,15 +85,15 @@ def select(
             answer = yield from _ask(consult, pool, reused, required)
             preferred = _picked(answer, pool, needed)
             rest = [id for id in pool if id not in set(preferred)][: needed - len(preferred)]
-            return Selection(tuple(reused), tuple(rest), tuple(preferred))
+            return DeviceSelection(tuple(reused), tuple(rest), tuple(preferred))
         near = inventory.names(aligned)
         needed -= len(near)
         if needed == 0:
-            return Selection(tuple(reused), tuple(near))
+            return DeviceSelection(tuple(reused), tuple(near))
     if not consult:
         off = inventory.lowest(unaligned, inventory.allocated, needed) if unaligned.size else []
         anywhere = inventory.lowest(nowhere, inventory.allocated, needed - len(off)) if nowhere.size else []
-        return Selection(tuple(reused), tuple(near), (), tuple(off), tuple(anywhere))
+        return DeviceSelection(tuple(reused), tuple(near), (), tuple(off), tuple(anywhere))
     # Names, not bits, from here on: a new list may renumber the devices while the plugin thinks.
     pool, far, homeless = inventory.names(free), inventory.names(unaligned), inventory.names(nowhere)
     answer = yield from _ask(consult, pool, [*reused, *near], required)
@@ -101,7 +101,7 @@ def select(
     taken = {*preferred, *near}
     off = [id for id in far if id not in taken][: needed - len(preferred)]
     anywhere = [id for id in homeless if id not in taken][: needed - len(preferred) - len(off)]
-    return Selection(tuple(reused), tuple(near), tuple(preferred), tuple(off), tuple(anywhere))
+    return DeviceSelection(tuple(reused), tuple(near), tuple(preferred), tuple(off), tuple(anywhere))
 
 
 def _ask(

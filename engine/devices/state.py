@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine._fast import bitset
+from engine._fast.devices import bitset
 from engine.api.pod import Container, Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import pod_limits
-from engine.devices.checkpoint import NO_NODE, Checkpoint, Entry
+from engine.devices.checkpoint import NO_NODE, Checkpoint, CheckpointEntry
 from engine.devices.inventory import Inventory
 from engine.devices.selection import SelectionError
 from engine.devices.topology import Hints, Numa
@@ -23,7 +23,7 @@ STOP_GRACE = 300.0
 
 
 @dataclass(slots=True)
-class Resource:
+class DeviceResource:
     """One plugin resource.
 
     `listed`: it counts in the node's capacity. `connected`: its plugin is there; `reported`: and has sent
@@ -75,8 +75,8 @@ class DeviceState:
     """Resources by name and the devices that containers hold."""
 
     def __init__(self) -> None:
-        self.resources: dict[str, Resource] = {}
-        self._held: dict[str, dict[str, dict[str, Entry]]] = {}
+        self.resources: dict[str, DeviceResource] = {}
+        self._held: dict[str, dict[str, dict[str, CheckpointEntry]]] = {}
 
     # Plugins.
 
@@ -156,7 +156,7 @@ class DeviceState:
             )
         return 0
 
-    def check_health(self, name: str, held: Entry | None) -> Resource:
+    def check_health(self, name: str, held: CheckpointEntry | None) -> DeviceResource:
         """The resource, if its plugin has registered and has healthy devices; else `SelectionError`."""
         resource = self.resources.get(name)
         if resource is None or not resource.listed:
@@ -212,12 +212,12 @@ class DeviceState:
         self.resources[name].inventory.release(devices)
         self._drop_if_unused(name)
 
-    def assign(self, entry: Entry) -> None:
+    def assign(self, entry: CheckpointEntry) -> None:
         """Record that a container holds devices that were claimed for it."""
         containers = self._held.setdefault(entry.pod_uid, {})
         containers.setdefault(entry.container_name, {})[entry.resource_name] = entry
 
-    def unassign(self, entry: Entry) -> None:
+    def unassign(self, entry: CheckpointEntry) -> None:
         """Forget one record and release its devices."""
         containers = self._held[entry.pod_uid]
         resources = containers[entry.container_name]
@@ -230,7 +230,7 @@ class DeviceState:
 
     def make_entry(
         self, pod_uid: str, container: str, name: str, devices: Sequence[str], response: bytes
-    ) -> Entry:
+    ) -> CheckpointEntry:
         """The record of an allocation, with the devices listed at each of their NUMA nodes."""
         by_node: dict[int, list[str] | None] = {}
         inventory = self.resources[name].inventory
@@ -239,7 +239,7 @@ class DeviceState:
                 listed = by_node.setdefault(node, [])
                 assert listed is not None
                 listed.append(device)
-        return Entry(
+        return CheckpointEntry(
             pod_uid=pod_uid,
             container_name=container,
             resource_name=name,
@@ -247,10 +247,10 @@ class DeviceState:
             alloc_resp=response,
         )
 
-    def held(self, pod_uid: str, container: str, name: str) -> Entry | None:
+    def held(self, pod_uid: str, container: str, name: str) -> CheckpointEntry | None:
         return self._held.get(pod_uid, {}).get(container, {}).get(name)
 
-    def entries_of(self, pod_uid: str, container: str | None = None) -> list[Entry]:
+    def entries_of(self, pod_uid: str, container: str | None = None) -> list[CheckpointEntry]:
         """Records of a pod, or of one of its containers, by container and resource."""
         containers = self._held.get(pod_uid, {})
         return [
@@ -260,7 +260,7 @@ class DeviceState:
             for _, entry in sorted(resources.items())
         ]
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CheckpointEntry]:
         for containers in self._held.values():
             for resources in containers.values():
                 yield from resources.values()
@@ -308,10 +308,10 @@ class DeviceState:
             self.claim(entry.resource_name, sorted(entry.devices))
             self.assign(entry)
 
-    def _resource(self, name: str) -> Resource:
+    def _resource(self, name: str) -> DeviceResource:
         resource = self.resources.get(name)
         if resource is None:
-            resource = self.resources[name] = Resource(name)
+            resource = self.resources[name] = DeviceResource(name)
         return resource
 
     def _drop_if_unused(self, name: str) -> None:

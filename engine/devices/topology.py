@@ -1,6 +1,6 @@
 """Topology policies: which NUMA nodes devices should come from, and whether a pod may start so.
 
-Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.topology`.
+Rules: kubelet v1.36 `pkg/kubelet/cm/topologymanager`. Pure; the sums are in `engine._fast.devices.topology`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine._fast import topology as kernels
+from engine._fast.devices import topology as kernels
 from engine.api.errors import InvalidInput
 from engine.devices.topology_search import DeviceCounts, Merged, merge_counts
 
@@ -63,7 +63,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TopologyDecision:
     """The merged hint, and whether the policy lets the pod in. Beyond `DENSE_NODES` nodes a better one may
     exist if it is not `proven`: see `topology_search`."""
 
@@ -120,10 +120,10 @@ class TopologyPolicy:
             )
         return cls(name, scope, numa, closest in ("true", "1", "t"))
 
-    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> Decision:
+    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> TopologyDecision:
         """Merge the hints of every provider (resource → hints; None or empty has no preference)."""
         if self.name == "none":
-            return Decision(Hint(None, False), True)
+            return TopologyDecision(Hint(None, False), True)
         nodes = len(self.numa.nodes)
         single = self.name == "single-numa-node"
         wanted: list[Hints] = []
@@ -137,7 +137,7 @@ class TopologyPolicy:
             merged = Merged(*kernels.merge(nodes, families, distances))
         everywhere = (1 << nodes) - 1
         hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
-        return Decision(hint, hint.preferred or self.name == "best-effort", merged.proven)
+        return TopologyDecision(hint, hint.preferred or self.name == "best-effort", merged.proven)
 
     def _distances(self) -> kernels.Distances | None:
         if not self.numa.distances:

@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast import topology as kernels
+from engine._fast.devices import topology as kernels
 
 STEPS = 8_000
 
@@ -204,7 +204,7 @@ def merge_counts(
     single: bool,
     steps: int = STEPS,
 ) -> Merged:
-    """Merge as `engine._fast.topology.merge` does. A resource that is True has no opinion, False no place."""
+    """Merge as `engine._fast.devices.topology.merge` does. A resource that is True has no opinion, False no place."""
     everywhere = (1 << nodes) - 1
     counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(r.within(nodes))]
     somewhere = all(r is True or r in counted for r in resources)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.api.errors import Unavailable
+from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
 from engine.host.files import replace_file
-from engine.host.kept import SHORTAGES, read_again, set_aside
 
 log = logging.getLogger("kubengine.dra")
 

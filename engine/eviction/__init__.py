@@ -10,16 +10,16 @@ decides; who acts is imported from its module.
 from engine.eviction.layout import Layout, reclaims
 from engine.eviction.message import eviction_message
 from engine.eviction.pressure import Pressure, PressureTracker
-from engine.eviction.signals import Observation
+from engine.eviction.signals import SignalObservation
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 
 __all__ = [
     "Layout",
-    "Observation",
     "PodUsage",
     "Pressure",
     "PressureTracker",
+    "SignalObservation",
     "Threshold",
     "eviction_message",
     "parse_thresholds",

@@ -17,15 +17,15 @@ from engine.eviction.signals import (
     MEMORY_PRESSURE,
     MEMORY_SIGNALS,
     PID_PRESSURE,
-    Observation,
     Observations,
+    SignalObservation,
 )
 from engine.eviction.thresholds import Threshold
 
 CONDITIONS: Final = (MEMORY_PRESSURE, DISK_PRESSURE, PID_PRESSURE)
 
 
-def is_met(threshold: Threshold, observation: Observation, *, reclaimed: bool = False) -> bool:
+def is_met(threshold: Threshold, observation: SignalObservation, *, reclaimed: bool = False) -> bool:
     """Whether less is available than the threshold allows; with `reclaimed`, less than that and its
     minimum reclaim together."""
     return observation.available < threshold.limit(observation.capacity, reclaimed=reclaimed)

@@ -19,7 +19,7 @@ from engine.eviction.cgroup_usage import (
     memory_directory,
 )
 from engine.eviction.layout import CONTAINERFS, IMAGEFS, NODEFS, Layout
-from engine.eviction.signals import Observation, Observations
+from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.stall import PRESSURE, WHOLE, stalled
 from engine.images.filesystem import read_filesystem
 
@@ -164,9 +164,11 @@ class SignalReader:
             return
         self._unreadable.discard(available)
         if reading.capacity and reading.available is not None:
-            found[available] = Observation(min(reading.available, reading.capacity), reading.capacity, now)
+            found[available] = SignalObservation(
+                min(reading.available, reading.capacity), reading.capacity, now
+            )
         if reading.inodes:
-            found[inodes_free] = Observation(
+            found[inodes_free] = SignalObservation(
                 min(reading.inodes_free or 0, reading.inodes), reading.inodes, now
             )
 
@@ -180,7 +182,7 @@ class SignalReader:
             return
         self._unreadable.discard(signal)
         if amounts is not None:
-            found[signal] = Observation(amounts[0], amounts[1], now)
+            found[signal] = SignalObservation(amounts[0], amounts[1], now)
 
     def _say(self, signal: str, error: Exception) -> None:
         if signal not in self._unreadable:

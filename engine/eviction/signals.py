@@ -55,7 +55,7 @@ CONDITION_OF: Final = {
 MEMORY_SIGNALS: Final = (MEMORY_AVAILABLE, ALLOCATABLE_MEMORY_AVAILABLE, MEMORY_STALL)
 
 
-class Observation(NamedTuple):
+class SignalObservation(NamedTuple):
     """One signal as measured: bytes, inodes or process ids; `at` is when, in the manager's seconds."""
 
     available: int
@@ -63,4 +63,4 @@ class Observation(NamedTuple):
     at: float
 
 
-Observations = dict[str, Observation]
+Observations = dict[str, SignalObservation]

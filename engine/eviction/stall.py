@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from engine.api.amounts.eviction_amounts import Amount
 from engine.api.errors import InvalidInput
-from engine.api.eviction_amounts import Amount
 from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod
 from engine.eviction.cgroup_usage import is_v1, memory_directory

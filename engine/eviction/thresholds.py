@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from engine.api.amounts.eviction_amounts import OFF, Amount, hard_statements
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput
-from engine.api.eviction_amounts import OFF, Amount, hard_statements
 from engine.api.quantity import BINARY_SI, ZERO, Quantity
 from engine.eviction import signals
 

@@ -30,7 +30,7 @@ _EVENT = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Watch:
+class InotifyWatch:
     """Calls `on_event(mask, directory, name)` for what happens in the directories added to it.
 
     An overflow of the kernel's queue arrives as `IN_Q_OVERFLOW` with empty names: look at everything.
@@ -55,7 +55,7 @@ class Watch:
         self._paths[number] = directory
 
     def remove(self, directory: Path) -> None:
-        """Watch it no more; nothing where it is not watched."""
+        """InotifyWatch it no more; nothing where it is not watched."""
         for number in [number for number, path in self._paths.items() if path == directory]:
             del self._paths[number]
             _libc.inotify_rm_watch(self._fd, number)

@@ -8,8 +8,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.host.beneath import HANDLE, mount_id, open_beneath, opened, same_file
 from engine.host.mountinfo import mounts_below
+from engine.host.safe_open import HANDLE, mount_id, open_beneath, opened, same_file
 
 _MS_REMOUNT, _MS_BIND = 0x20, 0x1000
 _FLAGS = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.api.errors import Unavailable
-from engine.host.kept import keep, kept
+from engine.host.checksummed_file import keep, kept
 from engine.host.trees import disk_usage
 
 _GET_ATTRIBUTES, _SET_ATTRIBUTES = 0x801C581F, 0x401C5820

@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from engine.host.beneath import HANDLE, open_beneath, same_file
+from engine.host.safe_open import HANDLE, open_beneath, same_file
 from engine.host.trees import walk
 
 _FILE, _DIRECTORY = 0o660, 0o2770

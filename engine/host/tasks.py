@@ -43,16 +43,16 @@ class Tasks:
         task = self._tasks[name] = BackgroundTask(name, self)
         return task
 
-    def passing(self, name: str) -> PassingTasks:
+    def passing(self, name: str) -> TransientTasks:
         """Tasks of one kind that come and go."""
-        return PassingTasks(name, self)
+        return TransientTasks(name, self)
 
     def health(self) -> list[tuple[str, str | None]]:
         """Each task that was started and not stopped, with what is wrong with it, None if nothing is."""
         return [(name, task.trouble()) for name, task in self._tasks.items() if task.wanted]
 
 
-class PassingTasks:
+class TransientTasks:
     """Tasks of one kind that come and go: one whose work fails is said and counted."""
 
     def __init__(self, kind: str, tasks: Tasks) -> None:

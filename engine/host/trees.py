@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from engine.host.beneath import open_beneath, opened
+from engine.host.safe_open import open_beneath, opened
 
 HELD_LEVELS = 64
 _BUFFER_BYTES = 4096

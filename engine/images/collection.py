@@ -1,6 +1,6 @@
 """One run of image GC over the records: the age pass, then the space pass, step by step.
 
-The rules are here, the world is behind `Store`: it lists, measures and removes. Nothing in a run
+The rules are here, the world is behind `ImageStore`: it lists, measures and removes. Nothing in a run
 depends on the time that passes during it; `now` is given.
 """
 
@@ -13,9 +13,9 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.api.amounts.sizes import binary_size
 from engine.api.duration import Duration
 from engine.api.errors import KubengineError
-from engine.api.sizes import binary_size
 from engine.images import selection
 from engine.images.layers import Layers, removal_order
 from engine.images.policy import LAYERS, MEASURED, ImageGCPolicy
@@ -47,7 +47,7 @@ class FilesystemReading:
     inodes_free: int | None = None
 
 
-class Store(Protocol):
+class ImageStore(Protocol):
     """What a run asks of the world."""
 
     async def filesystem(self) -> FilesystemReading:
@@ -117,7 +117,7 @@ class Collection:
         self,
         records: ImageRecords,
         policy: ImageGCPolicy,
-        store: Store,
+        store: ImageStore,
         report: ImageGCReport,
     ) -> None:
         self.records, self.policy, self.store, self.report = records, policy, store, report

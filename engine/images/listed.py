@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine._fast.message_fields import Picker
+from engine._fast.messages.message_fields import Picker
 from engine.cri.labels import POD_NAME, POD_NAMESPACE, POD_UID
 from engine.images.records import SeenImage
 

@@ -23,8 +23,8 @@ from engine.cri.client import RuntimeClient
 from engine.host.tasks import Tasks
 from engine.images import records_file, selection
 from engine.images.collection import Collection, nothing_protects
-from engine.images.elsewhere import what_else_fills
-from engine.images.keep import KeepPatterns
+from engine.images.disk_usage_report import what_else_fills
+from engine.images.keep_patterns import KeepPatterns
 from engine.images.layers import Layers
 from engine.images.lease import ImageLeases, normalized
 from engine.images.listed import CONTAINERS_OF_PODS, USERS, ImageReader, images_used, images_used_by_handler

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, count
 from typing import Final, NamedTuple
 
-from engine._fast.image_order import mark, match
+from engine._fast.ranking.image_order import mark, match
 from engine.tables import NEVER, ImageTable
 
 

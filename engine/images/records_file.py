@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from engine.api.errors import Refused
-from engine.host.kept import keep, kept
+from engine.host.checksummed_file import keep, kept
 from engine.images.records import ImageRecords
 
 FILE_NAME = "image_gc_records.json"

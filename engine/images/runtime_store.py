@@ -10,10 +10,10 @@ from typing import Final
 from engine.api.errors import KubengineError, Unavailable
 from engine.cri.client import RuntimeClient
 from engine.images.collection import FilesystemReading, Stayed
+from engine.images.deadline import Patience
 from engine.images.filesystem import RuntimeFilesystems, read_filesystem_in_time, runtime_filesystems
 from engine.images.layers import Layers, told_layers
 from engine.images.lease import ImageLeases
-from engine.images.patience import Patience
 from engine.images.records import SeenImage
 
 log = logging.getLogger("kubengine.images")

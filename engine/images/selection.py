@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.image_order import order_and_cut
+from engine._fast.ranking.image_order import order_and_cut
 from engine.images.policy import LARGEST_FIRST, LAYERS, LRU, ImageGCPolicy
 from engine.tables import NEVER, ImageColumns
 

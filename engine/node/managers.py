@@ -13,9 +13,9 @@ from typing import Protocol
 from engine.admission.manager import Admission
 from engine.api.errors import Refused
 from engine.api.node import Node
+from engine.cgroups.best_effort_limiter import BestEffortSqueeze
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
-from engine.cgroups.squeezer import BestEffortSqueeze
 from engine.containers.manager import ContainerGC
 from engine.cri.client import RuntimeClient
 from engine.devices.manager import DeviceManager
@@ -26,10 +26,10 @@ from engine.eviction.readings import NodeView
 from engine.host.sockets import is_served
 from engine.host.stopping import stop_all
 from engine.images.manager import ImageManager
-from engine.node.log_rotation import LogRotation
-from engine.node.pods import NodePods
-from engine.node.runtime_watch import RuntimeWatch
-from engine.node.setting import Setting
+from engine.node.logs.log_rotation import LogRotation
+from engine.node.nodeinfo.context import NodeContext
+from engine.node.pods import PodManager
+from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.probes.command_costs import CommandCosts
 from engine.probes.manager import ProbeManager
 from engine.probes.networks import PodNetworks
@@ -53,11 +53,11 @@ class Managers:
     def __init__(
         self,
         *,
-        setting: Setting,
+        setting: NodeContext,
         runtime: RuntimeClient,
         cgroups: NodeCgroups,
         watch: RuntimeWatch,
-        pods: Callable[[], NodePods],
+        pods: Callable[[], PodManager],
         images_looked_at: Callable[[Sequence[str], float], Awaitable[None]],
         pull_image: Callable[[str], Awaitable[None]],
         capacity_changed: Callable[[], None],
@@ -168,7 +168,7 @@ class Managers:
         )
 
     @staticmethod
-    def _squeeze(setting: Setting, cgroups: NodeCgroups) -> list[Managed]:
+    def _squeeze(setting: NodeContext, cgroups: NodeCgroups) -> list[Managed]:
         rules = cgroups.settings.squeeze
         if rules is None or not isinstance(cgroups, CgroupManager):
             return []

@@ -22,22 +22,22 @@ from engine.api.quantity import Quantity
 from engine.cgroups.disabled import NoCgroups
 from engine.cgroups.manager import CgroupManager
 from engine.cgroups.node_cgroups import NodeCgroups
-from engine.cluster.serving_certificate import ServingCertificate
+from engine.cluster.certificates.serving import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.node import addresses, machine
-from engine.node.belonging import Api
-from engine.node.container_access import ContainerAccess
-from engine.node.image_access.access import AskPrograms
+from engine.node.controlplane.control_plane import Api
+from engine.node.images.access import CredentialPrograms
+from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import refuse_served_sockets
+from engine.node.nodeinfo import addresses, machine
+from engine.node.nodeinfo.context import NodeContext
 from engine.node.running_node import RunningNode
-from engine.node.setting import Setting
-from engine.node.until_it_answers import until_it_answers
-from engine.node.usage.runtime_use import RuntimeUse
-from engine.node.usage.used import NodeUsage
+from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
+from engine.node.stats.runtime_use import RuntimeUse
+from engine.node.stats.used import NodeUsage
 
 
 class Node:
@@ -48,7 +48,7 @@ class Node:
     registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
     there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
     in `cert_dir` (`pki` beneath `root`). `node_ips` are the addresses it is found under, as
-    `engine.node.addresses.parse_node_ips` reads them. `stop` leaves pods running;
+    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
@@ -65,7 +65,7 @@ class Node:
         kubeconfig: Path | None = None,
         bootstrap_kubeconfig: Path | None = None,
         cert_dir: Path | None = None,
-        credential_programs: AskPrograms | None = None,
+        credential_programs: CredentialPrograms | None = None,
         node_ips: Sequence[str] = (),
     ) -> None:
         self.config = config
@@ -82,7 +82,7 @@ class Node:
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
         self._running: RunningNode | None = None
-        self._setting = Setting(
+        self._setting = NodeContext(
             config=config,
             kubengine_config=self.kubengine_config,
             name=self.name,
@@ -120,7 +120,7 @@ class Node:
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
         )
         try:
-            version = await until_it_answers(runtime.version)
+            version = await wait_for_runtime(runtime.version)
             ips = await addresses.node_ips(self.name, self._setting.node_ips)
             cgroups = self._make_cgroups(capacity)
             pods_directory(self.root).mkdir(mode=0o750, exist_ok=True)

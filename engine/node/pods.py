@@ -1,4 +1,4 @@
-"""The node's pods: one worker each, following the desired list; strangers in the runtime are ended.
+"""The node's pods: one worker each, following the desired list; orphaned_pods in the runtime are ended.
 
 What runs is known before what is new is judged: pods that an earlier agent left running are adopted with
 all they hold, and those that nobody wants any more begin to end, before the first new pod is looked at.
@@ -23,15 +23,15 @@ from engine.api.pod import Pod, PodSpec
 from engine.api.qos import is_static
 from engine.api.status import PodCondition
 from engine.cri.records import PodRecord
-from engine.node import machine_faults
-from engine.node.actions import pod_is_finished
-from engine.node.desired import LEAST_GRACE_SECONDS, MANIFESTS
-from engine.node.gatekeeper import Gatekeeper
-from engine.node.machine_faults import is_of_the_machine
-from engine.node.pod.life import STOPPING, PodLife, State
-from engine.node.services import Services
-from engine.node.status import FAILED, SUCCEEDED
-from engine.node.worker import PodWorker
+from engine.node.nodeinfo import machine_faults
+from engine.node.nodeinfo.machine_faults import is_of_the_machine
+from engine.node.pod.life import STOPPING, LifeState, PodLife
+from engine.node.pod_admission import PodAdmission
+from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFESTS
+from engine.node.sync.actions import pod_is_finished
+from engine.node.sync.services import Services
+from engine.node.sync.status import FAILED, SUCCEEDED
+from engine.node.sync.worker import PodWorker
 
 log = logging.getLogger("kubengine.pods")
 
@@ -40,10 +40,10 @@ _T = TypeVar("_T")
 UNEXPECTED = "UnexpectedAdmissionError"
 
 
-class NodePods:
+class PodManager:
     """What no source wants is ended once each source of the node has been read."""
 
-    def __init__(self, services: Services, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, services: Services, gatekeeper: PodAdmission) -> None:
         self._wanted: dict[str, set[str]] = {source: set() for source in services.belonging.sources}
         self._unseen = set(self._wanted)
         self._services = services
@@ -53,7 +53,7 @@ class NodePods:
         self._returning: dict[str, Pod] = {}
         self._found: dict[str, Pod] | None = None
         """What runs from before and has no worker yet; None until it was looked for."""
-        self._unmeasured: set[PodWorker] = set()
+        self._unaccounted: set[PodWorker] = set()
         self._unsatisfied: set[PodWorker] = set()
         """Those that may want room that they have not got: not taken in, or with a resize."""
         self._leftovers_ended = False
@@ -90,15 +90,15 @@ class NodePods:
         if self.known:
             self._end_strangers()
         for pod in new:
-            self._employ(pod, PodLife())
+            self._start_worker(pod, PodLife())
 
     def put(self, pod: Pod, source: str) -> None:
         """One pod of a source that is new or has changed."""
         self._wanted[source].add(pod.uid)
         if not self._goes_on(pod):
-            self._employ(pod, PodLife())
+            self._start_worker(pod, PodLife())
 
-    def take_out(self, uid: str, source: str, grace: int | None = None) -> None:
+    def remove_pod(self, uid: str, source: str, grace: int | None = None) -> None:
         """A source has a pod no more; `grace` in seconds, the pod's own if None."""
         self._wanted[source].discard(uid)
         self._drop(uid, grace)
@@ -124,7 +124,7 @@ class NodePods:
         known = self._workers.get(uid)
         if known is None:
             life = self._life_so_far(pod)
-            if life.state is State.ENTERING and not leaves:
+            if life.state is LifeState.ENTERING and not leaves:
                 return False
             known = self._adopt(pod, life)
         elif known.life.wanted:
@@ -144,7 +144,7 @@ class NodePods:
 
     def _is_refused(self, worker: PodWorker) -> bool:
         """A pod of the API that was rejected has failed for good; what a manifest asks for is tried again."""
-        return worker.life.state is State.REJECTED and not is_static(worker.pod)
+        return worker.life.state is LifeState.REJECTED and not is_static(worker.pod)
 
     def runtime_changed(self, uid: str) -> None:
         """The runtime's record of a pod changed."""
@@ -186,7 +186,7 @@ class NodePods:
         for worker in [each for each in self._workers.values() if each in self._unsatisfied]:
             if worker.waits_for_room:
                 worker.notify()
-            elif worker.life.state is State.REJECTED and not self._is_refused(worker):
+            elif worker.life.state is LifeState.REJECTED and not self._is_refused(worker):
                 self._services.metrics.retried()
                 worker.retry()
 
@@ -231,7 +231,7 @@ class NodePods:
         """`engine.api.lifecycle.KillPod`."""
         worker = self._workers.get(pod.uid)
         if worker is None and self._found is not None and pod.uid in self._found:
-            worker = self._employ(self._found.pop(pod.uid), PodLife(State.WORKING))
+            worker = self._start_worker(self._found.pop(pod.uid), PodLife(LifeState.WORKING))
         if worker is not None:
             await worker.end_and_wait(end)
 
@@ -246,9 +246,11 @@ class NodePods:
         record = self._services.watch.pod(pod.uid)
         if pod.status.phase in (SUCCEEDED, FAILED):
             if not record.alive:
-                return PodLife(State.FINISHED)
-            return PodLife(State.FAILING, PodEnd(pod.status.reason, pod.status.message))
-        return PodLife(State.WORKING if record.alive or _has_finished(pod, record) else State.ENTERING)
+                return PodLife(LifeState.FINISHED)
+            return PodLife(LifeState.FAILING, PodEnd(pod.status.reason, pod.status.message))
+        return PodLife(
+            LifeState.WORKING if record.alive or _has_finished(pod, record) else LifeState.ENTERING
+        )
 
     def _count_what_runs(self) -> dict[str, Pod]:
         """Whoever wants it, and whenever that will be known: what runs holds what it was accepted with."""
@@ -275,8 +277,8 @@ class NodePods:
             self._gatekeeper.adopt(here)
         elif found is not None:
             self._gatekeeper.released(found)
-        worker = self._employ(here, life)
-        if life.state is State.WORKING:
+        worker = self._start_worker(here, life)
+        if life.state is LifeState.WORKING:
             self._services.probes.accepted(here)
         if here.spec != pod.spec:
             self._update(worker, pod)
@@ -304,7 +306,7 @@ class NodePods:
         verdict = await _or_rejected(pod, self._judge(pod))
         earlier = [other for other in self._namesakes[pod.full_name] if other is not worker]
         await asyncio.gather(*(other.wait_gone() for other in earlier if not other.life.wanted))
-        await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unmeasured))
+        await asyncio.gather(*(stranger.wait_at_rest() for stranger in self._unaccounted))
         await _or_rejected(pod, self._settle(worker, verdict))
         self._unsatisfied.discard(worker)
 
@@ -320,23 +322,25 @@ class NodePods:
             self._gatekeeper.released(pod)
             raise
 
-    def _employ(self, pod: Pod, life: PodLife, past: Mapping[str, int] = MappingProxyType({})) -> PodWorker:
+    def _start_worker(
+        self, pod: Pod, life: PodLife, past: Mapping[str, int] = MappingProxyType({})
+    ) -> PodWorker:
         worker = PodWorker(
             pod,
             self._services,
             life=life,
             enter=self._enter,
-            moved_on=self._moved_on,
+            moved_on=self._on_transition,
             past=past,
         )
-        if life.state is State.ENTERING:
+        if life.state is LifeState.ENTERING:
             self._unsatisfied.add(worker)
         self._workers[pod.uid] = worker
         self._namesakes.setdefault(pod.full_name, []).append(worker)
         return worker
 
-    def _moved_on(self, worker: PodWorker) -> None:
-        self._unmeasured.discard(worker)
+    def _on_transition(self, worker: PodWorker) -> None:
+        self._unaccounted.discard(worker)
         self.something_changed()
         self._services.belonging.pod_changed(worker.pod, may_run=worker.life.holds)
         if not worker.gone:
@@ -350,7 +354,7 @@ class NodePods:
             del self._namesakes[name]
         back = self._returning.pop(uid, None)
         if back is not None:
-            self._employ(back, PodLife(), worker.past)
+            self._start_worker(back, PodLife(), worker.past)
 
     # Strangers
 
@@ -383,14 +387,14 @@ class NodePods:
         accepted = found or self._services.accepted.read(uid)
         if accepted is None:
             meta = ObjectMeta(name=record.name or uid, namespace=record.namespace or "unknown", uid=uid)
-            stranger = self._employ(Pod(metadata=meta, spec=PodSpec()), PodLife(State.LEAVING))
+            stranger = self._start_worker(Pod(metadata=meta, spec=PodSpec()), PodLife(LifeState.LEAVING))
             if record.alive:
                 log.warning("pod %s: what it holds is not known; new pods wait for its end", record.full_name)
-                self._unmeasured.add(stranger)
+                self._unaccounted.add(stranger)
             return
         if record.alive:
             self._gatekeeper.adopt(accepted)
-        self._employ(accepted, PodLife(State.LEAVING))
+        self._start_worker(accepted, PodLife(LifeState.LEAVING))
         self._gatekeeper.leaves(uid)
 
     def _has_leftovers(self, uid: str) -> bool:

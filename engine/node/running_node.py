@@ -26,48 +26,48 @@ from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.host.stopping import stop_all
-from engine.node import machine
-from engine.node.addresses import HostAddresses
-from engine.node.backoff import Backoff
-from engine.node.belonging import Api, Belonging, NodeHeard, Standalone
-from engine.node.container_access import ContainerAccess
-from engine.node.decision_file import DecisionFile
-from engine.node.decisions_room import DecisionsRoom
-from engine.node.description import NodeDescription
-from engine.node.gatekeeper import Gatekeeper
-from engine.node.host_support import HostSupport, app_armor_enabled
-from engine.node.image_access.access import ImageAccess
-from engine.node.image_access.docker_config import NodeCredentials
-from engine.node.image_access.pull_records import PullRecords
-from engine.node.image_pull import ImagePuller
-from engine.node.machine import runtime_of
+from engine.node.controlplane.control_plane import Api, ControlPlane, NoControlPlane, NodeHeard
+from engine.node.decisions.endpoint import DecisionsEndpoint
+from engine.node.decisions.file import DecisionFile
+from engine.node.images.access import ImageAccess
+from engine.node.images.docker_config import NodeCredentials
+from engine.node.images.pull import ImagePuller
+from engine.node.images.pull_records import PullRecords
+from engine.node.logs.container_access import ContainerAccess
 from engine.node.managers import Managers
-from engine.node.node_events import NodeEvents
-from engine.node.node_metrics import count_node, count_pods
-from engine.node.node_resources import NodeResources
-from engine.node.pod.accepted import AcceptedPods
-from engine.node.pod.kept_end import KeptEnds
-from engine.node.pod.kept_readiness import KeptReadiness
-from engine.node.pod_cidr import PodCidr
-from engine.node.pod_metrics import PodMetrics
-from engine.node.pods import NodePods
-from engine.node.probing import Probing
-from engine.node.runtime_health import RuntimeHealth
-from engine.node.runtime_watch import RuntimeWatch
-from engine.node.services import NodeFacts, Services
-from engine.node.setting import Setting
-from engine.node.sources import ManifestDirectory
-from engine.node.start_counts import StartCounts
-from engine.node.static_uids import StaticUids
-from engine.node.subordinate_ids import subordinate_ids
-from engine.node.until_it_answers import until_it_answers
-from engine.node.usage.runtime_use import RuntimeUse
-from engine.node.usage.sampler import UsageSampler
-from engine.node.usage.summary import FILES_SECONDS, Summaries
-from engine.node.usage.used import NodeUsage
-from engine.node.usage.volumes import VolumeFigures
-from engine.node.user_namespaces import IDS_PER_POD, UserNamespaces
-from engine.node.volumes import PodVolumes, VolumeKeeper
+from engine.node.nodeinfo import machine
+from engine.node.nodeinfo.addresses import HostAddresses
+from engine.node.nodeinfo.context import NodeContext
+from engine.node.nodeinfo.description import NodeDescription
+from engine.node.nodeinfo.machine import runtime_of
+from engine.node.nodeinfo.node_events import NodeEvents
+from engine.node.nodeinfo.node_metrics import count_node, count_pods
+from engine.node.nodeinfo.node_resources import NodeResources
+from engine.node.nodeinfo.pod_cidr import PodCidr
+from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.backoff import Backoff
+from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.pod.termination_record import TerminationRecords
+from engine.node.pod_admission import PodAdmission
+from engine.node.pods import PodManager
+from engine.node.runtime_view.runtime_health import RuntimeHealth
+from engine.node.runtime_view.runtime_watch import RuntimeWatch
+from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
+from engine.node.sources.manifests import ManifestDirectory
+from engine.node.sources.static_uids import StaticUids
+from engine.node.spec.host_support import HostSupport, app_armor_enabled
+from engine.node.spec.subordinate_ids import subordinate_ids
+from engine.node.spec.user_namespaces import IDS_PER_POD, UserNamespaces
+from engine.node.stats.runtime_use import RuntimeUse
+from engine.node.stats.sampler import UsageSampler
+from engine.node.stats.summary import FILES_SECONDS, Summaries
+from engine.node.stats.used import NodeUsage
+from engine.node.stats.volumes import VolumeFigures
+from engine.node.sync.pod_metrics import PodMetrics
+from engine.node.sync.probing import Probing
+from engine.node.sync.services import NodeFacts, Services
+from engine.node.sync.start_counts import StartCounts
+from engine.node.volumes import PodVolumes, VolumeManager
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.csi_storage import CSI_PLUGIN, CsiStorage
 from engine.node.volumes.local_devices import LocalDevices
@@ -84,7 +84,7 @@ class RunningNode:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: NodeContext,
         *,
         capacity: Mapping[str, Quantity],
         runtime: RuntimeClient,
@@ -149,8 +149,8 @@ class RunningNode:
             volumes_in_use=lambda: self.attachments.in_use,
         )
         volumes = _pod_volumes(setting)
-        accepted = AcceptedPods(volumes.pod_directory)
-        gatekeeper = Gatekeeper(
+        accepted = AcceptedSpecs(volumes.pod_directory)
+        gatekeeper = PodAdmission(
             eviction=managers.eviction,
             devices=managers.devices,
             admission=managers.admission,
@@ -183,7 +183,7 @@ class RunningNode:
         )
         handlers: dict[str, PluginHandler] = {DEVICE_PLUGIN: managers.devices.found_plugins, CSI_PLUGIN: csi}
         self._plugins = PluginWatcher(setting.root / PLUGINS_REGISTRY, handlers, tasks)
-        self._keeper = VolumeKeeper(
+        self._keeper = VolumeManager(
             volumes,
             self._belonging.objects,
             csi,
@@ -196,7 +196,7 @@ class RunningNode:
             tasks=tasks,
             clock=clock,
         )
-        self._probing = probing = Probing(managers.probes, KeptReadiness(volumes.pod_directory, tasks))
+        self._probing = probing = Probing(managers.probes, ReadinessRecords(volumes.pod_directory, tasks))
         lease = managers.images.lease
         self._puller = ImagePuller(runtime, config, recorder, clock, lease, self._access)
         self._users = UserNamespaces(pods_directory(setting.root), _ids_per_pod(config))
@@ -211,7 +211,7 @@ class RunningNode:
             volume_keeper=self._keeper,
             users=self._users,
             accepted=accepted,
-            ends=KeptEnds(volumes.pod_directory),
+            ends=TerminationRecords(volumes.pod_directory),
             accounts=gatekeeper,
             probes=probing,
             devices=managers.devices,
@@ -224,7 +224,7 @@ class RunningNode:
             backoff=_restart_backoff(config),
             starting=asyncio.Semaphore(STARTS_AT_ONCE),
         )
-        self.pods = NodePods(services, gatekeeper)
+        self.pods = PodManager(services, gatekeeper)
         count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
         self._sources = self._make_sources(StaticUids(watch.pods.values, accepted))
 
@@ -259,8 +259,8 @@ class RunningNode:
         await self.managers.start_before_pods()
         await self._keeper.start()
         await self._plugins.start()
-        await until_it_answers(self.watch.start)
-        await until_it_answers(self.runtime_health.start)
+        await wait_for_runtime(self.watch.start)
+        await wait_for_runtime(self.runtime_health.start)
         await self._access.settle(self._runtime)
         self._events.started(machine.boot_id())
         if self._cgroups.enabled:
@@ -302,14 +302,14 @@ class RunningNode:
     async def remove_all_pods(self) -> None:
         """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
         await self._stop_sources()
-        self._belonging.wait_no_more()
+        self._belonging.stop_waiting()
         await self.pods.remove_all()
         self._cgroups.remove_all(kill=True, wait=2.0)
 
     async def _stop_sources(self) -> None:
         for source in self._sources:
             await source.stop()
-        await self._belonging.leave_pods()
+        await self._belonging.unfollow_pods()
 
     async def _reconcile_cgroups(self) -> None:
         while True:
@@ -398,7 +398,7 @@ class RunningNode:
         return {
             **self.managers.by_room(),
             "cgroups": self._cgroups,
-            "decisions": DecisionsRoom(self._setting.decisions),
+            "decisions": DecisionsEndpoint(self._setting.decisions),
             "node": self.description,
         }
 
@@ -480,7 +480,7 @@ class RunningNode:
         )
 
 
-def _pod_volumes(setting: Setting) -> PodVolumes:
+def _pod_volumes(setting: NodeContext) -> PodVolumes:
     section = setting.kubengine_config.eviction
     return PodVolumes(setting.root, project_quotas=section.project_quotas, registry=setting.registry)
 
@@ -507,16 +507,16 @@ def _restart_backoff(config: KubeletConfiguration) -> Backoff:
 
 
 def _belong(
-    setting: Setting,
+    setting: NodeContext,
     description: NodeDescription,
     node_changed: NodeHeard,
     runtime_classes: Callable[[], Mapping[str, str]],
-) -> Belonging:
+) -> ControlPlane:
     """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
     if setting.kubeconfig is None:
-        return Standalone(runtime_classes)
-    from engine.node.membership import Membership
+        return NoControlPlane(runtime_classes)
+    from engine.node.controlplane.cluster_control_plane import ClusterControlPlane
 
-    membership = Membership(setting.kubeconfig, setting, description, node_changed)
+    membership = ClusterControlPlane(setting.kubeconfig, setting, description, node_changed)
     setting.recorder.listen(membership.tell)
     return membership

@@ -10,7 +10,15 @@ modules of other rooms that decide; never `engine.node`. Its stations, each impo
 from engine.plan.reading.load import load_snapshot
 from engine.plan.snapshot.columnar_file import SnapshotFile, write_snapshot
 from engine.plan.snapshot.columns import Snapshot
-from engine.plan.snapshot.faults import Fault, FaultLog
+from engine.plan.snapshot.faults import FaultLog, SnapshotFault
 from engine.plan.synth.cluster import synthesize
 
-__all__ = ["Fault", "FaultLog", "Snapshot", "SnapshotFile", "load_snapshot", "synthesize", "write_snapshot"]
+__all__ = [
+    "FaultLog",
+    "Snapshot",
+    "SnapshotFault",
+    "SnapshotFile",
+    "load_snapshot",
+    "synthesize",
+    "write_snapshot",
+]

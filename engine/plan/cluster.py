@@ -15,9 +15,9 @@ import numpy as np
 
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, joined
-from engine.plan.progress import Step, silent
 from engine.plan.questions import QUESTIONS, Question
 from engine.plan.reading.load import load_shown
+from engine.plan.reading.progress import Step, silent
 from engine.plan.snapshot.columnar_file import SnapshotFile, is_snapshot_file, node_ranges
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.faults import FaultLog
@@ -28,7 +28,7 @@ DASK_SHARD_PODS = 50_000
 
 
 @dataclass(frozen=True)
-class Selection:
+class NodeSelection:
     """Which nodes: names or patterns, labels, a random sample. Empty means all."""
 
     nodes: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ def ask(
     name: str,
     parameters: msgspec.Struct,
     *,
-    selection: Selection | None = None,
+    selection: NodeSelection | None = None,
     shard_pods: int = 0,
     dask: str = "",
     step: Step = silent,
@@ -133,7 +133,7 @@ def ask(
     Raises `InvalidInput` for parameters or nodes that make no sense.
     """
     asked = question(name)
-    selection = selection or Selection()
+    selection = selection or NodeSelection()
     if not asked.per_node:
         answer = joined([asked.ask(selection.of(cluster.whole), parameters)])
         step(1.0)

@@ -21,9 +21,9 @@ from msgspec import Meta
 
 from engine.plan.answers.answer import Answer, joined
 from engine.plan.answers.diff import difference
-from engine.plan.cluster import Cluster, Selection, ask
-from engine.plan.progress import Step, silent
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
+from engine.plan.reading.progress import Step, silent
 from engine.plan.reading.yaml_document import YAMLDocument, split_error
 
 MAX_POINTS = 10_000
@@ -118,7 +118,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """What a run gave: all answers, the points that were asked, and what failed."""
 
     answer: Answer
@@ -198,13 +198,17 @@ class Plan:
         """How many are asked in all; both sides of a difference count."""
         return sum(len(typed) for mine in self.points for _, typed, _ in mine)
 
-    def run(self, cluster: Cluster, *, shard_pods: int = 0, dask: str = "", step: Step = silent) -> Outcome:
+    def run(
+        self, cluster: Cluster, *, shard_pods: int = 0, dask: str = "", step: Step = silent
+    ) -> ScenarioOutcome:
         """Ask everything, in order, then check the assertions; `step` is told of each question."""
         answers: list[Answer] = []
         points: list[tuple[str, str, dict[str, Any]]] = []
         failures: list[Failure] = []
         for scenario, mine in zip(self.file.scenarios, self.points, strict=True):
-            selection = Selection(tuple(scenario.nodes), scenario.selector, scenario.sample, self.file.seed)
+            selection = NodeSelection(
+                tuple(scenario.nodes), scenario.selector, scenario.sample, self.file.seed
+            )
             for name, typed, chosen in mine:
                 found = [
                     ask(
@@ -222,7 +226,7 @@ class Plan:
                 answers.append(answer.named(name))
                 points.append((scenario.name, name, chosen))
                 failures += failed(name, scenario.fail_if, answer)
-        return Outcome(joined(answers), tuple(points), tuple(failures))
+        return ScenarioOutcome(joined(answers), tuple(points), tuple(failures))
 
 
 def laid_over(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:

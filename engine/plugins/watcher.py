@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
 from engine.api.grpc_codes import rpc_error
-from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
+from engine.host.inotify import IN_CREATE, IN_DELETE, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, InotifyWatch
 from engine.host.tasks import Tasks
 from engine.plugins.channel import PluginChannel, check_socket_path
 from engine.plugins.retries import retry_delay
@@ -38,7 +38,7 @@ log = logging.getLogger("kubengine.plugins")
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class RegistrationDeadlines:
     """Seconds that a plugin has (kubelet v1.36)."""
 
     dial: float = 10
@@ -70,22 +70,22 @@ class PluginWatcher:
         directory: Path,
         handlers: Mapping[str, PluginHandler],
         tasks: Tasks,
-        deadlines: Deadlines | None = None,
+        deadlines: RegistrationDeadlines | None = None,
     ) -> None:
         self._directory = directory
         self._handlers = handlers
-        self._deadlines = deadlines or Deadlines()
-        self._watch: Watch | None = None
+        self._deadlines = deadlines or RegistrationDeadlines()
+        self._watch: InotifyWatch | None = None
         self._watched: set[Path] = set()
         self._serving = tasks.passing("plugin-socket")
         self._tasks: dict[Path, asyncio.Task[None]] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def start(self) -> None:
-        """Watch, and take on the sockets that are there already."""
+        """InotifyWatch, and take on the sockets that are there already."""
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         self._directory = self._directory.resolve()
-        self._watch = Watch(self._event)
+        self._watch = InotifyWatch(self._event)
         self._scan(self._directory)
 
     async def stop(self) -> None:

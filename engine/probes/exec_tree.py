@@ -28,7 +28,7 @@ class Leftovers:
     """Notes per probe which sessions its slow command may have begun, and kills what is left of them."""
 
     def __init__(self) -> None:
-        self._noted: dict[int, asyncio.Future[set[Session]]] = {}
+        self._noted: dict[int, asyncio.Future[set[ExecSession]]] = {}
 
     def note(self, probe: int, container_id: str, elapsed: float) -> None:
         """The command began `elapsed` seconds ago and is near its time-out."""
@@ -50,7 +50,7 @@ class Leftovers:
         self._noted.pop(probe, None)
 
 
-class Session(NamedTuple):
+class ExecSession(NamedTuple):
     """Its leader's pid and when that began, in clock ticks since boot."""
 
     leader: int
@@ -61,7 +61,7 @@ def now_ticks() -> int:
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS)
 
 
-def sessions_since(container_id: str, since_ticks: int) -> set[Session]:
+def sessions_since(container_id: str, since_ticks: int) -> set[ExecSession]:
     """Sessions that began in the container from outside it, at `since_ticks` or later."""
     found = set()
     for pid in _pids():
@@ -73,11 +73,11 @@ def sessions_since(container_id: str, since_ticks: int) -> set[Session]:
                 and _is_in(pid, container_id)
                 and not _is_in(parent, container_id)
             ):
-                found.add(Session(pid, start))
+                found.add(ExecSession(pid, start))
     return found
 
 
-def kill_orphaned(container_id: str, sessions: set[Session]) -> list[int]:
+def kill_orphaned(container_id: str, sessions: set[ExecSession]) -> list[int]:
     """SIGKILL what is left in the container of those sessions whose leader is gone; their process ids."""
     orphaned = {s.leader: s.start for s in sessions if not _runs(s)}
     killed = []
@@ -102,7 +102,7 @@ def _stat(pid: int) -> tuple[int, int, int]:
     return int(fields[1]), int(fields[3]), int(fields[19])
 
 
-def _runs(session: Session) -> bool:
+def _runs(session: ExecSession) -> bool:
     try:
         return _stat(session.leader)[2] == session.start
     except (OSError, ValueError):

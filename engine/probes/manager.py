@@ -19,7 +19,7 @@ from engine._fast.probing._state_py import (
     RUNNING,
     TERMINATED,
     WAITING,
-    Observation,
+    ProbeObservation,
 )
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput, KubengineError
@@ -32,7 +32,7 @@ from engine.metrics import Registry
 from engine.probes.beyond import beyond
 from engine.probes.exec_tree import Leftovers
 from engine.probes.kills import KillBudget, owner_of
-from engine.probes.library import Outcome, run
+from engine.probes.library import ProbeOutcome, run
 from engine.probes.messages import Reason, exec_text, text
 from engine.probes.networks import NETWORK_OF_THE_NODE, PodNetworks
 from engine.probes.request import exec_request, grpc_request, h2c_request, http_request, url_host
@@ -404,7 +404,7 @@ class ProbeManager:
             self._native.target_container(worker.key, worker.container.runtime_id.encode(), head, tail)
 
     def _observe(self, container: ContainerProbes) -> None:
-        seen = Observation(
+        seen = ProbeObservation(
             pod_known=True,
             phase_terminal=container.pod.phase_terminal,
             container=container.number,
@@ -532,16 +532,16 @@ class ProbeManager:
             try:
                 found = await self._attempt(worker)
             except KubengineError as error:
-                found = Outcome(rule.OUTCOME_ERROR, str(error))
+                found = ProbeOutcome(rule.OUTCOME_ERROR, str(error))
             except Exception as error:
                 log.exception("%s probe of %s", spec.type, worker.container.pod.pod.full_name)
-                found = Outcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
+                found = ProbeOutcome(rule.OUTCOME_ERROR, f"{type(error).__name__}: {error}")
         if self._workers[worker.key] is worker:
             if found.text:
                 worker.output = found.text
             self._native.finish(worker.key, generation, found.outcome, Reason.LIBRARY)
 
-    async def _attempt(self, worker: Worker) -> Outcome:
+    async def _attempt(self, worker: Worker) -> ProbeOutcome:
         spec = worker.spec
         host, port = worker.target()
         return await run(spec, host, port, worker.network)

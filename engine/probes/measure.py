@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine._fast.probing._loop_c import BOUNDS, LATENESS, ProbeLoop
-from engine._fast.probing._state_py import RUNNING, Observation
+from engine._fast.probing._state_py import RUNNING, ProbeObservation
 from engine.api.errors import InvalidInput
 from engine.probes.networks import NETWORK_OF_THE_NODE
 from engine.probes.request import grpc_request, http_request
@@ -27,7 +27,7 @@ _KINDS = {"tcp": 0, "http": 1, "grpc": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProbeMeasurement:
     """What a run showed. Times in seconds; quantiles are upper bounds of the loop's own buckets."""
 
     probes: int
@@ -84,7 +84,7 @@ def measure(
     max_connections: int = 1024,
     core: int | None = None,
     networks: Sequence[int] = (NETWORK_OF_THE_NODE,),
-) -> Measured:
+) -> ProbeMeasurement:
     """Register `probes` probes of one target and watch them for `seconds` after a period of settling.
 
     `spread` uses that many addresses 127.x.y.z from the target's on (IPv4), because one address has
@@ -101,7 +101,7 @@ def measure(
     return watch(loop, settle=min(period, 10.0) + 0.1, seconds=seconds, core=core)
 
 
-def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = None) -> Measured:
+def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = None) -> ProbeMeasurement:
     """Run the loop and say what it did in `seconds` after `settle`; `core` is the one it must stay on."""
     thread = threading.Thread(target=loop.run, name="kubengine-measure", daemon=True)
     thread.start()
@@ -123,7 +123,7 @@ def watch(loop: ProbeLoop, *, settle: float, seconds: float, core: int | None = 
     durations = _sum(row[2] for row in last), _sum(row[2] for row in first)
     spent = sum(row[3] for row in last) - sum(row[3] for row in first)
     begun = after["begun"] - before["begun"]
-    return Measured(
+    return ProbeMeasurement(
         probes=begun,
         seconds=ended - began,
         successful=outcomes[0] + outcomes[2],
@@ -186,7 +186,7 @@ def _register(
         loop.target(key, address, port, head, b"", tail, network=network)
     else:
         loop.target(key, address, port, network=network)
-    loop.observe(key, Observation(container=1, state=RUNNING, started=True))
+    loop.observe(key, ProbeObservation(container=1, state=RUNNING, started=True))
     return key
 
 

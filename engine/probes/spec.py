@@ -14,7 +14,7 @@ from engine._fast.probing._state_py import LIVENESS, READINESS, STARTUP
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ProbesSection
 from engine.api.pod import Container, IntOrString, Pod, Probe
-from engine.probes.wishes import ANNOTATION, MIN_PERIOD_MS, Wish, subject, wishes_of
+from engine.probes.probe_annotations import ANNOTATION, MIN_PERIOD_MS, Wish, subject, wishes_of
 
 TYPES = {"liveness": LIVENESS, "readiness": READINESS, "startup": STARTUP}
 NETWORKS = ("node", "pod")

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.kept import keep, kept
+from engine.host.checksummed_file import keep, kept
 from engine.runtime.shim.network import Netlink
 
 POOL = ipaddress.IPv4Network("10.64.0.0/10")

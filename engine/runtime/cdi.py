@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
-from engine.runtime.failures import Missing, Unsupported
+from engine.runtime.objects.failures import Missing, Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
 DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from engine.api.errors import Bug, Refused
 from engine.host.network_namespace import socket_in
-from engine.runtime.backend import ExecResult
-from engine.runtime.failures import TimedOut
-from engine.runtime.records import Container, Sandbox
+from engine.runtime.objects.backend import ExecResult
+from engine.runtime.objects.failures import TimedOut
+from engine.runtime.objects.records import RuntimeContainer, Sandbox
 from engine.runtime.requests import command_request, host_network
 from engine.runtime.shim import relay
 from engine.runtime.shim.container import ATTACH, open_namespaces
@@ -70,14 +70,14 @@ class ProcessCommands:
     """`notes` answers what the backend remembers of a container."""
 
     def __init__(
-        self, spawner: Spawner, state: StateDirectory, notes: Callable[[Container], BackendNotes]
+        self, spawner: Spawner, state: StateDirectory, notes: Callable[[RuntimeContainer], BackendNotes]
     ) -> None:
         self._spawner = spawner
         self._state = state
         self._notes = notes
 
     async def exec_sync(
-        self, container: Container, command: Sequence[str], timeout: float | None
+        self, container: RuntimeContainer, command: Sequence[str], timeout: float | None
     ) -> ExecResult:
         subject = f"container {container.id}"
         talk = await self._spawner.ask(command_request(container, self._notes(container).request, command))

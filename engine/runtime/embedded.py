@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.api.cpu_weight import WeightFormula
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.runtime import cdi
 from engine.runtime.hollow import HollowBackend
 from engine.runtime.image_service import ImageService

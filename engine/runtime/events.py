@@ -6,8 +6,8 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from engine.runtime.failures import WrongState
-from engine.runtime.records import Sandbox
+from engine.runtime.objects.failures import WrongState
+from engine.runtime.objects.records import Sandbox
 from engine.wire import cri_v1_pb2 as cri
 
 BACKLOG = 10_000

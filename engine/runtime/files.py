@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from engine.api.errors import InvalidInput
 from engine.host.trees import remove_tree
-from engine.runtime.failures import Missing
-from engine.runtime.images import ImageStore, StoredImage
-from engine.runtime.records import Container
+from engine.runtime.images.store import ImageStore, StoredImage
+from engine.runtime.objects.failures import Missing
+from engine.runtime.objects.records import RuntimeContainer
 
 
 class Files(NamedTuple):
@@ -49,11 +49,11 @@ class ContainerFiles:
     def open(self) -> None:
         self._places.mkdir(mode=0o750, exist_ok=True)
 
-    def upper(self, container: Container) -> Path:
+    def upper(self, container: RuntimeContainer) -> Path:
         """Its writable layer."""
         return self._places / container.id / "upper"
 
-    async def make(self, container: Container, image: StoredImage) -> Files:
+    async def make(self, container: RuntimeContainer, image: StoredImage) -> Files:
         """Directories and image volumes. Raises Missing or InvalidInput about an image volume."""
         place = self._places / container.id
         volumes = dict(self._volumes(container, place))
@@ -76,7 +76,7 @@ class ContainerFiles:
         layers = [*image.layers, *(layer for volume in volumes.values() for layer in volume.image.layers)]
         return Files(rootfs, {path: str(volume.source) for path, volume in volumes.items()}, layers)
 
-    async def remove(self, container: Container) -> None:
+    async def remove(self, container: RuntimeContainer) -> None:
         await asyncio.to_thread(_remove, self._places / container.id)
 
     async def keep(self, identifiers: Collection[str]) -> None:
@@ -85,7 +85,7 @@ class ContainerFiles:
             if place.name not in identifiers:
                 await asyncio.to_thread(_remove, place)
 
-    def _volumes(self, container: Container, place: Path) -> list[tuple[str, _Volume]]:
+    def _volumes(self, container: RuntimeContainer, place: Path) -> list[tuple[str, _Volume]]:
         found = []
         for number, mount in enumerate(container.config.mounts):
             if mount.image.image:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from engine.api.cpu_weight import WeightFormula, cpu_weight
+from engine.api.amounts.cpu_weight import WeightFormula, cpu_weight
 from engine.api.errors import InvalidInput, Refused
 from engine.host.mountinfo import reachable
 from engine.runtime.shim import cgroup
@@ -28,7 +28,7 @@ DEFAULT_DEVICES = (
 )  # fmt: skip
 
 
-class Hierarchy:
+class RuntimeHierarchy:
     """The cgroup file systems below `mount`. Raises Refused where there is none."""
 
     def __init__(self, mount: Path = Path("/sys/fs/cgroup"), *, weights: WeightFormula = "linear") -> None:

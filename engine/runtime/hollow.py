@@ -27,10 +27,10 @@ from typing import Any
 
 from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, Refused
-from engine.runtime.backend import ExecResult, Listener
 from engine.runtime.image_service import ImageService
-from engine.runtime.records import RUNNING, Container, Records, Sandbox
-from engine.runtime.references import normalised
+from engine.runtime.objects.backend import ExecResult, Listener
+from engine.runtime.objects.records import RUNNING, Records, RuntimeContainer, Sandbox
+from engine.runtime.objects.references import normalised
 from engine.runtime.server import CriServer
 from engine.runtime.service import RuntimeService
 from engine.wire import cri_v1_pb2 as cri
@@ -90,7 +90,7 @@ class HollowCommands:
     """Every command does nothing and ends as it was told."""
 
     async def exec_sync(
-        self, container: Container, command: Sequence[str], timeout: float | None
+        self, container: RuntimeContainer, command: Sequence[str], timeout: float | None
     ) -> ExecResult:
         return ExecResult(b"", b"", _integer(container, "exec-exit-code"))
 
@@ -124,11 +124,11 @@ class HollowBackend:
     async def remove_sandbox(self, sandbox: Sandbox) -> None:
         pass
 
-    async def create_container(self, container: Container, image: cri.Image) -> None:
+    async def create_container(self, container: RuntimeContainer, image: cri.Image) -> None:
         _seconds(container, "exit-after")
         _integer(container, "exit-code")
 
-    async def start_container(self, container: Container) -> None:
+    async def start_container(self, container: RuntimeContainer) -> None:
         error = _told(container, "start-error")
         if error:
             raise Refused(error, subject=f"container {container.id}")
@@ -141,23 +141,25 @@ class HollowBackend:
             code = _integer(container, "exit-code")
             self._end_later(container, lifetime, code, _told(container, "exit-reason"))
 
-    async def stop_container(self, container: Container, grace: float) -> None:
+    async def stop_container(self, container: RuntimeContainer, grace: float) -> None:
         delay = _seconds(container, "stop-after") or 0.0
         if delay:
             await asyncio.sleep(min(delay, grace))
         if container.state == RUNNING:
             self._end(container, TERMINATED if delay <= grace and grace > 0 else KILLED, "")
 
-    async def remove_container(self, container: Container) -> None:
+    async def remove_container(self, container: RuntimeContainer) -> None:
         self._cancel(container)
 
-    async def reopen_log(self, container: Container) -> None:
+    async def reopen_log(self, container: RuntimeContainer) -> None:
         pass
 
-    async def update_resources(self, container: Container, wanted: cri.LinuxContainerResources) -> None:
+    async def update_resources(
+        self, container: RuntimeContainer, wanted: cri.LinuxContainerResources
+    ) -> None:
         container.config.linux.resources.MergeFrom(wanted)
 
-    async def container_stats(self, containers: Sequence[Container]) -> list[cri.ContainerStats]:
+    async def container_stats(self, containers: Sequence[RuntimeContainer]) -> list[cri.ContainerStats]:
         now = time.time_ns()
         found = [
             cri.ContainerStats(
@@ -194,19 +196,19 @@ class HollowBackend:
             process=cri.ProcessUsage(timestamp=now, process_count=cri.UInt64Value(value=running)),
         )
 
-    def info(self, record: Sandbox | Container) -> dict[str, str]:
+    def info(self, record: Sandbox | RuntimeContainer) -> dict[str, str]:
         return {"info": json.dumps({"pid": 0, "hollow": True})}
 
-    def _end_later(self, container: Container, delay: float, code: int, reason: str) -> None:
+    def _end_later(self, container: RuntimeContainer, delay: float, code: int, reason: str) -> None:
         loop = asyncio.get_running_loop()
         self._timers[container.id] = loop.call_later(delay, self._end, container, code, reason)
 
-    def _end(self, container: Container, code: int, reason: str) -> None:
+    def _end(self, container: RuntimeContainer, code: int, reason: str) -> None:
         self._cancel(container)
         assert self._listener is not None
         self._listener.container_exited(container, exit_code=code, finished_at=time.time_ns(), reason=reason)
 
-    def _cancel(self, container: Container) -> None:
+    def _cancel(self, container: RuntimeContainer) -> None:
         timer = self._timers.pop(container.id, None)
         if timer is not None:
             timer.cancel()
@@ -256,14 +258,14 @@ class HollowRuntime:
         self.backend._end(self.service.records.container(container_id), exit_code, reason)
 
 
-def _told(container: Container, key: str) -> str:
+def _told(container: RuntimeContainer, key: str) -> str:
     own: Any = container.config.annotations
     pods: Any = container.sandbox.config.annotations
     name = PREFIX + key
     return own.get(name) or pods.get(f"{name}.{container.config.metadata.name}") or pods.get(name) or ""
 
 
-def _seconds(container: Container, key: str) -> float | None:
+def _seconds(container: RuntimeContainer, key: str) -> float | None:
     text = _told(container, key)
     try:
         return float(Duration.parse(text)) if text else None
@@ -271,7 +273,7 @@ def _seconds(container: Container, key: str) -> float | None:
         raise InvalidInput(error.message, subject=f"annotation {PREFIX}{key}") from None
 
 
-def _integer(container: Container, key: str) -> int:
+def _integer(container: RuntimeContainer, key: str) -> int:
     text = _told(container, key)
     try:
         return int(text or 0)

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from engine.api.errors import InvalidInput
-from engine.runtime.backend import Images
-from engine.runtime.records import chunks
+from engine.runtime.objects.backend import Images
+from engine.runtime.objects.records import chunks
 from engine.wire import cri_v1_pb2 as cri
 
 

@@ -22,17 +22,26 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from engine.api.cpu_weight import WeightFormula
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.errors import InvalidInput, Refused
 from engine.host.trees import remove_tree
 from engine.runtime import cdi, hierarchy, oci, requests, usage
 from engine.runtime.addresses import PodNetwork
-from engine.runtime.backend import Listener
 from engine.runtime.commands import ProcessCommands
-from engine.runtime.failures import Missing
 from engine.runtime.files import ContainerFiles
-from engine.runtime.images import ImageStore
-from engine.runtime.records import CREATED, EXITED, NOT_READY, READY, RUNNING, Container, Records, Sandbox
+from engine.runtime.images.store import ImageStore
+from engine.runtime.objects.backend import Listener
+from engine.runtime.objects.failures import Missing
+from engine.runtime.objects.records import (
+    CREATED,
+    EXITED,
+    NOT_READY,
+    READY,
+    RUNNING,
+    Records,
+    RuntimeContainer,
+    Sandbox,
+)
 from engine.runtime.shim import linux
 from engine.runtime.spawning import Conversation, Spawner
 from engine.runtime.state import BackendNotes, StateDirectory
@@ -73,14 +82,14 @@ class ProcessBackend:
         self.state = StateDirectory(state.absolute())
         self.images = ImageStore(self.root, archives=archives, layers_in_use=self._layers_in_use)
         self.network = PodNetwork(self.state.path, pod_cidr)
-        self._hierarchy = hierarchy.Hierarchy(cgroup_mount, weights=cpu_weight)
+        self._hierarchy = hierarchy.RuntimeHierarchy(cgroup_mount, weights=cpu_weight)
         self._driver = cgroup_driver
         self._files = ContainerFiles(self.root, self.images, overlay=overlay)
         self._cdi_directories = cdi_directories
         self._spawner = Spawner(self.state.path)
         self._notes: dict[str, BackendNotes] = {}
         self._watcher = Watcher()
-        self._usage = usage.Usage()
+        self._usage = usage.ContainerUsage()
         self._starts = asyncio.Semaphore(STARTS_AT_ONCE)
         self._links_loaded: asyncio.Task[ModuleType] | None = None
         self.commands = ProcessCommands(
@@ -226,7 +235,7 @@ class ProcessBackend:
 
     # Containers
 
-    async def create_container(self, container: Container, image: cri.Image) -> None:
+    async def create_container(self, container: RuntimeContainer, image: cri.Image) -> None:
         stored = self.images.get(image.id)
         if stored is None:
             raise Missing("was removed meanwhile", subject=f"image {image.id}")
@@ -263,7 +272,7 @@ class ProcessBackend:
             raise
         self._notes[container.id] = notes
 
-    async def start_container(self, container: Container) -> None:
+    async def start_container(self, container: RuntimeContainer) -> None:
         notes = self._notes[container.id]
         if notes.request["pid_namespace"] == "target":
             notes.request["target_start_time"] = linux.start_time(notes.request["target"])
@@ -286,7 +295,7 @@ class ProcessBackend:
             await asyncio.shield(asyncio.to_thread(hierarchy.remove, groups))
             raise
 
-    async def _let_it_run(self, container: Container, notes: BackendNotes, talk: Conversation) -> None:
+    async def _let_it_run(self, container: RuntimeContainer, notes: BackendNotes, talk: Conversation) -> None:
         subject = f"container {container.config.metadata.name!r}"
         message = await talk.hear()
         if "error" in message:
@@ -305,14 +314,14 @@ class ProcessBackend:
         container.started_at = message["started"]
         self._watcher.watch(container.id, container.shim, lambda: self._container_gone(container))
 
-    async def stop_container(self, container: Container, grace: float) -> None:
+    async def stop_container(self, container: RuntimeContainer, grace: float) -> None:
         if grace > 0:
             send_signal(container.pid, container.start_time, self._notes[container.id].stop_signal)
             if await self._watcher.ended(container.id, grace):
                 return
         await self._watcher.kill(container.id, container.pid, container.start_time)
 
-    async def remove_container(self, container: Container) -> None:
+    async def remove_container(self, container: RuntimeContainer) -> None:
         notes = self._notes[container.id]
         await asyncio.to_thread(hierarchy.remove, self._hierarchy.directories(notes.cgroup))
         self.state.forget(container)
@@ -322,7 +331,7 @@ class ProcessBackend:
         if notes.layers and self.images.get(container.image_id) is None:
             await asyncio.to_thread(self.images.collect)
 
-    async def reopen_log(self, container: Container) -> None:
+    async def reopen_log(self, container: RuntimeContainer) -> None:
         if not container.log_path:
             return
         send_signal(container.shim, container.shim_start_time, signal.SIGUSR1)
@@ -332,7 +341,9 @@ class ProcessBackend:
             await asyncio.sleep(0.01)
         raise Refused("the new log file did not appear", subject=container.log_path)
 
-    async def update_resources(self, container: Container, wanted: cri.LinuxContainerResources) -> None:
+    async def update_resources(
+        self, container: RuntimeContainer, wanted: cri.LinuxContainerResources
+    ) -> None:
         notes = self._notes[container.id]
         if container.state == RUNNING:
             self._hierarchy.apply(notes.cgroup, wanted)
@@ -342,7 +353,7 @@ class ProcessBackend:
         current.MergeFrom(wanted)
         self.state.save_container(container, notes)
 
-    def _make_cgroup(self, container: Container, notes: BackendNotes) -> None:
+    def _make_cgroup(self, container: RuntimeContainer, notes: BackendNotes) -> None:
         security = container.config.linux.security_context
         self._hierarchy.make(notes.cgroup)
         self._hierarchy.apply(notes.cgroup, container.config.linux.resources)
@@ -351,7 +362,7 @@ class ProcessBackend:
         ]
         self._hierarchy.allow_devices(notes.cgroup, None if security.privileged else devices)
 
-    def _container_gone(self, container: Container) -> None:
+    def _container_gone(self, container: RuntimeContainer) -> None:
         """Its shim has ended."""
         notes = self._notes.get(container.id)
         if notes is None or container.state == EXITED or self._listener is None:
@@ -376,7 +387,7 @@ class ProcessBackend:
         except Refused as error:
             log.error("%s; its end is found again at the next start", error)
 
-    async def _adopt_container(self, container: Container, notes: BackendNotes) -> None:
+    async def _adopt_container(self, container: RuntimeContainer, notes: BackendNotes) -> None:
         self._notes[container.id] = notes
         self._records.add_container(container)
         if container.state == EXITED or not container.shim:
@@ -396,7 +407,7 @@ class ProcessBackend:
 
     # Stats
 
-    async def container_stats(self, containers: Sequence[Container]) -> list[cri.ContainerStats]:
+    async def container_stats(self, containers: Sequence[RuntimeContainer]) -> list[cri.ContainerStats]:
         def read() -> list[cri.ContainerStats]:
             found = []
             for container in containers:
@@ -418,10 +429,10 @@ class ProcessBackend:
             process=usage.processes(groups),
         )
 
-    def info(self, record: Sandbox | Container) -> dict[str, str]:
+    def info(self, record: Sandbox | RuntimeContainer) -> dict[str, str]:
         notes = self._notes[record.id]
         facts: dict[str, Any] = {"pid": record.pid, "cgroupPath": notes.cgroup}
-        if isinstance(record, Container):
+        if isinstance(record, RuntimeContainer):
             spec = oci.runtime_spec(notes.request, notes.cgroup, record.config.linux.resources, record.user)
             facts |= {"sandboxID": record.sandbox.id, "shim": record.shim, "runtimeSpec": spec}
         else:
@@ -442,14 +453,14 @@ class ProcessBackend:
     def _layers_in_use(self) -> set[str]:
         return {layer for notes in self._notes.values() for layer in notes.layers}
 
-    def _name_image_volumes(self, container: Container) -> None:
+    def _name_image_volumes(self, container: RuntimeContainer) -> None:
         """A container's status tells which images its volumes are, as PullImage names them (KEP-5365)."""
         for mount in container.config.mounts:
             image = self.images.get(mount.image.image) if mount.image.image else None
             if image is not None:
                 mount.image.image_ref = image.id
 
-    def _target(self, container: Container) -> Container | None:
+    def _target(self, container: RuntimeContainer) -> RuntimeContainer | None:
         options = container.config.linux.security_context.namespace_options
         if options.pid != cri.TARGET:
             return None
@@ -461,5 +472,5 @@ class ProcessBackend:
         return target
 
 
-def _shim_lives(container: Container) -> bool:
+def _shim_lives(container: RuntimeContainer) -> bool:
     return lives(container.shim, container.shim_start_time)

@@ -13,9 +13,9 @@ from typing import Any
 
 from engine.api.errors import InvalidInput
 from engine.runtime import seccomp
-from engine.runtime.failures import Unsupported
-from engine.runtime.images import DEFAULT_PATH, StoredImage
-from engine.runtime.records import Container, Sandbox
+from engine.runtime.images.store import DEFAULT_PATH, StoredImage
+from engine.runtime.objects.failures import Unsupported
+from engine.runtime.objects.records import RuntimeContainer, Sandbox
 from engine.runtime.shim.identity import CAPABILITIES
 from engine.wire import cri_v1_pb2 as cri
 
@@ -88,7 +88,7 @@ def sandbox_request(
 
 
 def container_request(
-    container: Container,
+    container: RuntimeContainer,
     image: StoredImage,
     *,
     config: cri.ContainerConfig,
@@ -99,7 +99,7 @@ def container_request(
     cgroup2: bool,
     etc: Path,
     image_volumes: Mapping[str, str],
-    target: Container | None,
+    target: RuntimeContainer | None,
 ) -> dict[str, Any]:
     """`config` is the container's with its CDI devices' edits, `etc` holds the sandbox's files for /etc."""
     sandbox = container.sandbox
@@ -145,7 +145,7 @@ def container_request(
 
 
 def command_request(
-    container: Container,
+    container: RuntimeContainer,
     request: Mapping[str, Any],
     command: Sequence[str],
     stream: Mapping[str, bool] | None = None,

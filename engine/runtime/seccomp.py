@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import InvalidInput
-from engine.host import beneath
-from engine.runtime.failures import Missing, Unsupported
+from engine.host import safe_open as beneath
+from engine.runtime.objects.failures import Missing, Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
 MOST = 1 << 20

@@ -21,7 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from engine.api.errors import KubengineError
 from engine.host.sockets import Claim, claim
-from engine.runtime.failures import Unsupported
+from engine.runtime.objects.failures import Unsupported
 from engine.wire import cri_v1_pb2 as cri
 
 MAX_MESSAGE = 16 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""The Container Runtime Interface's rules, over any backend.
+"""The RuntimeContainer Runtime Interface's rules, over any backend.
 
 Who may be created, started, stopped and removed in which state, what is an error and what is already
 done, names, filters, events. The backend does the work; `Records` remembers.
@@ -14,17 +14,17 @@ from collections.abc import AsyncIterator
 
 from engine.api.errors import InvalidInput
 from engine.api.version import engine_version
-from engine.runtime.backend import Backend
 from engine.runtime.events import Events
-from engine.runtime.failures import Missing, Unsupported, WrongState
-from engine.runtime.records import (
+from engine.runtime.objects.backend import Backend
+from engine.runtime.objects.failures import Missing, Unsupported, WrongState
+from engine.runtime.objects.records import (
     CREATED,
     EXITED,
     NOT_READY,
     READY,
     RUNNING,
-    Container,
     Records,
+    RuntimeContainer,
     Sandbox,
     chunks,
     joined,
@@ -198,7 +198,7 @@ class RuntimeService:
         image = self._backend.images.resolve(config.image.image)
         if image is None:
             raise Missing("not here; pull it first", subject=f"image {config.image.image!r}")
-        container = Container(
+        container = RuntimeContainer(
             new_id(),
             sandbox,
             config,
@@ -359,7 +359,7 @@ class RuntimeService:
     # What the backend tells
 
     def container_exited(
-        self, container: Container, *, exit_code: int, finished_at: int, reason: str, message: str = ""
+        self, container: RuntimeContainer, *, exit_code: int, finished_at: int, reason: str, message: str = ""
     ) -> None:
         if container.state != EXITED:
             self._finish(container, exit_code, finished_at, reason, message)
@@ -372,7 +372,7 @@ class RuntimeService:
     # Steps shared by the calls
 
     def _finish(
-        self, container: Container, exit_code: int, finished_at: int, reason: str, message: str
+        self, container: RuntimeContainer, exit_code: int, finished_at: int, reason: str, message: str
     ) -> None:
         container.state, container.wire = EXITED, None
         container.exit_code, container.finished_at = exit_code, finished_at
@@ -388,14 +388,14 @@ class RuntimeService:
             await self._backend.stop_sandbox(sandbox)
             self.sandbox_died(sandbox)
 
-    async def _kill(self, container: Container) -> None:
+    async def _kill(self, container: RuntimeContainer) -> None:
         if container.state == CREATED:
             async with container.lock:
                 pass
         if container.state == RUNNING:
             await self._backend.stop_container(container, 0)
 
-    async def _remove_container(self, container: Container) -> None:
+    async def _remove_container(self, container: RuntimeContainer) -> None:
         await self._kill(container)
         async with container.lock:
             if container.id not in self.records.containers:
@@ -409,7 +409,7 @@ class RuntimeService:
             raise Unsupported("there are no processes behind these containers", subject=self._backend.name)
         return self._streaming.url(ticket)
 
-    def _running(self, container_id: str) -> Container:
+    def _running(self, container_id: str) -> RuntimeContainer:
         container = self.records.container(container_id)
         if container.state != RUNNING:
             state = cri.ContainerState.Name(container.state)
@@ -444,7 +444,7 @@ class RuntimeService:
 
 
 def _command_ticket(
-    container: Container, request: cri.ExecRequest | cri.AttachRequest, command: list[str]
+    container: RuntimeContainer, request: cri.ExecRequest | cri.AttachRequest, command: list[str]
 ) -> CommandTicket:
     """Raises InvalidInput for streams that make no sense together."""
     check_streams(stdin=request.stdin, stdout=request.stdout, stderr=request.stderr, tty=request.tty)

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.api.errors import Refused
+from engine.host.checksummed_file import keep, kept, set_aside
 from engine.host.files import replace_file
-from engine.host.kept import keep, kept, set_aside
 from engine.host.trees import remove_tree
-from engine.runtime.records import Container, Sandbox
+from engine.runtime.objects.records import RuntimeContainer, Sandbox
 from engine.wire import cri_v1_pb2 as cri
 
 RECORD = "record.json"
@@ -72,7 +72,7 @@ class StateDirectory:
         for directory in (self.path, self.sandboxes, self.containers):
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
 
-    def directory(self, record: Sandbox | Container) -> Path:
+    def directory(self, record: Sandbox | RuntimeContainer) -> Path:
         return (self.sandboxes if isinstance(record, Sandbox) else self.containers) / record.id
 
     def save_sandbox(self, sandbox: Sandbox, notes: BackendNotes) -> None:
@@ -83,7 +83,7 @@ class StateDirectory:
         }  # fmt: skip
         self._save(sandbox, document)
 
-    def save_container(self, container: Container, notes: BackendNotes) -> None:
+    def save_container(self, container: RuntimeContainer, notes: BackendNotes) -> None:
         document: dict[str, Any] = {name: getattr(container, name) for name in PLAIN}
         document["sandbox"] = container.sandbox.id
         document["config"] = _encode(container.config)
@@ -97,7 +97,9 @@ class StateDirectory:
             if found is not None:
                 yield found
 
-    def load_containers(self, sandboxes: Mapping[str, Sandbox]) -> Iterator[tuple[Container, BackendNotes]]:
+    def load_containers(
+        self, sandboxes: Mapping[str, Sandbox]
+    ) -> Iterator[tuple[RuntimeContainer, BackendNotes]]:
         """Those of `sandboxes`; the others are as good as half made."""
         for directory in sorted(self.containers.iterdir()):
             found = kept(directory / RECORD, lambda content: _container(content, sandboxes), without=WITHOUT)
@@ -117,7 +119,7 @@ class StateDirectory:
         """Whether its process had its go."""
         return (self.directory(sandbox) / "up").exists()
 
-    def started(self, container: Container) -> int:
+    def started(self, container: RuntimeContainer) -> int:
         """When its shim saw its program start (Unix nanoseconds), 0 where it didn't."""
         path = self.directory(container) / "started"
         try:
@@ -131,7 +133,7 @@ class StateDirectory:
                 replace_file(path, f"{written}\n{written}\n")
             return written
 
-    def ending(self, container: Container) -> Ending | None:
+    def ending(self, container: RuntimeContainer) -> Ending | None:
         path = self.directory(container) / "exit"
         try:
             exit_code, signal, oom_kills, finished_at = map(int, _said_twice(path).split())
@@ -142,7 +144,7 @@ class StateDirectory:
             return None
         return Ending(exit_code, signal, oom_kills, finished_at)
 
-    def forget(self, record: Sandbox | Container) -> None:
+    def forget(self, record: Sandbox | RuntimeContainer) -> None:
         self.forget_directory(self.directory(record))
 
     def forget_directory(self, directory: Path) -> None:
@@ -150,7 +152,7 @@ class StateDirectory:
         with contextlib.suppress(OSError):
             remove_tree(directory)
 
-    def _save(self, record: Sandbox | Container, document: dict[str, Any]) -> None:
+    def _save(self, record: Sandbox | RuntimeContainer, document: dict[str, Any]) -> None:
         directory = self.directory(record)
         directory.mkdir(mode=0o750, exist_ok=True)
         keep(directory / RECORD, json.dumps(document).encode())
@@ -171,7 +173,9 @@ def _sandbox(content: bytes) -> tuple[Sandbox, BackendNotes]:
     return Sandbox(config=config, **document), notes
 
 
-def _container(content: bytes, sandboxes: Mapping[str, Sandbox]) -> tuple[Container | None, BackendNotes]:
+def _container(
+    content: bytes, sandboxes: Mapping[str, Sandbox]
+) -> tuple[RuntimeContainer | None, BackendNotes]:
     document = json.loads(content)
     sandbox = sandboxes.get(document.pop("sandbox"))
     config = cri.ContainerConfig.FromString(base64.b64decode(document.pop("config")))
@@ -179,7 +183,7 @@ def _container(content: bytes, sandboxes: Mapping[str, Sandbox]) -> tuple[Contai
     notes = BackendNotes(**document.pop("extras"))
     if sandbox is None:
         return None, notes
-    container = Container(sandbox=sandbox, config=config, **document)
+    container = RuntimeContainer(sandbox=sandbox, config=config, **document)
     if user:
         container.user = cri.ContainerUser.FromString(base64.b64decode(user))
     return container, notes

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.host import trees
-from engine.runtime.records import RUNNING, Container
+from engine.runtime.objects.records import RUNNING, RuntimeContainer
 from engine.runtime.shim import cgroup
 from engine.wire import cri_v1_pb2 as cri
 
@@ -21,7 +21,7 @@ class CpuSample(NamedTuple):
     usage: int
 
 
-class Usage:
+class ContainerUsage:
     """Reads cgroup directories, remembering what a rate or a cache needs. Forget what is removed."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Usage:
         self._disk.pop(identifier, None)
 
     def container(
-        self, container: Container, groups: Sequence[str], writable: Path, mountpoint: str
+        self, container: RuntimeContainer, groups: Sequence[str], writable: Path, mountpoint: str
     ) -> cri.ContainerStats:
         now = time.time_ns()
         size, inodes = self._disk_usage(container.id, writable)
@@ -57,7 +57,7 @@ class Usage:
         )
 
     def cpu(self, identifier: str, groups: Sequence[str]) -> cri.CpuUsage:
-        """Usage since the start, and cores used since the last look (at least a tenth of a second ago)."""
+        """ContainerUsage since the start, and cores used since the last look (at least a tenth of a second ago)."""
         usage = _number(groups, "cpuacct.usage")
         if usage is None:
             usage = _table(groups, "cpu.stat").get("usage_usec", 0) * 1000

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from engine._fast.reading.groups import IO_COLUMNS
 from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
-from engine.node.machine import device_name, memory_total, swap
-from engine.node.usage.group import GroupTable
-from engine.node.usage.used import NodeUsage
+from engine.node.nodeinfo.machine import device_name, memory_total, swap
+from engine.node.stats.group import GroupTable
+from engine.node.stats.used import NodeUsage
 from engine.server.group_labels import Places, Shown
 from engine.server.metrics_text import MICRO, NANO, head, labelled
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.writing.exposition import ABSENT, Texts, joined
-from engine.node.usage.network import Interface
-from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
+from engine.node.stats.network import Interface
+from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
 from engine.server.metrics_text import labelled
 
 _NAMES = ("container", "id", "image", "name", "namespace", "pod")

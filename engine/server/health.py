@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from engine.server.exchange import TEXT, Request, Response, failure
-from engine.server.view import ServedNode
+from engine.server.http.exchange import TEXT, Request, Response, failure
+from engine.server.interfaces.node import ServedNode
 
 HEALTH_METRICS: Final = "kubernetes_healthcheck"
 """What the names of its metrics begin with."""
 _HEALTHZ: Final = "healthz"
 
 
-class Health:
+class ServerHealth:
     """One per node: whoever looks counts for `/metrics/slis`, as in the kubelet."""
 
     def __init__(self, view: ServedNode) -> None:

@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from engine.host.crowd import Crowd, Place
+from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 from engine.host.sockets import Claim, claim
-from engine.server.connection import WRITE_DEADLINE, Connection, Handler
-from engine.server.exchange import Answer, Request, failure
+from engine.server.http.connection import WRITE_DEADLINE, Connection, Handler
+from engine.server.http.exchange import Answer, Request, failure
+from engine.server.http.scheduling import in_turn
+from engine.server.http.tcp import BACKLOG, bind_tcp
+from engine.server.http.write_timeout import part
+from engine.server.interfaces.node import ServedNode
 from engine.server.routes import Routes
-from engine.server.taking import part
-from engine.server.tcp import BACKLOG, bind_tcp
-from engine.server.turns import in_turn
-from engine.server.view import ServedNode
 
 MAX_CONNECTIONS = 128
 ACCEPTED_AT_ONCE = 16  # few beside MAX_CONNECTIONS, so that a crowd can't push out who is about to be read
@@ -39,13 +39,13 @@ class _Door:
     socket: socket.socket
     handler: Handler
     trusted: bool
-    crowd: Crowd = field(default_factory=lambda: Crowd(MAX_CONNECTIONS))
+    crowd: ConnectionLimiter = field(default_factory=lambda: ConnectionLimiter(MAX_CONNECTIONS))
     connections: set[asyncio.Task[None]] = field(default_factory=set)
     closed: bool = False
 
 
 class OwnPort(Protocol):
-    """`engine.server.port.door.SecurePort`."""
+    """`engine.server.port.server.SecurePort`."""
 
     def bind(self) -> None: ...
 
@@ -54,7 +54,7 @@ class OwnPort(Protocol):
     async def stop(self) -> None: ...
 
 
-class Server:
+class HttpServer:
     """Serves a node's HTTP API from its event loop.
 
     `socket_path` is the admin socket and `port` the node's own port, None for none; `routes` are those that
@@ -174,7 +174,7 @@ class Server:
 
 
 async def _converse(
-    door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place
+    door: _Door, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: ConnectionSlot
 ) -> None:
     async def answered(request: Request) -> Answer:
         return await in_turn(door.crowd, place, request, door.handler, failure)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine._fast.writing.exposition import ABSENT, Series, Texts, exposition, joined
-from engine.node import machine
-from engine.node.usage.runtime_use import RuntimeUse
-from engine.node.usage.used import NodeUsage, UsedPod
+from engine.node.nodeinfo import machine
+from engine.node.stats.runtime_use import RuntimeUse
+from engine.node.stats.used import NodeUsage, UsedPod
 from engine.server.metrics_text import MICRO, NANO, family, head, labelled
 
 _CPU: Final = ("cpu_usage_seconds_total", "Cumulative CPU time of the {} in core-seconds", "counter")

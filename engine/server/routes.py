@@ -15,9 +15,9 @@ from engine.api.pod import Pod
 from engine.api.query import expect_known
 from engine.api.struct import to_builtins, to_json
 from engine.server import metrics_text
-from engine.server.exchange import JSON, JSON_LINES, Request, Response, failure
-from engine.server.health import HEALTH_METRICS, Health
-from engine.server.view import ServedNode
+from engine.server.health import HEALTH_METRICS, ServerHealth
+from engine.server.http.exchange import JSON, JSON_LINES, Request, Response, failure
+from engine.server.interfaces.node import ServedNode
 
 if TYPE_CHECKING:
     from engine.server.cadvisor_metrics import CadvisorPage
@@ -41,7 +41,7 @@ class Routes:
 
     def __init__(self, view: ServedNode) -> None:
         self._view = view
-        self._health = Health(view)
+        self._health = ServerHealth(view)
 
     async def answer(self, request: Request) -> Response:
         """The answer to any request. Never raises."""

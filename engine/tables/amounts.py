@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from engine._fast.requests import requests
+from engine._fast.preemption.requests import requests
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical, is_mirror, is_static, qos_class

@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.eviction_ranking import order_by_count, order_by_excess
+from engine._fast.ranking.eviction_ranking import order_by_count, order_by_excess
 from engine.api.pod import Pod
 from engine.tables.columns import PodColumns, Rows
 from engine.tables.names import EPHEMERAL_STORAGE_ID, MEMORY_ID

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine._fast.eviction_ranking import look_up
-from engine._fast.requests import Filler
+from engine._fast.preemption.requests import Filler
+from engine._fast.ranking.eviction_ranking import look_up
 from engine.api.errors import Bug, InvalidInput
 from engine.api.pod import Pod
 from engine.tables.amounts import PodEntry, pod_entry

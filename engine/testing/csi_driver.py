@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 
 from engine.csi.places import DATA
-from engine.host.beneath import HANDLE
 from engine.host.mountinfo import mounted
 from engine.host.mounts import bind, unmount_below
+from engine.host.safe_open import HANDLE
 from engine.wire import csi_v1_pb2 as wire
 from engine.wire import pluginregistration_v1_pb2 as registration
 from engine.wire.csi_v1_pb2_grpc import (

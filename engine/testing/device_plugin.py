@@ -36,7 +36,7 @@ log = logging.getLogger("kubengine.testing")
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class Fault(StrEnum):
+class DevicePluginFault(StrEnum):
     """Ways to fail, by call. A plugin can have several."""
 
     OPTIONS_FAIL = "options-fail"
@@ -75,7 +75,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
         cdi: bool = False,
         host_device: str = "/dev/null",
         mount: Path | None = None,
-        faults: Sequence[Fault] = (),
+        faults: Sequence[DevicePluginFault] = (),
     ) -> None:
         self.resource = resource
         self.socket = socket
@@ -203,7 +203,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     # The protocol.
 
     async def GetDevicePluginOptions(self, request: wire.Empty, context: Context) -> wire.DevicePluginOptions:  # noqa: N802
-        await self._misbehave(context, Fault.OPTIONS_FAIL, Fault.OPTIONS_HANG)
+        await self._misbehave(context, DevicePluginFault.OPTIONS_FAIL, DevicePluginFault.OPTIONS_HANG)
         return wire.DevicePluginOptions(
             pre_start_required=self.pre_start,
             get_preferred_allocation_available=self.prefer is not None,
@@ -211,34 +211,34 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
 
     async def ListAndWatch(self, request: wire.Empty, context: Context) -> AsyncIterator[Any]:  # noqa: N802
         self.streams += 1
-        await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
+        await self._misbehave(context, DevicePluginFault.LIST_FAILS, DevicePluginFault.LIST_HANGS)
         sent = -1
         while True:
             async with self._changed:
                 while self._version == sent and not self._faulty:
                     await self._changed.wait()
                 sent = self._version
-            await self._misbehave(context, Fault.LIST_FAILS, Fault.LIST_HANGS)
+            await self._misbehave(context, DevicePluginFault.LIST_FAILS, DevicePluginFault.LIST_HANGS)
             yield wire.ListAndWatchResponse(devices=self._devices)
 
     async def GetPreferredAllocation(  # noqa: N802
         self, request: wire.PreferredAllocationRequest, context: Context
     ) -> wire.PreferredAllocationResponse:
-        await self._misbehave(context, Fault.PREFERRED_FAILS, Fault.PREFERRED_HANGS)
+        await self._misbehave(context, DevicePluginFault.PREFERRED_FAILS, DevicePluginFault.PREFERRED_HANGS)
         answer = wire.PreferredAllocationResponse()
         for container in request.container_requests:
             available, must = set(container.available_deviceIDs), list(container.must_include_deviceIDs)
             liked = [id for id in self.prefer or () if id in available and id not in must]
             ids = [*must, *liked][: container.allocation_size]
-            if Fault.PREFERRED_LIES in self.faults:
+            if DevicePluginFault.PREFERRED_LIES in self.faults:
                 ids = ["no-such-device", *ids, *ids]
             answer.container_responses.add(deviceIDs=ids)
         return answer
 
     async def Allocate(self, request: wire.AllocateRequest, context: Context) -> wire.AllocateResponse:  # noqa: N802
-        await self._misbehave(context, Fault.ALLOCATE_FAILS, Fault.ALLOCATE_HANGS)
+        await self._misbehave(context, DevicePluginFault.ALLOCATE_FAILS, DevicePluginFault.ALLOCATE_HANGS)
         self.allocations.append([list(container.devices_ids) for container in request.container_requests])
-        if Fault.ALLOCATE_EMPTY in self.faults:
+        if DevicePluginFault.ALLOCATE_EMPTY in self.faults:
             return wire.AllocateResponse()
         return wire.AllocateResponse(
             container_responses=[
@@ -249,7 +249,7 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
     async def PreStartContainer(  # noqa: N802
         self, request: wire.PreStartContainerRequest, context: Context
     ) -> wire.PreStartContainerResponse:
-        await self._misbehave(context, Fault.PRE_START_FAILS, Fault.PRE_START_HANGS)
+        await self._misbehave(context, DevicePluginFault.PRE_START_FAILS, DevicePluginFault.PRE_START_HANGS)
         self.pre_started.append(list(request.devices_ids))
         return wire.PreStartContainerResponse()
 
@@ -285,14 +285,14 @@ class SampleDevicePlugin(DevicePluginServicer, RegistrationServicer):
 
     @property
     def _faulty(self) -> bool:
-        return bool(self.faults & {Fault.LIST_FAILS, Fault.LIST_HANGS})
+        return bool(self.faults & {DevicePluginFault.LIST_FAILS, DevicePluginFault.LIST_HANGS})
 
-    async def fail_with(self, *faults: Fault) -> None:
+    async def fail_with(self, *faults: DevicePluginFault) -> None:
         """Fail in these ways from now on, an open stream included; no faults: behave."""
         self.faults = set(faults)
         await self._tell()
 
-    async def _misbehave(self, context: Context, fails: Fault, hangs: Fault) -> None:
+    async def _misbehave(self, context: Context, fails: DevicePluginFault, hangs: DevicePluginFault) -> None:
         if fails in self.faults:
             await context.abort(grpc.StatusCode.UNKNOWN, f"told to fail: {fails}")
         if hangs in self.faults:

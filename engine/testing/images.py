@@ -38,7 +38,7 @@ nogroup:x:65534:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ImageEntry:
     """One path of a layer: a file (`data`), a symbolic link (`link`) or, with neither, a directory."""
 
     path: str
@@ -49,7 +49,7 @@ class Entry:
     gid: int = 0
 
 
-def make_layer(entries: Iterable[Entry]) -> bytes:
+def make_layer(entries: Iterable[ImageEntry]) -> bytes:
     """An uncompressed layer tar."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
@@ -84,18 +84,18 @@ def busybox_layer(applets: tuple[str, ...] = ()) -> bytes:
     ]  # fmt: skip
     return make_layer(
         [
-            *(Entry(directory) for directory in directories),
-            Entry("home/app", uid=1000, gid=1000),
-            Entry("tmp", mode=0o1777),
-            Entry("bin/busybox", data=Path(binary).read_bytes()),
+            *(ImageEntry(directory) for directory in directories),
+            ImageEntry("home/app", uid=1000, gid=1000),
+            ImageEntry("tmp", mode=0o1777),
+            ImageEntry("bin/busybox", data=Path(binary).read_bytes()),
             *(
-                Entry(f"bin/{name}", link="busybox", mode=0o777)
+                ImageEntry(f"bin/{name}", link="busybox", mode=0o777)
                 for name in applets or listed
                 if name != "busybox"
             ),
-            Entry("etc/passwd", data=PASSWD, mode=0o644),
-            Entry("etc/group", data=GROUP, mode=0o644),
-            Entry("www/index.html", data=b"ok\n", mode=0o644),
+            ImageEntry("etc/passwd", data=PASSWD, mode=0o644),
+            ImageEntry("etc/group", data=GROUP, mode=0o644),
+            ImageEntry("www/index.html", data=b"ok\n", mode=0o644),
         ]
     )
 
@@ -107,7 +107,7 @@ def padding_layer(size: int, name: str = "padding") -> bytes:
     for _ in range(size // 32 + 1):
         chunk = hashlib.sha256(chunk).digest()
         blocks.append(chunk)
-    return make_layer([Entry(f"padding-{name}", data=b"".join(blocks)[:size], mode=0o644)])
+    return make_layer([ImageEntry(f"padding-{name}", data=b"".join(blocks)[:size], mode=0o644)])
 
 
 def _config(layers: Sequence[bytes], config: Mapping[str, Any], arch: str) -> bytes:

@@ -20,7 +20,7 @@ from engine.cli import COMMANDS, _kubengine
 from engine.metrics import Registry
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
-from engine.server.exchange import Request, Response
+from engine.server.http.exchange import Request, Response
 from engine.server.routes import Routes
 
 METRICS = "<!-- metrics -->"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _predicates_c, _predicates_py, _requests_c, _requests_py
+from engine._fast.preemption import _predicates_c, _predicates_py, _requests_c, _requests_py
 from engine.admission import AdmittedPods
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput

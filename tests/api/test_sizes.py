@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.api.sizes import binary_size, quantity_size
+from engine.api.amounts.sizes import binary_size, quantity_size
 
 
 @pytest.mark.parametrize(

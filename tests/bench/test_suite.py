@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from engine.api.errors import InvalidInput
 from engine.bench import suite
 from engine.bench.compatibility import BEGIN, END, split
-from engine.bench.suite import Outcome, Result, read_reports
+from engine.bench.suite import SpecOutcome, SuiteResult, read_reports
 from engine.cli.bench import command
 
 PROBE = "[sig-node] Probing container should be restarted [NodeConformance] [sig-node, NodeConformance]"
@@ -50,24 +50,24 @@ def test_a_report_says_what_became_of_each_spec(tmp_path: Path) -> None:
         passed(PROBE), failed(HOOK), skipped(SERIAL), skipped(VOLUME, "skipped - needs two nodes"),
     )  # fmt: skip
     assert read_reports([path]) == {
-        PROBE: Outcome(Result.PASSED),
-        HOOK: Outcome(Result.FAILED, "Timed out."),
-        SERIAL: Outcome(Result.NOT_RUN),
-        VOLUME: Outcome(Result.SKIPPED, "needs two nodes"),
+        PROBE: SpecOutcome(SuiteResult.PASSED),
+        HOOK: SpecOutcome(SuiteResult.FAILED, "Timed out."),
+        SERIAL: SpecOutcome(SuiteResult.NOT_RUN),
+        VOLUME: SpecOutcome(SuiteResult.SKIPPED, "needs two nodes"),
     }
 
 
 @pytest.mark.parametrize(
     ("status", "result"),
     [
-        ("panicked", Result.FAILED),
-        ("timedout", Result.FAILED),
-        ("interrupted", Result.NOT_RUN),
-        ("aborted", Result.NOT_RUN),
-        ("pending", Result.NOT_RUN),
+        ("panicked", SuiteResult.FAILED),
+        ("timedout", SuiteResult.FAILED),
+        ("interrupted", SuiteResult.NOT_RUN),
+        ("aborted", SuiteResult.NOT_RUN),
+        ("pending", SuiteResult.NOT_RUN),
     ],
 )
-def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: Result) -> None:
+def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: SuiteResult) -> None:
     error = '<error message="it broke"></error>'
     assert read_reports([report(tmp_path / "r.xml", case(PROBE, status, error))])[PROBE].result is result
 
@@ -75,15 +75,15 @@ def test_only_what_came_to_an_end_counts(tmp_path: Path, status: str, result: Re
 def test_a_spec_that_the_end_of_the_whole_run_cut_off_was_not_run(tmp_path: Path) -> None:
     message = "A suite timeout occurred and then the following failure was recorded"
     cut = case(PROBE, "timedout", f"<failure message={quoteattr(message)}></failure>")
-    assert read_reports([report(tmp_path / "r.xml", cut)])[PROBE].result is Result.NOT_RUN
+    assert read_reports([report(tmp_path / "r.xml", cut)])[PROBE].result is SuiteResult.NOT_RUN
 
 
 def test_of_several_reports_the_last_in_which_a_spec_ran_counts(tmp_path: Path) -> None:
     first = report(tmp_path / "1.xml", failed(PROBE), passed(HOOK))
     second = report(tmp_path / "2.xml", passed(PROBE), skipped(HOOK))
     outcomes = read_reports([first, second])
-    assert outcomes[PROBE] == Outcome(Result.PASSED, failed_before=1)
-    assert outcomes[HOOK] == Outcome(Result.PASSED)
+    assert outcomes[PROBE] == SpecOutcome(SuiteResult.PASSED, failed_before=1)
+    assert outcomes[HOOK] == SpecOutcome(SuiteResult.PASSED)
 
 
 @pytest.mark.parametrize(

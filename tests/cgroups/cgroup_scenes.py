@@ -22,8 +22,8 @@ from engine.api.pod import Pod
 from engine.api.struct import decode_hook
 from engine.cgroups import ContainerResources
 from engine.cgroups.files import CPU_SHARE, MEMORY_LIMIT
+from engine.cgroups.formulas.names import CgroupName
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.names import CgroupName
 from engine.cgroups.plan import container_values
 
 MI, GI = 1 << 20, 1 << 30

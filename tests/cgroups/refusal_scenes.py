@@ -27,8 +27,8 @@ from cgroup_scenes import (
 )
 
 from engine.cgroups.files import MEMORY_LIMIT
+from engine.cgroups.formulas.names import CgroupName
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.names import CgroupName
 
 
 def as_nobody(action: Callable[[], Any]) -> dict[str, Any]:

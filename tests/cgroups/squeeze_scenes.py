@@ -15,10 +15,10 @@ from engine.api.config import KubeletConfiguration
 from engine.api.decisions import Decisions
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.qos import BEST_EFFORT
-from engine.cgroups.file_names import CPU_IDLE
+from engine.cgroups.best_effort_limiter import BestEffortSqueeze
 from engine.cgroups.files import CPU_SHARE
+from engine.cgroups.formulas.file_names import CPU_IDLE
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.squeezer import BestEffortSqueeze
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 

@@ -8,10 +8,10 @@ import pytest
 from cgroup_scenes import best_effort, burstable, guaranteed, make_container, managed, new_manager, put
 
 from engine.api.errors import InvalidInput
-from engine.cgroups import checks
-from engine.cgroups.checks import PodObservation, RootObservation
 from engine.cgroups.files import CPU_SHARE
-from engine.cgroups.runtime_formula import formula_of
+from engine.cgroups.formulas import checks
+from engine.cgroups.formulas.checks import PodObservation, RootObservation
+from engine.cgroups.formulas.runtime_formula import formula_of
 from engine.testing.uml import run_in_uml
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import cgroup_scenes
 import pytest
 
-from engine.cgroups.conversion import shares_to_weight
+from engine.cgroups.formulas.conversion import shares_to_weight
 from engine.testing.uml import run_in_uml
 
 Scene = Callable[..., Any]

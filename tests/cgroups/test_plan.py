@@ -11,9 +11,9 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
-from engine.cgroups.containers import container_resources
+from engine.cgroups.formulas.containers import container_resources
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.plan import plan
-from engine.cgroups.settings import CgroupSettings
 from engine.cli.cgroups import command
 
 PODS = b"""

@@ -14,10 +14,10 @@ from cgroup_scenes import best_effort, guaranteed
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
+from engine.cgroups.formulas.pod_annotations import FILES, NAMES, PodWishes, wishes
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.machine import device_number
 from engine.cgroups.plan import plan
-from engine.cgroups.pod_wishes import FILES, NAMES, PodWishes, wishes
-from engine.cgroups.settings import CgroupSettings
 from engine.testing.uml import run_in_uml
 
 

@@ -15,7 +15,7 @@ from test_kernels import in_uml, on_this_machine
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.mounts import Hierarchy, Mounts, find_mounts
+from engine.cgroups.mounts import CgroupHierarchy, Mounts, find_mounts
 
 SHARED = {
     "no permission": (errno.EACCES, "/podg", "no permission"),
@@ -103,21 +103,21 @@ def manager_on(mounts: Mounts, **config) -> CgroupManager:
 
 
 def test_a_missing_required_controller_is_named(tmp_path):
-    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "pids"])),))
+    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "pids"])),))
     with pytest.raises(Refused, match=f"{tmp_path}: the memory controller is missing") as refusal:
         manager_on(mounts).start()
     assert refusal.value.errno == errno.ENOENT
 
 
 def test_a_read_only_mount_is_refused_before_anything_is_made(tmp_path):
-    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"]), read_only=True),))
+    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"]), read_only=True),))
     with pytest.raises(Refused, match=f"{tmp_path}: the cgroup file system is mounted read-only"):
         manager_on(mounts).start()
     assert not list(tmp_path.iterdir())
 
 
 def test_reservations_larger_than_the_node_are_refused(tmp_path):
-    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
     with pytest.raises(Refused, match="more cpu is reserved than the node has"):
         manager_on(mounts, kube_reserved={"cpu": "3"}).start()
 
@@ -142,13 +142,13 @@ def test_no_hierarchy_at_all(tmp_path):
     ],
 )
 def test_bad_configuration_names_its_field(tmp_path, config, field):
-    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
     with pytest.raises(InvalidInput, match=f"^{field}"):
         manager_on(mounts, **config)
 
 
 def test_killing_whole_groups_needs_v2(tmp_path):
-    mounts = Mounts(1, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    mounts = Mounts(1, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
     with pytest.raises(InvalidInput, match="singleProcessOOMKill: false needs cgroup v2"):
         manager_on(mounts, single_process_oom_kill=False)
 

@@ -17,7 +17,8 @@ from cgroup_scenes import (
 from engine.api.config import KubeletConfiguration, MemorySwapConfig
 from engine.api.pod import Pod
 from engine.api.quantity import Quantity
-from engine.cgroups.containers import ContainerResources, ContainerRules
+from engine.cgroups.formulas.containers import ContainerResources, ContainerRules
+from engine.cgroups.formulas.values import PodRules
 from engine.cgroups.resize import (
     ContainerStep,
     decide_resize,
@@ -26,7 +27,6 @@ from engine.cgroups.resize import (
     resize_steps,
     status_resources,
 )
-from engine.cgroups.values import PodRules
 
 GI = 1 << 30
 RULES = ContainerRules(8 * GI, 8 * GI)

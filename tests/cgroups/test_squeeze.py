@@ -14,9 +14,9 @@ import squeeze_scenes
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import CgroupsSection
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.squeeze import SqueezeRules, Used
-from engine.cgroups.squeezer import machine_busy
+from engine.cgroups.best_effort_limiter import machine_busy
+from engine.cgroups.formulas.best_effort_limit import SqueezeRules, Used
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.testing.uml import run_in_uml
 
 RULES = SqueezeRules(capacity=10_000, reserved=500, percent=80, floor_percent=5)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.api.documents import parse_pods
-from engine.cgroups.containers import ContainerRules, container_resources
+from engine.cgroups.formulas.containers import ContainerRules, container_resources
 from engine.cgroups.machine import swap_controller
-from engine.cgroups.mounts import Hierarchy
+from engine.cgroups.mounts import CgroupHierarchy
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_swap_can_be_limited_where_its_file_is_be_there_swap_or_not(tmp_path: Pa
     own = tmp_path / "own"
     own.write_text("3:memory:/elsewhere\n0::/agents/own\n")
     tree = tmp_path / "cgroup"
-    hierarchy = Hierarchy(str(tree), frozenset({"memory"}))
+    hierarchy = CgroupHierarchy(str(tree), frozenset({"memory"}))
     assert not swap_controller(hierarchy, version, str(own))
     (tree / file).parent.mkdir(parents=True)
     (tree / file).touch()

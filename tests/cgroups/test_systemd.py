@@ -21,7 +21,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused, Unavailable
 from engine.cgroups.files import FileRules
 from engine.cgroups.manager import CgroupManager
-from engine.cgroups.mounts import Hierarchy, Mounts
+from engine.cgroups.mounts import CgroupHierarchy, Mounts
 from engine.cgroups.systemd import MANAGER, SystemdSlices, unit_properties
 from engine.cgroups.tree import CgroupTree
 from engine.testing.uml import run_in_uml, systemd_available
@@ -157,7 +157,7 @@ def test_the_tree_tells_systemd_only_of_changes(slices, systemd, tmp_path):
     (hierarchy / "cgroup.controllers").write_text("memory")
     (hierarchy / "cgroup.subtree_control").write_text("memory")
     rules = FileRules(2, controllers=frozenset(["memory"]))
-    mounts = Mounts(2, (Hierarchy(str(hierarchy), frozenset(["memory"])),))
+    mounts = Mounts(2, (CgroupHierarchy(str(hierarchy), frozenset(["memory"])),))
     tree = CgroupTree(mounts, rules, driver="systemd", slices=slices)
     tree.make(("kubepods",))
     group = hierarchy / "kubepods.slice"
@@ -185,7 +185,7 @@ def test_v1_values_as_properties():
 
 @pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd is init here")
 def test_without_systemd_the_driver_is_refused(tmp_path):
-    mounts = Mounts(2, (Hierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
+    mounts = Mounts(2, (CgroupHierarchy(str(tmp_path), frozenset(["cpu", "memory"])),))
     with pytest.raises(Refused, match="needs systemd as init, which does not run here; use cgroupDriver"):
         CgroupManager(
             config=KubeletConfiguration(cgroup_driver="systemd"),

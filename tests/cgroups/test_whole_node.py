@@ -12,7 +12,7 @@ from typing import Any
 import node_scenes
 import pytest
 
-from engine.cgroups.conversion import shares_to_weight
+from engine.cgroups.formulas.conversion import shares_to_weight
 from engine.testing.uml import run_in_uml, systemd_available
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -28,7 +28,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import CgroupsSection
 from engine.api.pod import Pod
-from engine.cgroups.file_names import CPU_BURST
+from engine.cgroups.formulas.file_names import CPU_BURST
 from engine.cgroups.manager import CgroupManager
 
 PERIOD, WORK = 0.1, 0.035

@@ -12,8 +12,8 @@ from typing import ClassVar
 import pytest
 
 from engine.api.errors import InvalidInput, Refused, Unavailable
-from engine.cli._agent import Agent
-from engine.cli._places import SOCKET_NAME
+from engine.cli.agent.client import AgentClient
+from engine.cli.agent.places import SOCKET_NAME
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,13 +58,13 @@ def root(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_root_directory_or_its_socket_is_an_address(root: Path) -> None:
     for address in (str(root), str(root / SOCKET_NAME)):
-        agent = Agent(address)
+        agent = AgentClient(address)
         assert agent.describe("devices", resource="a/b") == {"rooms": 1}
         assert agent.act("devices", "release", pod="p") == "done"
 
 
 def test_failures_carry_the_agents_words(root: Path) -> None:
-    agent = Agent(str(root))
+    agent = AgentClient(str(root))
     for path, kind, words in (
         ("/bad", InvalidInput, "colour: expected red"),
         ("/nowhere", InvalidInput, "no such page"),
@@ -84,4 +84,4 @@ def test_an_agent_that_says_nothing_is_unavailable(tmp_path: Path) -> None:
         mute.bind(str(path))
         mute.listen()
         with pytest.raises(Unavailable, match="timed out"):
-            Agent(str(path), timeout=0.2).get("/pods")
+            AgentClient(str(path), timeout=0.2).get("/pods")

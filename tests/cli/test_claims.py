@@ -13,7 +13,7 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import Refused
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
-from engine.cli._agent_process import AgentOptions, AgentProcess
+from engine.cli.agent.process import AgentOptions, AgentProcess
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from tests.waiting import PATIENCE

@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 from engine.api.errors import InvalidInput
-from engine.cli._kubelet_config import load_kubelet_config
-from engine.cli._kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
+from engine.cli.agent.kubelet_config import load_kubelet_config
+from engine.cli.agent.kubelet_flags import FIELDS, SWITCHES, WITHOUT_EFFECT
 from engine.cli.kubelet import command, config_flags
 
 HEAD = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"

@@ -9,7 +9,7 @@ from tests.waiting import PATIENCE
 
 SCRIPT = """
 import logging
-from engine.cli._logging import begin_logging
+from engine.cli.agent.logging import begin_logging
 begin_logging(logging.DEBUG)
 logging.getLogger("kubengine.node").debug("ours")
 logging.getLogger("hpack.hpack").debug("authorization: Bearer secret")

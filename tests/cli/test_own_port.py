@@ -8,7 +8,7 @@ import pytest
 
 from engine.api.config import KubeletConfiguration
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
-from engine.cli._agent_process import AgentOptions, AgentProcess
+from engine.cli.agent.process import AgentOptions, AgentProcess
 
 CLUSTER, ALONE = True, False
 

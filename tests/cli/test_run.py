@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.cli._agent import Agent
+from engine.cli.agent.client import AgentClient
 from tests.groups import groups_with
 from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_until
@@ -72,7 +72,7 @@ class Place:
         partial.rename(self.manifests / f"{name}.yaml")
 
     def phases(self) -> dict[str, str]:
-        items = Agent(str(self.root)).get_json("/pods")["items"]
+        items = AgentClient(str(self.root)).get_json("/pods")["items"]
         return {item["metadata"]["name"].split("-")[0]: item["status"].get("phase", "") for item in items}
 
     def status(self) -> list[dict[str, Any]]:
@@ -144,7 +144,9 @@ def test_pods_outlive_a_terminated_and_a_killed_agent(place: Place) -> None:
         run = place.run(runtime=f"unix://{endpoint}")
         eventually(lambda: place.phases() == {"a": "Running"})
         started.append(place.status()[0]["startTime"])
-        (container,) = Agent(str(place.root)).get_json("/pods")["items"][0]["status"]["containerStatuses"]
+        (container,) = AgentClient(str(place.root)).get_json("/pods")["items"][0]["status"][
+            "containerStatuses"
+        ]
         started[-1] = container["containerID"]
         assert container["restartCount"] == 0
         run.send_signal(number)

@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 PLAIN_AGENT = """
 import os, sys
-from engine.cli._start_up import lean_imports
+from engine.cli.agent.start_up import lean_imports
 with lean_imports():
     import asyncio
-    import engine.api.documents, engine.cli._agent_process, engine.cli.run
+    import engine.api.documents, engine.cli.agent.process, engine.cli.run
 assert "OPENBLAS_NUM_THREADS" not in os.environ
 
 async def plain():
@@ -52,15 +52,15 @@ STARTS = {
     "library": "import engine",
     "help": "from engine.cli import _kubengine\nimport click\n_kubengine.get_help(click.Context(_kubengine))",
     "agent": (
-        "from engine.cli._start_up import lean_imports\n"
+        "from engine.cli.agent.start_up import lean_imports\n"
         "with lean_imports():\n"
-        "    import asyncio, engine.api.documents, engine.cli._agent_process, engine.cli.run"
+        "    import asyncio, engine.api.documents, engine.cli.agent.process, engine.cli.run"
     ),
 }
 
 NUMPY_AFTERWARDS = """
 from __future__ import annotations
-from engine.cli._start_up import lean_imports
+from engine.cli.agent.start_up import lean_imports
 with lean_imports():
     import os, threading
     import numpy as np
@@ -79,7 +79,7 @@ assert before == (threading.active_count(), len(os.listdir("/proc/self/task")))
 """
 
 TLS_AFTERWARDS = """
-from engine.cli._start_up import lean_imports
+from engine.cli.agent.start_up import lean_imports
 with lean_imports():
     import asyncio, ssl, sys
     from engine.probes.library import _tls

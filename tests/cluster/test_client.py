@@ -17,7 +17,7 @@ from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.metrics import Histogram, Metric, Registry
-from engine.testing.apiserver import ApiServer, Fault
+from engine.testing.apiserver import ApiServer, ApiServerFault
 from engine.transport.http2 import WINDOW
 from engine.transport.tls import ClientTLS
 from tests.cluster.conftest import Connect
@@ -56,7 +56,7 @@ async def test_requests_are_counted_by_what_came_of_them(server: ApiServer):
     await client.get(f"{SECRETS}/s", Object)
     with pytest.raises(ApiError):
         await client.get(f"{SECRETS}/none", Object)
-    server.fail(Fault.DROP)
+    server.fail(ApiServerFault.DROP)
     with pytest.raises(Unavailable):
         await client.create(SECRETS, {"metadata": {"name": "t"}}, Object)
     client.close()
@@ -73,9 +73,9 @@ async def test_requests_are_counted_by_what_came_of_them(server: ApiServer):
     }
 
 
-@pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED])
+@pytest.mark.parametrize("fault", [ApiServerFault.DROP, ApiServerFault.RESET, ApiServerFault.MALFORMED])
 async def test_a_broken_answer_is_unavailable_and_the_next_call_works(
-    server: ApiServer, client: ApiClient, fault: Fault
+    server: ApiServer, client: ApiClient, fault: ApiServerFault
 ):
     put(server)
     await client.get(f"{SECRETS}/s", Object)
@@ -90,10 +90,10 @@ async def test_an_answer_without_end_is_refused_at_its_bound(
 ):
     monkeypatch.setattr("engine.cluster.client.MAX_ANSWER", 1 << 20)
     put(server)
-    server.fail(Fault.ENDLESS)
+    server.fail(ApiServerFault.ENDLESS)
     with pytest.raises(Refused, match="longer than 1048576 bytes"):
         await client.get(f"{SECRETS}/s", Object)
-    server.fail(Fault.ENDLESS)
+    server.fail(ApiServerFault.ENDLESS)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:
         with pytest.raises(Refused, match="too long"):
             await anext(lines)
@@ -102,13 +102,13 @@ async def test_an_answer_without_end_is_refused_at_its_bound(
 
 async def test_an_answer_that_trickles_ends_at_the_deadline(server: ApiServer, connect: Connect):
     hurried = connect(server.kubeconfig("system:node:n1"), 0.3)
-    server.fail(Fault.TRICKLE)
+    server.fail(ApiServerFault.TRICKLE)
     with pytest.raises(Unavailable, match="no answer within"):
         await hurried.get(f"{SECRETS}/s", Object)
 
 
-@pytest.mark.parametrize("fault", [Fault.HANG, Fault.FREEZE])
-async def test_no_answer_ends_at_the_deadline(server: ApiServer, connect: Connect, fault: Fault):
+@pytest.mark.parametrize("fault", [ApiServerFault.HANG, ApiServerFault.FREEZE])
+async def test_no_answer_ends_at_the_deadline(server: ApiServer, connect: Connect, fault: ApiServerFault):
     hurried = connect(server.kubeconfig("system:node:n1"), 0.3)
     server.fail(fault)
     with pytest.raises(Unavailable, match="no answer within"):
@@ -215,7 +215,7 @@ async def test_answers_under_way_end_after_a_goaway(server: ApiServer, client: A
     put(server)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:
         assert b"ADDED" in await anext(lines)
-        server.fail(Fault.GO_AWAY)
+        server.fail(ApiServerFault.GO_AWAY)
         await client.get(f"{SECRETS}/s", Object)
         await client.get(f"{SECRETS}/s", Object)
         put(server, "later")
@@ -259,7 +259,7 @@ async def test_watches_that_are_let_go_give_their_window_back(
 
 async def test_cancelled_calls_leave_nothing_behind(server: ApiServer, client: ApiClient):
     await client.get(SECRETS, Object)
-    server.fail(Fault.HANG, times=None)
+    server.fail(ApiServerFault.HANG, times=None)
     calls = [asyncio.create_task(client.get(SECRETS, Object)) for _ in range(20)]
     await _until(lambda: len(server.requests) == 21)
     for call in calls:
@@ -280,7 +280,7 @@ async def test_a_silent_connection_is_given_up(
     put(server)
     async with client.lines(SECRETS, {"watch": "1"}) as lines:
         assert b"ADDED" in await anext(lines)
-        server.fail(Fault.FREEZE)
+        server.fail(ApiServerFault.FREEZE)
         with pytest.raises(Unavailable, match="no answer to a ping"):
             await client.get(f"{SECRETS}/s", Object)
         with pytest.raises(Unavailable, match="no answer to a ping"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from datetime import UTC, datetime
 
-from engine.api.lease import Lease
 from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.node import Node, NodeCondition, NodeStatus
+from engine.api.objects.lease import Lease
 from engine.api.quantity import Quantity
 from engine.cluster.lease import renewed
 from engine.cluster.merge import strategic_patch

@@ -11,8 +11,8 @@ import pytest
 
 from engine.api.pod import Pod
 from engine.cluster.client import ApiClient
-from engine.cluster.watching import Heard, Resource, Watch
-from engine.testing.apiserver import ApiServer, Fault
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+from engine.testing.apiserver import ApiServer, ApiServerFault
 from tests.waiting import PATIENCE
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -30,9 +30,9 @@ class Follower:
         self.pods: dict[str, Pod] = {}
         self.sets = 0
         self.pauses = 0
-        heard = Heard(self._replaced, self._changed, self._deleted)
-        resource = Resource("/api/v1/pods", Pod, "spec.nodeName=n1")
-        self.watch = Watch(client, resource, heard, pause=self._pause)
+        heard = WatchHandler(self._replaced, self._changed, self._deleted)
+        resource = WatchedResource("/api/v1/pods", Pod, "spec.nodeName=n1")
+        self.watch = ResourceWatch(client, resource, heard, pause=self._pause)
 
     async def _pause(self, seconds: float) -> None:
         self.pauses += 1
@@ -103,7 +103,7 @@ async def test_what_a_hearer_failed_at_is_heard_again(server_of_both_kinds: ApiS
 
         return hear
 
-    follower.watch.heard = Heard(*(failing_once(kind) for kind in kinds))
+    follower.watch.heard = WatchHandler(*(failing_once(kind) for kind in kinds))
 
     async def again_and_again() -> None:
         while True:
@@ -136,7 +136,7 @@ async def test_a_forgotten_version_brings_the_set_anew(server_of_both_kinds: Api
     server = server_of_both_kinds
     server.create(PODS, pod("a"))
     await follower.until("a")
-    server.fail(Fault.HANG, times=None)
+    server.fail(ApiServerFault.HANG, times=None)
     server.disconnect()
     server.create(PODS, pod("b"))
     server.delete(f"{PODS}/a", grace=0)
@@ -147,8 +147,10 @@ async def test_a_forgotten_version_brings_the_set_anew(server_of_both_kinds: Api
     assert follower.sets == 2
 
 
-@pytest.mark.parametrize("fault", [Fault.DROP, Fault.RESET, Fault.MALFORMED, 500, 503, 401, 403])
-async def test_trouble_is_lived_through(server: ApiServer, follower: Follower, fault: Fault | int):
+@pytest.mark.parametrize(
+    "fault", [ApiServerFault.DROP, ApiServerFault.RESET, ApiServerFault.MALFORMED, 500, 503, 401, 403]
+)
+async def test_trouble_is_lived_through(server: ApiServer, follower: Follower, fault: ApiServerFault | int):
     server.create(PODS, pod("a"))
     server.fail(fault, times=4)
     await follower.until("a")
@@ -169,7 +171,7 @@ async def test_a_server_that_always_refuses_or_ends_is_not_asked_without_pause(
         server.fail(410, times=None)
     else:
         await follower.watch.synced.wait()
-        server.fail(Fault.HANG, times=None)
+        server.fail(ApiServerFault.HANG, times=None)
         server.disconnect()
         await until(lambda: len(server.requests) >= 2)
         server.heal()
@@ -191,10 +193,10 @@ async def test_what_changes_during_the_first_set_is_in_it(client: ApiClient, ser
         ("DELETED", pod("b")),
     ]
     heard: list[list[str]] = []
-    watch = Watch(
+    watch = ResourceWatch(
         client,
-        Resource("/api/v1/pods", Pod),
-        Heard(lambda pods: heard.append([p.metadata.name for p in pods]), print, print),
+        WatchedResource("/api/v1/pods", Pod),
+        WatchHandler(lambda pods: heard.append([p.metadata.name for p in pods]), print, print),
     )
     first: Any = {}
     for type_, value in lines:

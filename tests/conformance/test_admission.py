@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine._fast import _predicates_c, _predicates_py
+from engine._fast.preemption import _predicates_c, _predicates_py
 from engine.admission import AdmittedPods
 from engine.admission.everywhere import shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure, InsufficientResource, WrongOS

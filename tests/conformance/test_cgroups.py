@@ -13,11 +13,11 @@ from engine.api.pod import Pod
 from engine.api.quantity import Quantity
 from engine.api.resources import scaled_list
 from engine.api.struct import decode_hook
-from engine.cgroups import bulk, conversion, names
-from engine.cgroups.allocatable import HardThreshold, NodeAllocatable, reserved_values
-from engine.cgroups.containers import ContainerRules, container_resources
-from engine.cgroups.levels import Contribution, LevelRules, LevelSums, raised_to_usage
-from engine.cgroups.values import GroupValues, PodRules, pod_values
+from engine.cgroups.formulas import bulk, conversion, names
+from engine.cgroups.formulas.allocatable import HardThreshold, NodeAllocatable, reserved_values
+from engine.cgroups.formulas.containers import ContainerRules, container_resources
+from engine.cgroups.formulas.levels import Contribution, LevelRules, LevelSums, raised_to_usage
+from engine.cgroups.formulas.values import GroupValues, PodRules, pod_values
 from engine.tables.pods import PodTable
 
 LEVEL_KEYS = {"guaranteed": "Guaranteed", "burstable": "Burstable", "besteffort": "BestEffort"}

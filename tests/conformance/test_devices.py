@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine._fast import _bitset_py, _device_list_py, _topology_py, bitset
-from engine._fast import topology as kernels
+from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, bitset
+from engine._fast.devices import topology as kernels
 from engine.devices import inventory as inventory_module
 from engine.devices import topology, topology_search
 from engine.devices.checkpoint import CheckpointError, decode, encode, hashed_text

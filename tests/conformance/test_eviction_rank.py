@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine._fast import _eviction_ranking_c, _eviction_ranking_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
 from engine.api.documents import convert
 from engine.api.pod import Pod
 from engine.tables import EPHEMERAL_STORAGE_ID, MEMORY_ID, PodTable

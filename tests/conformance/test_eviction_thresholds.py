@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from engine.api.amounts.eviction_amounts import Amount
 from engine.api.errors import InvalidInput
-from engine.api.eviction_amounts import Amount
 from engine.eviction.thresholds import Threshold, parse_thresholds
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine._fast import _image_order_c, _image_order_py
+from engine._fast.ranking import _image_order_c, _image_order_py
 from engine.api.errors import InvalidInput, Refused
 from engine.images import records as records_module
 from engine.images import selection

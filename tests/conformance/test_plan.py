@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine._fast.preemption import victims_by_node
+from engine._fast.preemption.preemption import victims_by_node
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.struct import decode_hook
 from engine.plan import FaultLog, Snapshot
 from engine.plan.questions.fit import fit, node_use
 from engine.plan.reading.reader import SnapshotReader
-from engine.plan.reading.sources import Source
+from engine.plan.reading.sources import DocumentSource
 from engine.tables.eviction import eviction_order
 from tests.conformance.changed import ports_changed, sums_changed
 
@@ -50,7 +50,7 @@ def cluster_of(cases: list[dict[str, Any]]) -> tuple[Snapshot, set[int]]:
             )
     faults = FaultLog()
     reader = SnapshotReader(faults)
-    reader.read(Source("cases", io.BufferedReader(io.BytesIO(json.dumps({"items": items}).encode()))))
+    reader.read(DocumentSource("cases", io.BufferedReader(io.BytesIO(json.dumps({"items": items}).encode()))))
     snapshot = reader.snapshot(_NoDigest(), ["cases"])
     assert snapshot.node_names == names
     refused = {int(re.search(r"\bn(\d+)\b", fault.subject)[1]) for fault in faults.kept}  # type: ignore[index]

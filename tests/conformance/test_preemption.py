@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine._fast import _preemption_c, _preemption_py, _requests_c, _requests_py
+from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, _requests_py
 from engine.admission import NotEnoughToPreempt, preempt
 from engine.api.documents import convert
 from engine.api.pod import Pod

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine._fast.probing import _state_c, _state_py
-from engine._fast.probing._state_py import Observation
+from engine._fast.probing._state_py import ProbeObservation
 
 TYPES = ["liveness", "readiness", "startup"]
 RESULTS = [None, "success", "failure", "unknown"]
@@ -32,7 +32,7 @@ class Worker:
             self.names[number] = container["id"]
         before = self.state.container
         action, updates = self.state.tick(
-            Observation(
+            ProbeObservation(
                 pod_known=step["pod_known"],
                 phase_terminal=step["phase"] in ("Failed", "Succeeded"),
                 container=number,

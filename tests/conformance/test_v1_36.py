@@ -9,37 +9,25 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine._fast import (
-    _bitset_py,
-    _cgroup_values_c,
-    _cgroup_values_py,
-    _device_list_py,
-    _eviction_ranking_c,
-    _eviction_ranking_py,
-    _image_order_c,
-    _image_order_py,
-    _preemption_c,
-    _preemption_py,
-    _requests_c,
-    _requests_py,
-    _topology_py,
-    cgroup_values,
-)
-from engine._fast import topology as topology_kernels
+from engine._fast import _cgroup_values_c, _cgroup_values_py, cgroup_values
+from engine._fast.devices import _bitset_py, _device_list_py, _topology_py
+from engine._fast.devices import topology as topology_kernels
+from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, _requests_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py, _image_order_c, _image_order_py
 from engine.admission import AdmittedPods, NotEnoughToPreempt, preempt
 from engine.admission.verdict import decide
 from engine.api.documents import convert
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.resources import is_extended, is_hugepage
-from engine.cgroups import bulk
-from engine.cgroups.containers import ContainerRules
-from engine.cgroups.levels import Contribution, LevelRules, LevelSums
-from engine.cgroups.values import PodRules, pod_values
+from engine.cgroups.formulas import bulk
+from engine.cgroups.formulas.containers import ContainerRules
+from engine.cgroups.formulas.levels import Contribution, LevelRules, LevelSums
+from engine.cgroups.formulas.values import PodRules, pod_values
 from engine.devices import inventory as inventory_module
 from engine.devices import topology, topology_search
 from engine.devices.inventory import Inventory
-from engine.devices.selection import Selection, SelectionError, select
+from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import resource_hints
 from engine.devices.topology import Numa, TopologyPolicy
 from engine.devices.topology_search import DeviceCounts
@@ -210,7 +198,7 @@ def test_choice_of_devices(answers):
             continue
         with pytest.raises(StopIteration) as done:
             next(choosing)
-        chosen: Selection = done.value.value
+        chosen: DeviceSelection = done.value.value
         assert len(chosen.devices) == len(set(chosen.devices)) == given["request"], case
         kinds = [device_kind(given, id) for id in chosen.devices]
         assert sorted(kinds) == sorted(device_kind(given, id) for id in wanted["devices"]), case

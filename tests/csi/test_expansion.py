@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.api.objects.storage import PersistentVolumeClaim
 from engine.api.quantity import Quantity
-from engine.api.storage import PersistentVolumeClaim
 from engine.api.struct import decode_hook
 from engine.csi.expansion import Growth, failed, grown, growth
 from engine.testing.csi_driver import RPC
@@ -103,7 +103,7 @@ def status(csi: CsiRig) -> Object:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims are looked at as often as may be."""
-    monkeypatch.setattr("engine.node.volumes.keeper.GROWTH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.GROWTH_SECONDS", 0.0)
 
 
 @root

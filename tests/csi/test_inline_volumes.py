@@ -161,7 +161,7 @@ async def test_a_driver_that_wants_it_is_asked_again_with_tokens_that_hold(
     csi: CsiRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time with the token of that moment; what is published already stays as it is."""
-    monkeypatch.setattr("engine.node.volumes.keeper.REPUBLISH_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.volumes.volume_manager.REPUBLISH_SECONDS", 0.0)
     csi.known(requiresRepublish=True, tokenRequests=[{"audience": "vault", "expirationSeconds": 2}])
     driver = await csi.driver()
     await csi.run()

@@ -12,7 +12,7 @@ from engine.api.kubengine_config import DevicesSection
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.devices.endpoint import Deadlines
+from engine.devices.endpoint import DevicePluginDeadlines
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.devices.manager import DeviceManager
 from engine.devices.topology import Numa
@@ -24,7 +24,7 @@ from tests.waiting import eventually
 
 GPU = "example.com/gpu"
 NIC = "example.com/nic"
-QUICK = Deadlines(dial=2, options=2, preferred=2, allocate=2, pre_start=2)
+QUICK = DevicePluginDeadlines(dial=2, options=2, preferred=2, allocate=2, pre_start=2)
 
 
 def container(name: str, *, sidecar: bool = False, **devices: int) -> Container:

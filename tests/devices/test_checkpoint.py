@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.errors import Unavailable
-from engine.devices.checkpoint import Checkpoint, CheckpointError, Entry, decode, encode
+from engine.devices.checkpoint import Checkpoint, CheckpointEntry, CheckpointError, decode, encode
 from engine.devices.checkpoint_file import FILE_NAME, CheckpointFile
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ GPU = "example.com/gpu"
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 id_lists = st.none() | st.lists(texts, max_size=3)
 entries = st.builds(
-    Entry,
+    CheckpointEntry,
     pod_uid=texts,
     container_name=texts,
     resource_name=texts,
@@ -56,7 +56,7 @@ async def test_a_kubelet_s_file_is_taken_over(agent):
     await agent.stop_manager()
     kubelets = Checkpoint(
         pod_device_entries=[
-            Entry(
+            CheckpointEntry(
                 pod_uid="uid-a",
                 container_name="app",
                 resource_name=GPU,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.api.errors import Bug, InvalidInput
-from engine.devices.checkpoint import Entry, decode, encode
+from engine.devices.checkpoint import CheckpointEntry, decode, encode
 from engine.devices.inventory import Inventory
 from engine.devices.pod_resources import RateLimit
 from engine.devices.run_options import run_options
-from engine.devices.selection import Preference, Selection, SelectionError, select
+from engine.devices.selection import DeviceSelection, Preference, SelectionError, select
 from engine.devices.state import STOP_GRACE, DeviceState
 from engine.devices.topology import Numa, TopologyPolicy
 from engine.wire.deviceplugin_v1beta1_pb2 import (
@@ -74,19 +74,19 @@ def chosen(inventory: Inventory, required: int, answer: list[str] | None = None,
 
 def test_without_affinity_the_lowest_free_ids_are_chosen(inventory):
     inventory.claim(["a1"])
-    assert chosen(inventory, 3) == (Selection(no_affinity=("a0", "a2", "b0")), None)
+    assert chosen(inventory, 3) == (DeviceSelection(no_affinity=("a0", "a2", "b0")), None)
 
 
 def test_reusable_devices_come_first_and_may_be_enough(inventory):
     inventory.claim(["b1", "e0"])
-    assert chosen(inventory, 2, reusable={"e0", "b1"})[0] == Selection(reused=("b1", "e0"))
+    assert chosen(inventory, 2, reusable={"e0", "b1"})[0] == DeviceSelection(reused=("b1", "e0"))
     assert chosen(inventory, 3, reusable={"e0", "b1"})[0].devices == ["b1", "e0", "a0"]
 
 
 def test_the_plugin_chooses_among_the_aligned_when_there_are_more_than_needed(inventory):
     selection, asked = chosen(inventory, 2, ["b0", "a2"], affinity=(0,))
     assert asked == Preference(["a0", "a1", "a2"], [], 2)
-    assert selection == Selection(aligned=("a0",), preferred=("a2",))
+    assert selection == DeviceSelection(aligned=("a0",), preferred=("a2",))
 
 
 def test_the_aligned_are_all_taken_when_more_are_needed(inventory):
@@ -94,17 +94,17 @@ def test_the_aligned_are_all_taken_when_more_are_needed(inventory):
     assert asked is not None
     assert asked.must_include == ["a0", "a1", "a2"]
     assert asked.available == ["a0", "a1", "a2", "b0", "b1", "c0", "d0"]
-    assert selection == Selection(aligned=("a0", "a1", "a2"), preferred=("d0",), unaligned=("b0",))
+    assert selection == DeviceSelection(aligned=("a0", "a1", "a2"), preferred=("d0",), unaligned=("b0",))
 
 
 def test_unaligned_come_before_those_without_nodes(inventory):
-    expected = Selection(aligned=("b0", "b1"), unaligned=("a0", "a1", "a2"), no_affinity=("c0",))
+    expected = DeviceSelection(aligned=("b0", "b1"), unaligned=("a0", "a1", "a2"), no_affinity=("c0",))
     assert chosen(inventory, 6, affinity=(1,))[0] == expected
     assert chosen(inventory, 6, [], affinity=(1,))[0] == expected
 
 
 def test_exactly_the_aligned_need_no_question(inventory):
-    assert chosen(inventory, 3, ["b0"], affinity=(0,)) == (Selection(aligned=("a0", "a1", "a2")), None)
+    assert chosen(inventory, 3, ["b0"], affinity=(0,)) == (DeviceSelection(aligned=("a0", "a1", "a2")), None)
 
 
 def test_too_few_are_said_to_be_too_few(inventory):
@@ -118,7 +118,7 @@ def test_a_list_that_arrives_while_the_plugin_thinks_confuses_nobody(inventory):
     inventory.update(message(("0new", "Healthy", None), ("a1", "Healthy", [0]), ("a2", "Healthy", [0])))
     with pytest.raises(StopIteration) as done:
         choosing.send(["a2"])
-    assert done.value.value == Selection(preferred=("a2",), unaligned=("a0",))
+    assert done.value.value == DeviceSelection(preferred=("a2",), unaligned=("a0",))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_numa_nodes_are_read_from_sysfs(tmp_path):
 
 
 def test_the_first_of_two_answers_stays(caplog):
-    def entry(resource: str, value: str) -> Entry:
+    def entry(resource: str, value: str) -> CheckpointEntry:
         answer = ContainerAllocateResponse(
             envs={"WHICH": value},
             mounts=[Mount(container_path="/m", host_path=f"/{value}")],
@@ -166,7 +166,9 @@ def test_the_first_of_two_answers_stays(caplog):
             annotations={"note": value},
             cdi_devices=[CDIDevice(name="v/c=1")],
         )
-        return Entry(container_name="c", resource_name=resource, alloc_resp=answer.SerializeToString())
+        return CheckpointEntry(
+            container_name="c", resource_name=resource, alloc_resp=answer.SerializeToString()
+        )
 
     with caplog.at_level(logging.ERROR):
         options = run_options([entry("z/z", "late"), entry("a/a", "first")])
@@ -181,7 +183,7 @@ def test_the_first_of_two_answers_stays(caplog):
 
 def test_an_unreadable_answer_is_a_bug():
     with pytest.raises(Bug, match=r"a/a: unreadable Allocate answer"):
-        run_options([Entry(resource_name="a/a", alloc_resp=b"\xff")])
+        run_options([CheckpointEntry(resource_name="a/a", alloc_resp=b"\xff")])
 
 
 def test_the_rate_limit_refills():

@@ -12,7 +12,7 @@ import pytest
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import PodEnd
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import Fault
+from engine.testing.device_plugin import DevicePluginFault
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -98,7 +98,7 @@ async def test_a_pod_deleted_while_the_agent_was_down_leaves_its_device(rig):
 
 async def test_a_pod_whose_plugin_fails_is_refused_and_the_next_is_served(rig):
     plugin = await rig.plugin(1)
-    await plugin.fail_with(Fault.ALLOCATE_FAILS)
+    await plugin.fail_with(DevicePluginFault.ALLOCATE_FAILS)
     rig.wants("unlucky")
     await eventually(lambda: rig.phase("unlucky") == "Failed")
     status = rig.pod("unlucky").status
@@ -148,7 +148,7 @@ async def test_a_pod_that_waited_in_vain_is_refused_and_tried_again_when_its_plu
 
 
 async def test_a_plugin_that_dies_in_the_middle_of_allocate_refuses_nobody(rig):
-    plugin = await rig.plugin(1, faults=[Fault.ALLOCATE_HANGS])
+    plugin = await rig.plugin(1, faults=[DevicePluginFault.ALLOCATE_HANGS])
     rig.wants("patient")
     await eventually(rig.node.rooms["devices"].state.allocated)
     await plugin.stop()

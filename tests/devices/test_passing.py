@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.devices.passing import AWAITING_DEVICES, AWAITING_PLUGIN, why_it_passes
 from engine.devices.state import DeviceState
+from engine.devices.transient_refusals import AWAITING_DEVICES, AWAITING_PLUGIN, why_it_passes
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from tests.devices.conftest import GPU, container, make_pod
 

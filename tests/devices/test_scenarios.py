@@ -11,9 +11,9 @@ from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.resources import pod_requests
-from engine.devices.endpoint import Deadlines
+from engine.devices.endpoint import DevicePluginDeadlines
 from engine.devices.topology import Numa
-from engine.testing.device_plugin import Fault
+from engine.testing.device_plugin import DevicePluginFault
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -177,7 +177,7 @@ async def test_a_sidecar_keeps_its_device_and_an_init_container_hands_its_own_on
 
 
 async def test_a_plugin_whose_options_fail_is_never_listed(agent):
-    plugin = await agent.plugin(register=False, faults=[Fault.OPTIONS_FAIL])
+    plugin = await agent.plugin(register=False, faults=[DevicePluginFault.OPTIONS_FAIL])
     with pytest.raises(Refused, match="failed to get device plugin options"):
         await plugin.register(agent.plugin_dir)
     assert agent.counts() == (None, None)
@@ -222,7 +222,7 @@ async def test_a_stopped_plugin_keeps_its_capacity_for_five_minutes(agent):
 
 
 async def test_a_stream_that_fails_at_once_leaves_none_and_is_not_tried_again(agent):
-    plugin = await agent.plugin(register=False, faults=[Fault.LIST_FAILS])
+    plugin = await agent.plugin(register=False, faults=[DevicePluginFault.LIST_FAILS])
     await plugin.register(agent.plugin_dir)
     await eventually(lambda: agent.counts() == (0, 0))
     await asyncio.sleep(0.1)
@@ -231,7 +231,7 @@ async def test_a_stream_that_fails_at_once_leaves_none_and_is_not_tried_again(ag
 
 async def test_a_stream_that_fails_later_takes_the_devices_away(agent):
     plugin = await agent.plugin(count=2)
-    await plugin.fail_with(Fault.LIST_FAILS)
+    await plugin.fail_with(DevicePluginFault.LIST_FAILS)
     await eventually(lambda: agent.counts() == (2, 0))
     agent.now += 301
     assert agent.counts() == (None, None)
@@ -239,7 +239,7 @@ async def test_a_stream_that_fails_later_takes_the_devices_away(agent):
 
 async def test_two_plugins_for_one_pod_and_one_fails(agent):
     gpus = await agent.plugin(GPU, count=2)
-    nics = await agent.plugin(NIC, count=2, faults=[Fault.ALLOCATE_FAILS])
+    nics = await agent.plugin(NIC, count=2, faults=[DevicePluginFault.ALLOCATE_FAILS])
     pod = agent.make_pod("a", agent.container("first", gpu=1), agent.container("second", gpu=1, nic=1))
     error = await rejection(agent, pod)
     assert error.reason == "UnexpectedAdmissionError"
@@ -256,10 +256,16 @@ async def test_two_plugins_for_one_pod_and_one_fails(agent):
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault.ALLOCATE_EMPTY, Fault.ALLOCATE_HANGS, Fault.PREFERRED_FAILS, Fault.PREFERRED_HANGS]
+    "fault",
+    [
+        DevicePluginFault.ALLOCATE_EMPTY,
+        DevicePluginFault.ALLOCATE_HANGS,
+        DevicePluginFault.PREFERRED_FAILS,
+        DevicePluginFault.PREFERRED_HANGS,
+    ],
 )
 async def test_nothing_leaks_when_a_call_goes_wrong(agent, fault):
-    await agent.restart(deadlines=Deadlines(allocate=0.2, preferred=0.2))
+    await agent.restart(deadlines=DevicePluginDeadlines(allocate=0.2, preferred=0.2))
     await agent.plugin(count=3, faults=[fault], prefer=["gpu-2"])
     error = await rejection(agent, agent.make_pod("a"))
     assert error.reason == "UnexpectedAdmissionError"
@@ -267,8 +273,8 @@ async def test_nothing_leaks_when_a_call_goes_wrong(agent, fault):
 
 
 async def test_a_hanging_plugin_keeps_no_other_waiting(agent):
-    await agent.plugin(GPU, count=2, faults=[Fault.ALLOCATE_HANGS])
-    slow = await agent.plugin(NIC, count=2, register=False, faults=[Fault.OPTIONS_HANG])
+    await agent.plugin(GPU, count=2, faults=[DevicePluginFault.ALLOCATE_HANGS])
+    slow = await agent.plugin(NIC, count=2, register=False, faults=[DevicePluginFault.OPTIONS_HANG])
     registering = asyncio.create_task(slow.register(agent.plugin_dir))
     stuck = asyncio.create_task(agent.manager.allocate(agent.make_pod("stuck")))
     await agent.plugin("example.com/tpu", count=2)
@@ -388,7 +394,7 @@ async def test_one_allocate_call_per_pod(agent):
 
 
 async def test_the_plugin_s_preference_is_followed_as_far_as_it_makes_sense(agent):
-    plugin = await agent.plugin(count=4, prefer=["gpu-3", "gpu-1"], faults=[Fault.PREFERRED_LIES])
+    plugin = await agent.plugin(count=4, prefer=["gpu-3", "gpu-1"], faults=[DevicePluginFault.PREFERRED_LIES])
     pod = await agent.admit(agent.make_pod("a", agent.container("app", gpu=3)))
     assert agent.devices(pod) == ["gpu-0", "gpu-1", "gpu-3"]
     (told,) = agent.manager.describe(explain="a")["explain"]
@@ -405,7 +411,7 @@ async def test_pre_start_is_called_before_each_start(agent):
     await agent.manager.container_config(pod, "app")
     await agent.manager.container_config(pod, "app")
     assert plugin.pre_started == [["gpu-0"], ["gpu-0"]]
-    plugin.faults = {Fault.PRE_START_FAILS}
+    plugin.faults = {DevicePluginFault.PRE_START_FAILS}
     with pytest.raises(Refused, match="PreStartContainer rpc failed"):
         await agent.manager.container_config(pod, "app")
     assert agent.devices(pod) == ["gpu-0"]

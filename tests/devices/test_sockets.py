@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from engine.api.errors import Refused
-from engine.devices.endpoint import Deadlines, Endpoint
+from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub
@@ -66,7 +66,7 @@ async def test_a_hundred_thousand_devices(agent):
     ids=["version", "native-name", "prefixed-name", "path", "nobody", "long-path"],
 )
 async def test_registrations_that_are_refused(agent, resource, version, endpoint, words):
-    await agent.restart(deadlines=Deadlines(dial=0.2))
+    await agent.restart(deadlines=DevicePluginDeadlines(dial=0.2))
     plugin = await agent.plugin(resource, register=False)
     plugin.socket = plugin.socket.with_name(endpoint) if "/" not in endpoint else plugin.socket
     request = wire.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
@@ -92,7 +92,7 @@ async def test_a_plugin_whose_answer_is_no_message_is_refused(tmp_path):
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers),))
     server.add_insecure_port(f"unix:{tmp_path / 's'}")
     await server.start()
-    endpoint = Endpoint(GPU, tmp_path / "s", Deadlines())
+    endpoint = Endpoint(GPU, tmp_path / "s", DevicePluginDeadlines())
     with pytest.raises(Refused, match="options: rpc error: code = Internal desc = the answer cannot be"):
         await endpoint.connect()
     await endpoint.close()

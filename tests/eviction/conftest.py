@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .private_node import PrivateNode
+from tests.eviction.private_node import PrivateNode
 
 
 @pytest.fixture

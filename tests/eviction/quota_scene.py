@@ -23,8 +23,7 @@ from engine.host.project_quota import kept_project, volume_usage
 from engine.host.trees import disk_usage
 from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes
-
-from .private_node import MIB, make_pod
+from tests.eviction.private_node import MIB, make_pod
 
 _FINIT_MODULE = 313
 _DISK = os.makedev(98, 0)

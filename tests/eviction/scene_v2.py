@@ -13,9 +13,8 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
+from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
-
-from .private_node import MIB, PrivateNode, make_pod
 
 
 async def pressure_on_v2(mount: Path, directory: Path) -> dict[str, Any]:

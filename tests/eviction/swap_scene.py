@@ -17,9 +17,8 @@ from engine.api.pod import Pod
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.metrics import Registry
+from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
-
-from .private_node import MIB, PrivateNode, make_pod
 
 CAPACITY = 200 * MIB
 

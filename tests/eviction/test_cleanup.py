@@ -28,8 +28,7 @@ from engine.eviction.settling import QUIET_LOOKS, Settling
 from engine.images.manager import ImageManager
 from engine.metrics import Registry
 from engine.wire import cri_v1_pb2 as cri
-
-from .private_node import MIB, make_pod
+from tests.eviction.private_node import MIB, make_pod
 
 CAPACITY = 1000
 THRESHOLD = 100

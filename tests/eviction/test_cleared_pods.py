@@ -12,9 +12,8 @@ from engine.api.lifecycle import PodEnd
 from engine.api.pod import Pod
 from engine.eviction.manager import EvictionManager
 from engine.images.filesystem import read_filesystem
+from tests.eviction.private_node import make_pod
 from tests.waiting import eventually
-
-from .private_node import make_pod
 
 
 async def test_nobody_is_evicted_while_the_volumes_of_the_last_one_are_going(tmp_path: Path) -> None:

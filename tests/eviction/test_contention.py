@@ -31,10 +31,9 @@ from engine.eviction.readings import NodeView
 from engine.eviction.stall import stalled
 from engine.metrics import Registry
 from tests.cgroups.cgroup_scenes import end, spin
+from tests.eviction.private_node import make_pod
+from tests.eviction.test_pressure_events import UNIFIED, group, needs_pressure  # noqa: F401
 from tests.waiting import eventually
-
-from .private_node import make_pod
-from .test_pressure_events import UNIFIED, group, needs_pressure  # noqa: F401
 
 
 def test_only_what_lasts_raises_or_clears_a_condition():

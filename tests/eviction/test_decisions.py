@@ -13,12 +13,11 @@ from engine.eviction import admission, local_storage
 from engine.eviction.layout import measured_parts, reclaims, with_container_filesystem
 from engine.eviction.message import eviction_message
 from engine.eviction.pressure import PressureTracker
-from engine.eviction.signals import Observation
+from engine.eviction.signals import SignalObservation
 from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage, rank
 from engine.tables import PodTable
-
-from .private_node import MIB, make_pod
+from tests.eviction.private_node import MIB, make_pod
 
 
 def parsed(hard=None, soft=None, grace=None, reclaim=None):
@@ -27,7 +26,7 @@ def parsed(hard=None, soft=None, grace=None, reclaim=None):
 
 def observed(now, **available):
     return {
-        signal.replace("__", "."): Observation(amount, 1000 * MIB, now)
+        signal.replace("__", "."): SignalObservation(amount, 1000 * MIB, now)
         for signal, amount in available.items()
     }
 

@@ -21,11 +21,10 @@ from engine.images.filesystem import read_filesystem
 from engine.images.manager import ImageManager
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
+from tests.eviction.private_node import MIB, make_pod
 from tests.frozen import frozen
 from tests.images.pods_on_containerd import PodOnContainerd, add_image
 from tests.waiting import PATIENCE
-
-from .private_node import MIB, make_pod
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

@@ -28,9 +28,8 @@ from engine.images.filesystem import read_filesystem
 from engine.images.manager import ImageManager
 from engine.testing.images import padding_layer, write_image
 from tests.disks import disk, run
+from tests.eviction.private_node import MIB, make_pod
 from tests.runtime.pods import BUSYBOX, Pods, embedded_runtime
-
-from .private_node import MIB, make_pod
 
 RUNS = int(os.environ.get("KUBENGINE_DISK_PRESSURES", "3"))
 SEED = int(os.environ.get("KUBENGINE_CRASH_SEED", "1"))

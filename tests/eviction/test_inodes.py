@@ -17,8 +17,7 @@ from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.host.trees import disk_usage
 from engine.images.filesystem import read_filesystem
-
-from .private_node import MIB, make_pod
+from tests.eviction.private_node import MIB, make_pod
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 

@@ -9,8 +9,8 @@ import pytest
 
 from engine.eviction.cgroup_usage import CgroupUsage, HeldFile, machine_memory
 from engine.eviction.readings import NodeView, SignalReader
-from engine.node import machine
-from engine.node.summary import node_summary
+from engine.node.nodeinfo import machine
+from engine.node.stats.node_summary import node_summary
 from engine.server.resource_metrics import resource_metrics
 
 MEMINFO = "MemTotal:       1000 kB\nMemFree:         300 kB\nMemAvailable:    900 kB\n"

@@ -18,9 +18,8 @@ from engine.api.lifecycle import AdmissionRejected
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView, SignalReader
 from engine.metrics import Registry
+from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
-
-from .private_node import MIB, PrivateNode, make_pod
 
 pytestmark = pytest.mark.root
 

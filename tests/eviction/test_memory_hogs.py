@@ -20,13 +20,12 @@ from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
 from engine.api.pod import Pod, ResourceRequirements
 from engine.api.quantity import Quantity
-from engine.cgroups.containers import oom_score_adj
+from engine.cgroups.formulas.containers import oom_score_adj
 from engine.eviction.cgroup_usage import CGROUP_MOUNT, is_v1, memory_directory
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
+from tests.eviction.private_node import MIB, PrivateNode, make_pod
 from tests.waiting import eventually
-
-from .private_node import MIB, PrivateNode, make_pod
 
 RUNS = int(os.environ.get("KUBENGINE_MEMORY_HOGS", "2"))
 SEED = int(os.environ.get("KUBENGINE_CRASH_SEED", "1"))

@@ -20,8 +20,7 @@ from engine.metrics import Registry
 from engine.node.volumes.pod_volumes import PodVolumes
 from engine.node.volumes.project_ids import ALL, FIRST, NONE, USER_NAMESPACES, ProjectIds, next_free
 from engine.testing.uml import run_in_uml
-
-from .private_node import MIB, make_pod
+from tests.eviction.private_node import MIB, make_pod
 
 TESTS = Path(__file__).parents[1]
 MAKE: dict[str, tuple[Any, ...]] = {

@@ -18,14 +18,13 @@ from engine.eviction.cgroup_usage import memory_directory
 from engine.eviction.manager import EvictionManager
 from engine.eviction.pressure import PressureTracker
 from engine.eviction.readings import NodeView
-from engine.eviction.signals import MEMORY_STALL, Observation
+from engine.eviction.signals import MEMORY_STALL, SignalObservation
 from engine.eviction.stall import causes, pod_stalls, stall_thresholds, stalled
 from engine.eviction.thresholds import parse_thresholds
 from engine.metrics import Registry
+from tests.eviction.private_node import make_pod
+from tests.eviction.test_pressure_events import MOUNT, UNIFIED, group, needs_pressure, thrash  # noqa: F401
 from tests.waiting import eventually
-
-from .private_node import make_pod
-from .test_pressure_events import MOUNT, UNIFIED, group, needs_pressure, thrash  # noqa: F401
 
 TEXT = b"""some avg10=12.34 avg60=5.00 avg300=0.99 total=123
 full avg10=1.50 avg60=0.10 avg300=0.00 total=45
@@ -141,7 +140,7 @@ def test_after_an_eviction_the_time_begins_again(tmp_path: Path):
     tracker = PressureTracker([threshold], 300)
 
     def act(now: float) -> bool:
-        return bool(tracker.look({MEMORY_STALL: Observation(5000, 10_000, now)}, now).act_on)
+        return bool(tracker.look({MEMORY_STALL: SignalObservation(5000, 10_000, now)}, now).act_on)
 
     assert [act(now) for now in (0, 29, 30)] == [False, False, True]
     tracker.begin_anew(threshold)

@@ -13,11 +13,10 @@ from engine.api.documents import parse_pods
 from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.kubengine_config import EvictionSection
-from engine.cgroups.containers import ContainerRules, pod_swap_limit
+from engine.cgroups.formulas.containers import ContainerRules, pod_swap_limit
 from engine.eviction.manager import EvictionManager
 from engine.testing.uml import run_in_uml
-
-from .private_node import MIB
+from tests.eviction.private_node import MIB
 
 TESTS = Path(__file__).parents[1]
 

@@ -12,10 +12,9 @@ from engine.api.kubengine_config import EvictionSection, KubengineConfiguration
 from engine.eviction.readings import NodeView
 from engine.node import Node
 from engine.testing.images import BUSYBOX_TAG
+from tests.eviction.private_node import MIB
 from tests.node_rig import Rig
 from tests.waiting import eventually
-
-from .private_node import MIB
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 API = {"kubernetes.io/config.source": "api"}

@@ -14,12 +14,12 @@ from engine._fast._select import PURE
 from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from engine.cgroups import bulk
-from engine.cgroups.bulk import BulkCgroups, ContainerColumns
-from engine.cgroups.containers import ContainerRules, container_resources
-from engine.cgroups.conversion import shares_to_weight
-from engine.cgroups.levels import Contribution, LevelRules, LevelSums
-from engine.cgroups.values import PodRules, pod_values
+from engine.cgroups.formulas import bulk
+from engine.cgroups.formulas.bulk import BulkCgroups, ContainerColumns
+from engine.cgroups.formulas.containers import ContainerRules, container_resources
+from engine.cgroups.formulas.conversion import shares_to_weight
+from engine.cgroups.formulas.levels import Contribution, LevelRules, LevelSums
+from engine.cgroups.formulas.values import PodRules, pod_values
 from engine.tables.pods import PodTable
 from tests.cgroups.cgroup_scenes import as_pod
 

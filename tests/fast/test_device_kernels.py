@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine._fast import (
+from engine._fast._select import PURE
+from engine._fast.devices import (
     _bitset_c,
     _bitset_py,
     _device_checksum_c,
@@ -22,7 +23,6 @@ from engine._fast import (
     device_list,
     topology,
 )
-from engine._fast._select import PURE
 from engine.devices import topology as policies
 from engine.devices.topology import Numa, TopologyPolicy
 from engine.devices.topology_search import DeviceCounts, merge_counts

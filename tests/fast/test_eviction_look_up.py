@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine._fast import _eviction_ranking_c, _eviction_ranking_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Pod
 from engine.eviction.usage import PodUsage

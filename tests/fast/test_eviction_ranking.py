@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine._fast import _eviction_ranking_c, _eviction_ranking_py
+from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
 
 FORMS = (_eviction_ranking_c, _eviction_ranking_py)
 AMOUNTS = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _image_order_c, _image_order_py
+from engine._fast.ranking import _image_order_c, _image_order_py
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.tables import ImageTable
@@ -19,7 +19,7 @@ FORMS = pytest.mark.parametrize("form", [_image_order_c, _image_order_py], ids=[
 
 def test_the_compiled_form_is_compiled():
     assert _image_order_c.__file__.endswith(".so")
-    assert "engine._fast._image_order_c" in sys.modules
+    assert "engine._fast.ranking._image_order_c" in sys.modules
 
 
 @st.composite

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _json_split_c, _json_split_py
-from engine._fast._json_split_py import DONE, FULL, ITEMS, MORE, OBJECT, TOO_DEEP, UNEXPECTED
+from engine._fast.messages import _json_split_c, _json_split_py
+from engine._fast.messages._json_split_py import DONE, FULL, ITEMS, MORE, OBJECT, TOO_DEEP, UNEXPECTED
 
 FORMS = pytest.mark.parametrize("split", [_json_split_c, _json_split_py], ids=["kernel", "twin"])
 

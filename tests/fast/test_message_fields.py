@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _message_fields_c, _message_fields_py
+from engine._fast.messages import _message_fields_c, _message_fields_py
 from engine.wire import cri_v1_pb2 as cri
 
 FORMS = pytest.mark.parametrize("form", [_message_fields_c, _message_fields_py], ids=["kernel", "twin"])

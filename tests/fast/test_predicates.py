@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _predicates_c as kernel
-from engine._fast import _predicates_py as twin
+from engine._fast.preemption import _predicates_c as kernel
+from engine._fast.preemption import _predicates_py as twin
 
 amounts = st.one_of(st.just(0), st.integers(0, 50), st.integers(2**62 - 3, 2**63 - 1))
 

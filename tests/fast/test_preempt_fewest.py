@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _preempt_fewest_c as kernel
-from engine._fast import _preempt_fewest_py as twin
+from engine._fast.preemption import _preempt_fewest_c as kernel
+from engine._fast.preemption import _preempt_fewest_py as twin
 
 
 @given(

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine._fast import _preemption_c as kernel
-from engine._fast import _preemption_py as twin
+from engine._fast.preemption import _preemption_c as kernel
+from engine._fast.preemption import _preemption_py as twin
 
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
 WIDTHS = [2] + [4] * ("avx2" in CPU) + [8] * ("avx512dq" in CPU)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine._fast import _requests_c, _requests_py
+from engine._fast.preemption import _requests_c, _requests_py
 from engine.api import qos
 from engine.api.documents import convert
 from engine.api.pod import Pod
-from engine.cgroups import values
-from engine.cgroups.values import PodRules
+from engine.cgroups.formulas import values
+from engine.cgroups.formulas.values import PodRules
 from engine.tables import DO_NOT_PREEMPT_ANNOTATION, PodColumns, PodTable, ResourceNames, pod_entry
 
 quantities = st.sampled_from(

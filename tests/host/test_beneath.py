@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.host import beneath
-from engine.host.beneath import (
+from engine.host import safe_open as beneath
+from engine.host.safe_open import (
     HANDLE,
     make_directories,
     open_beneath,

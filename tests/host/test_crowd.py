@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from engine.host.crowd import Crowd, Place
+from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
 
 
 def test_the_longest_silent_makes_room() -> None:
     gone: list[str] = []
-    crowd = Crowd(3)
+    crowd = ConnectionLimiter(3)
 
-    def enter(name: str) -> Place:
+    def enter(name: str) -> ConnectionSlot:
         place = crowd.enter(lambda: gone.append(name))
         assert place is not None
         return place
@@ -36,7 +36,7 @@ def test_the_longest_silent_makes_room() -> None:
 
 
 def test_nobody_at_work_is_dropped() -> None:
-    crowd = Crowd(2)
+    crowd = ConnectionLimiter(2)
     places = [crowd.enter(lambda: None), crowd.enter(lambda: None)]
     for place in places:
         assert place is not None

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import Unavailable
-from engine.host import kept as kept_files
-from engine.host.kept import MAX_SET_ASIDE, keep, kept, sealed
+from engine.host import checksummed_file as kept_files
+from engine.host.checksummed_file import MAX_SET_ASIDE, keep, kept, sealed
 
 CONTENT = json.dumps({"kept": [1, 2, 3]}).encode()
 

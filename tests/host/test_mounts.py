@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.host.beneath import HANDLE, opened
 from engine.host.mountinfo import mounts_below
 from engine.host.mounts import bind, mount_filesystem, unmount, unmount_below
+from engine.host.safe_open import HANDLE, opened
 
 pytestmark = pytest.mark.root
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from engine.api.errors import InvalidInput
-from engine.host import published
-from engine.host.beneath import opened
-from engine.host.published import PublishedFile, publish
+from engine.host import atomic_writer as published
+from engine.host.atomic_writer import PublishedFile, publish
+from engine.host.safe_open import opened
 
 NOW = 1_700_000_000.0
 SECRET = "the host's own"

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.host import beneath, trees
-from engine.host.beneath import opened
+from engine.host import safe_open as beneath
+from engine.host import trees
+from engine.host.safe_open import opened
 from engine.host.trees import HELD_LEVELS, disk_usage, remove_tree, walk
 from tests.waiting import PATIENCE
 

@@ -11,10 +11,9 @@ from click.testing import CliRunner
 
 from engine.cli import eviction as eviction_command
 from engine.cli import images as images_command
-from engine.cli._agent import Agent
-from engine.cli._amounts import show_age, show_bytes
-
-from .test_manager import GIB, Runtime, disk, make
+from engine.cli.agent.client import AgentClient
+from engine.cli.output.amounts import show_age, show_bytes
+from tests.images.test_manager import GIB, Runtime, disk, make
 
 __all__ = ["disk"]
 
@@ -30,8 +29,8 @@ def agent(monkeypatch, disk):
     def act(_self, _room, action, **query):
         return asyncio.run(manager.act(action, query))
 
-    monkeypatch.setattr(Agent, "describe", lambda _self, room, **query: answers[room](**query))
-    monkeypatch.setattr(Agent, "act", act)
+    monkeypatch.setattr(AgentClient, "describe", lambda _self, room, **query: answers[room](**query))
+    monkeypatch.setattr(AgentClient, "act", act)
     return SimpleNamespace(runtime=runtime, answers=answers, disk=disk)
 
 

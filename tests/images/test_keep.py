@@ -7,9 +7,8 @@ import pytest
 from engine.api.decisions import Decisions
 from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ImagesSection
-from engine.images.keep import KeepPatterns
-
-from .test_manager import GIB, Runtime, disk, make  # noqa: F401
+from engine.images.keep_patterns import KeepPatterns
+from tests.images.test_manager import GIB, Runtime, disk, make  # noqa: F401
 
 
 @pytest.mark.parametrize(

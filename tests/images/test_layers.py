@@ -9,8 +9,7 @@ import pytest
 from engine.api.errors import Unavailable
 from engine.api.kubengine_config import ImagesSection
 from engine.images.layers import Layer, removal_order, told_layers
-
-from .test_manager import GIB, Runtime, disk, make  # noqa: F401
+from tests.images.test_manager import GIB, Runtime, disk, make  # noqa: F401
 
 BASE, OTHER = Layer("base", 100), Layer("other", 30)
 

@@ -19,8 +19,7 @@ from engine.metrics import Registry
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG, PAUSE_TAG, padding_layer
 from tests.frozen import frozen
-
-from .pods_on_containerd import PodOnContainerd, add_image
+from tests.images.pods_on_containerd import PodOnContainerd, add_image
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root]
 MIB = 1 << 20

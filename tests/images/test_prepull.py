@@ -16,10 +16,9 @@ from engine.images.prepull import Prepull
 from engine.metrics import Registry
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
+from tests.images.test_manager import Runtime, disk, make  # noqa: F401
 from tests.node_rig import Rig
 from tests.waiting import eventually
-
-from .test_manager import Runtime, disk, make  # noqa: F401
 
 PULLS = "kubengine_image_prepulls_total"
 MISSING = "kubengine_image_prepull_missing"

@@ -24,8 +24,9 @@ from typing import Any
 import pytest
 
 from engine.api.errors import Refused, Unavailable
-from engine.host import beneath, files, inotify, mounts, trees
-from engine.runtime.failures import Missing, TimedOut
+from engine.host import files, inotify, mounts, trees
+from engine.host import safe_open as beneath
+from engine.runtime.objects.failures import Missing, TimedOut
 
 ENGINE = str(Path(files.__file__).parents[1]) + os.sep
 PROGRAM = tuple(str(path) for path in (sys.prefix, sys.base_prefix, Path(ENGINE).parent))

@@ -27,11 +27,11 @@ from engine.api.quantity import Quantity
 from engine.cri.client import NotFound, RuntimeClient, Unimplemented
 from engine.devices.checkpoint import decode
 from engine.devices.manager import DeviceManager
-from engine.host.inotify import Watch
+from engine.host.inotify import InotifyWatch
 from engine.node import Node
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
-from engine.runtime.records import EXITED, NOT_READY, RUNNING, Container
+from engine.runtime.objects.records import EXITED, NOT_READY, RUNNING, RuntimeContainer
 from engine.runtime.server import snake_case
 from engine.wire import cri_v1_pb2 as cri
 from engine.wire import deviceplugin_v1beta1_pb2 as wire
@@ -192,7 +192,7 @@ class World:
         self.most = 0
         self.tries = 0
         self._dead: list[tuple[StepLoop, Node]] = []
-        self._watches: list[Watch] = []
+        self._watches: list[InotifyWatch] = []
         self._ended: set[str] = set()
         self._patches = contextlib.ExitStack()
         capacity = {
@@ -202,7 +202,7 @@ class World:
             "pods": Quantity.from_value(110),
         }
         for target, value in {
-            "engine.node.machine.capacity": lambda *_: capacity,
+            "engine.node.nodeinfo.machine.capacity": lambda *_: capacity,
             "engine.node.node.RuntimeClient": type("Direct", (DirectRuntime,), {"world": self}),
             "engine.devices.manager.Endpoint": type("Direct", (DirectEndpoint,), {"world": self}),
             "engine.devices.manager.DeviceManager.claim": _claimed,
@@ -210,7 +210,7 @@ class World:
             "engine.devices.registration.RegistrationServer.stop": lambda _: _served(),
             "engine.devices.pod_resources.PodResourcesServer.start": lambda _: _served(),
             "engine.devices.pod_resources.PodResourcesServer.stop": lambda _: _served(),
-            "engine.host.inotify.Watch.__init__": self._watching(Watch.__init__),
+            "engine.host.inotify.InotifyWatch.__init__": self._watching(InotifyWatch.__init__),
             "time.time_ns": self._time_ns,
         }.items():
             self._patches.enter_context(patch(target, value))
@@ -218,7 +218,7 @@ class World:
         self.image_service = ImageService(self.runtime.backend.images)
         start = self.runtime.backend.start_container
 
-        async def checked(container: Container) -> None:
+        async def checked(container: RuntimeContainer) -> None:
             await start(container)
             self._check_start(container)
 
@@ -227,7 +227,7 @@ class World:
             loop.run_until_complete(self.runtime.service.start())
 
     def _watching(self, make: Any) -> Any:
-        def watched(watch: Watch, on_event: Any) -> None:
+        def watched(watch: InotifyWatch, on_event: Any) -> None:
             make(watch, on_event)
             self._watches.append(watch)
 
@@ -363,11 +363,11 @@ class World:
         self.runtime_answers = False
         self.runtime.service._events.close()
 
-    def running(self) -> list[Container]:
+    def running(self) -> list[RuntimeContainer]:
         records = self.runtime.service.records.containers.values()
         return sorted((c for c in records if c.state == RUNNING), key=lambda c: c.created_at)
 
-    def ends(self, container: Container, code: int) -> None:
+    def ends(self, container: RuntimeContainer, code: int) -> None:
         self.runtime.end_container(container.id, exit_code=code)
 
     # Time
@@ -401,7 +401,7 @@ class World:
 
     # What must never be
 
-    def _check_start(self, started: Container) -> None:
+    def _check_start(self, started: RuntimeContainer) -> None:
         running = [*self.running(), started]
         held = [id for container in running for id in _gpus(container)]
         if len(held) != len(set(held)):
@@ -441,7 +441,7 @@ class World:
         self._see_ends()
         assert not self.faults, self.faults
 
-    def _check_kept(self, containers: list[Container]) -> None:
+    def _check_kept(self, containers: list[RuntimeContainer]) -> None:
         path = self.directory / "root/device-plugins/kubelet_internal_checkpoint"
         entries = decode(path.read_bytes()).pod_device_entries or () if path.exists() else ()
         kept: dict[str, set[str]] = {}
@@ -504,12 +504,12 @@ def _bury(loop: StepLoop, node: Node) -> None:
     loop.close()
 
 
-def _facts(container: Container) -> dict[str, Any]:
+def _facts(container: RuntimeContainer) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(container.sandbox.config.annotations[FACTS])
     return facts
 
 
-def _gpus(container: Container) -> list[str]:
+def _gpus(container: RuntimeContainer) -> list[str]:
     told = {e.key: e.value.decode() for e in container.config.envs}.get("GPUS", "")
     return told.split(",") if told else []
 

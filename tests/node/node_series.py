@@ -12,7 +12,7 @@ from engine.cgroups.manager import CgroupManager
 from engine.csi.driver_client import DriverClient
 from engine.metrics import Registry
 from engine.node import Node
-from engine.server.exchange import Request, Response
+from engine.server.http.exchange import Request, Response
 from engine.server.metrics_text import exposition
 from engine.server.routes import Routes
 from engine.server.volume_metrics import volume_metrics

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from engine.api.moments import rfc3339
-from engine.node.usage import shown
-from engine.node.usage.summary_pods import PodFiles
-from engine.node.usage.used import NodeUsage, UsedPod
+from engine.node.stats import shown
+from engine.node.stats.summary_pods import PodFiles
+from engine.node.stats.used import NodeUsage, UsedPod
 from engine.wire import cri_v1_pb2 as cri
 
 Entry = dict[str, Any]

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.node import image_pull
-
-from .faults import KINDS, WHOLE
-from .walked_life import LoneLife
-from .walking import walk, with_call_fault
+from engine.node.images import pull as image_pull
+from tests.node.faults import KINDS, WHOLE
+from tests.node.walked_life import LoneLife
+from tests.node.walking import walk, with_call_fault
 
 
 @pytest.mark.timeout(0 if WHOLE else 600)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.node.gatekeeper import INVALID_ANNOTATION
+from engine.node.pod_admission import INVALID_ANNOTATION
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
 

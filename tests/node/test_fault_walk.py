@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from .faults import ERRORS, PARTIAL, WHOLE, FileFault, file_faults, first_of_each
-from .walked_life import LoneLife
-from .walking import places_of, walk, with_file_fault
+from tests.node.faults import ERRORS, PARTIAL, WHOLE, FileFault, file_faults, first_of_each
+from tests.node.walked_life import LoneLife
+from tests.node.walking import places_of, walk, with_file_fault
 
 
 @pytest.mark.timeout(0 if WHOLE else 600)

@@ -11,11 +11,10 @@ from functools import partial
 import pytest
 
 from tests.cluster_rig import Cluster
-
-from .faults import WHOLE, file_faults, first_of_each, in_turn
-from .walked_life import LoneLife
-from .walked_membership import MembersLife, prepare_cluster
-from .walking import places_of, walk, with_file_fault
+from tests.node.faults import WHOLE, file_faults, first_of_each, in_turn
+from tests.node.walked_life import LoneLife
+from tests.node.walked_membership import MembersLife, prepare_cluster
+from tests.node.walking import places_of, walk, with_file_fault
 
 
 @pytest.mark.root

@@ -16,15 +16,14 @@ from engine.admission.admitted import AdmittedPods
 from engine.admission.manager import Admission
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.state import DeviceState
-from engine.node.ending import Ending
-from engine.node.gatekeeper import Gatekeeper
-from engine.node.pod.accepted import AcceptedPods
-from engine.node.pod.kept_end import KeptEnds
-from engine.node.pod.life import TRANSITIONS, Action, Event, State
-from engine.node.pods import NodePods
-from engine.node.worker import PodWorker
-
-from .model_world import World
+from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.life import TRANSITIONS, Action, LifeEvent, LifeState
+from engine.node.pod.termination_record import TerminationRecords
+from engine.node.pod_admission import PodAdmission
+from engine.node.pods import PodManager
+from engine.node.sync.termination import PodTermination
+from engine.node.sync.worker import PodWorker
+from tests.node.model_world import World
 
 SMALL: dict[str, Any] = {
     "cpu": 100, "memory": 1 << 20, "gpus": 0, "port": 0, "never": False, "critical": False,
@@ -154,15 +153,15 @@ def in_the_way_is_off(patch: Patch) -> None:
 
 
 def who_leaves_is_forgotten(patch: Patch) -> None:
-    patch.setattr(Gatekeeper, "leaves", lambda self, uid: self._admission.remove(uid))
+    patch.setattr(PodAdmission, "leaves", lambda self, uid: self._admission.remove(uid))
 
 
 def what_runs_is_not_counted(patch: Patch) -> None:
-    patch.setattr(Gatekeeper, "adopt", lambda *_: None)
+    patch.setattr(PodAdmission, "adopt", lambda *_: None)
 
 
 def what_was_accepted_is_not_read(patch: Patch) -> None:
-    patch.setattr(AcceptedPods, "read", lambda *_: None)
+    patch.setattr(AcceptedSpecs, "read", lambda *_: None)
     patch.setattr(PodWorker, "wait_at_rest", _at_once)
 
 
@@ -175,19 +174,19 @@ def namesakes_are_not_waited_for(patch: Patch) -> None:
 
 
 def who_is_unwanted_gives_back_at_once(patch: Patch) -> None:
-    for state in State:
-        if (state, Event.REMOVE) in TRANSITIONS:
-            after = (State.LEAVING, (Action.INTERRUPT, Action.LEAVE, Action.RELEASE))
-            patch.setitem(TRANSITIONS, (state, Event.REMOVE), after)
+    for state in LifeState:
+        if (state, LifeEvent.REMOVE) in TRANSITIONS:
+            after = (LifeState.LEAVING, (Action.INTERRUPT, Action.LEAVE, Action.RELEASE))
+            patch.setitem(TRANSITIONS, (state, LifeEvent.REMOVE), after)
 
 
 def stopped_before_the_runtime_says_so(patch: Patch) -> None:
-    stop, tasks = Ending.stop, []
+    stop, tasks = PodTermination.stop, []
 
-    async def later(self: Ending) -> None:
+    async def later(self: PodTermination) -> None:
         tasks.append(asyncio.ensure_future(stop(self)))
 
-    patch.setattr(Ending, "stop", later)
+    patch.setattr(PodTermination, "stop", later)
 
 
 def the_judged_are_not_counted(patch: Patch) -> None:
@@ -204,7 +203,7 @@ def nobody_is_told_of_room(patch: Patch) -> None:
 
 
 def ends_are_not_read(patch: Patch) -> None:
-    patch.setattr(KeptEnds, "read", lambda *_: None)
+    patch.setattr(TerminationRecords, "read", lambda *_: None)
 
 
 def devices_are_not_restored(patch: Patch) -> None:
@@ -219,7 +218,7 @@ def the_checkpoint_is_not_waited_for(patch: Patch) -> None:
 
 
 def strangers_are_left_alone(patch: Patch) -> None:
-    patch.setattr(NodePods, "_end_strangers", lambda _: None)
+    patch.setattr(PodManager, "_end_strangers", lambda _: None)
 
 
 async def _at_once(_: Any) -> None: ...

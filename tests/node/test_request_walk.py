@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing.apiserver import Fault
+from engine.testing.apiserver import ApiServerFault
 from tests.cluster_rig import Cluster
+from tests.node.faults import WHOLE
+from tests.node.walked_membership import MembersLife, prepare_cluster
+from tests.node.walking import walk, with_request_fault
 
-from .faults import WHOLE
-from .walked_membership import MembersLife, prepare_cluster
-from .walking import walk, with_request_fault
-
-KINDS: tuple[Fault | int, ...] = (
-    Fault.DROP, Fault.RESET, Fault.LOST, Fault.FREEZE, Fault.HANG, Fault.MALFORMED, Fault.GO_AWAY,
+KINDS: tuple[ApiServerFault | int, ...] = (
+    ApiServerFault.DROP, ApiServerFault.RESET, ApiServerFault.LOST, ApiServerFault.FREEZE, ApiServerFault.HANG, ApiServerFault.MALFORMED, ApiServerFault.GO_AWAY,
     401, 403, 429, 500, 503,
 )  # fmt: skip
 OWN_NAME = re.compile(r"[^/]+-\d[^/]*")
@@ -33,7 +32,12 @@ class FaultedMember(MembersLife):
     """Its agent is a user of its own, whose `nth` request of a sort (method, path) fails as `kind` says."""
 
     def __init__(
-        self, directory: Path, cluster: Cluster, sort: tuple[str, str] | None, nth: int, kind: Fault | int
+        self,
+        directory: Path,
+        cluster: Cluster,
+        sort: tuple[str, str] | None,
+        nth: int,
+        kind: ApiServerFault | int,
     ) -> None:
         self.user = f"system:node:walked-{next(_users)}"
         kubeconfig = cluster.server.kubeconfig(self.user, token=self.user)

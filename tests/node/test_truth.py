@@ -16,7 +16,7 @@ from engine.api.lifecycle import PodEnd
 from engine.devices.checkpoint import decode
 from engine.devices.checkpoint_file import FILE_NAME
 from engine.runtime.hollow import HollowRuntime
-from engine.testing.device_plugin import Fault
+from engine.testing.device_plugin import DevicePluginFault
 from tests.devices.device_rig import GPU, DeviceRig
 from tests.node_rig import container
 from tests.waiting import eventually
@@ -198,10 +198,10 @@ async def test_a_rejected_pod_is_tried_again_when_its_plugin_comes_back(rig):
     await eventually(lambda: rig.running("second"))
 
 
-@pytest.mark.parametrize("fault", [Fault.ALLOCATE_HANGS, Fault.PREFERRED_HANGS])
+@pytest.mark.parametrize("fault", [DevicePluginFault.ALLOCATE_HANGS, DevicePluginFault.PREFERRED_HANGS])
 async def test_a_plugin_that_hangs_holds_up_its_own_pod_alone(rig, fault):
     (plugin,) = rig.plugins
-    if fault is Fault.PREFERRED_HANGS:
+    if fault is DevicePluginFault.PREFERRED_HANGS:
         await plugin.stop()
         rig.plugins.clear()
         plugin = await rig.plugin(2, prefer=["gpu-1"])

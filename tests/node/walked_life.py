@@ -18,13 +18,12 @@ from engine.devices.checkpoint import decode
 from engine.eviction.manager import EvictionManager
 from engine.eviction.readings import NodeView
 from engine.images.manager import ImageManager
-from engine.runtime.records import READY, RUNNING
+from engine.runtime.objects.records import READY, RUNNING
 from engine.testing.device_plugin import SampleDevicePlugin
+from tests.node.faults import KINDS
+from tests.node.walking import Life
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
-
-from .faults import KINDS
-from .walking import Life
 
 GPU = "example.com/gpu"
 MEMORY = 1 << 30

@@ -12,14 +12,13 @@ import json
 from itertools import count
 from pathlib import Path
 
-from engine.runtime.records import READY, RUNNING
+from engine.runtime.objects.records import READY, RUNNING
 from engine.testing.csi_driver import SampleCsiDriver
 from tests.cluster_rig import PODS, Cluster, Joined, Object
 from tests.csi_rig import DRIVER, INLINE, STORAGE, CsiRig
+from tests.node.walking import Life
 from tests.node_rig import container
 from tests.waiting import eventually
-
-from .walking import Life
 
 NAMESPACE = "/api/v1/namespaces/default"
 PROJECTED: list[Object] = [

@@ -16,10 +16,9 @@ from engine.host.mounts import unmount_below
 from engine.runtime.hollow import HollowRuntime
 from engine.runtime.image_service import ImageService
 from engine.runtime.server import CriServer
+from tests.node.faults import KINDS, FailingService, FileFault, current
 from tests.node_rig import Rig
 from tests.waiting import eventually
-
-from .faults import KINDS, FailingService, FileFault, current
 
 AT_ONCE = 10
 """Each has two inotify instances, of which a user may have 128 by default; other tests run beside a walk."""

@@ -16,10 +16,10 @@ from engine.api.errors import InvalidInput
 from engine.api.events import EventRecorder
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
-from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.eviction.layout import is_disk, measured_parts, with_container_filesystem
 from engine.eviction.manager import EvictionManager
-from engine.eviction.signals import INODES, RESOURCE_OF, Observation, Observations
+from engine.eviction.signals import INODES, RESOURCE_OF, Observations, SignalObservation
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import ContainerUsage, Disk, PodUsage
 from engine.plan import Snapshot
@@ -50,7 +50,7 @@ class Machine:
 
     def read(self, now: float) -> Observations:
         self.now += 0.001
-        return {s: Observation(free, size, self.now) for s, (size, free) in self.readings.items()}
+        return {s: SignalObservation(free, size, self.now) for s, (size, free) in self.readings.items()}
 
     def quick(self, pods: list[Pod]) -> dict[str, PodUsage]:
         return {pod.uid: self.usage[pod.uid] for pod in pods}

@@ -17,7 +17,7 @@ import pytest
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.plan import FaultLog, Snapshot, SnapshotFile, load_snapshot, synthesize, write_snapshot
-from engine.plan.cluster import Cluster, Selection, ask
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions import QUESTIONS
 from engine.plan.snapshot.columnar_file import TABLES
 from engine.plan.snapshot.lazy_table import whole as whole_table
@@ -255,7 +255,7 @@ def answered(snapshot: Snapshot) -> None:
         with suppress(KubengineError):
             ask(Cluster(snapshot), name, msgspec.convert(parameters, QUESTIONS[name].parameters))
     with suppress(InvalidInput):
-        Selection(selector="zone=a").of(snapshot)
+        NodeSelection(selector="zone=a").of(snapshot)
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)

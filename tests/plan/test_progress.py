@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.plan.cluster import Cluster, Selection, ask
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions.preempt import PreemptParameters
 from engine.plan.scenario import Plan
 
@@ -26,7 +26,7 @@ scenarios:
 """
 
 
-@pytest.mark.parametrize("selection", [Selection(), Selection(sample=9)])
+@pytest.mark.parametrize("selection", [NodeSelection(), NodeSelection(sample=9)])
 def test_the_parts_of_a_question_add_up_to_one(cluster, selection):
     parts: list[float] = []
     asked = PreemptParameters(critical=True, requests={"cpu": "2"})

@@ -20,12 +20,12 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
 from engine.api.struct import decode_hook
-from engine.cgroups.containers import container_resources
-from engine.cgroups.conversion import shares_to_weight
 from engine.cgroups.files import FileRules
-from engine.cgroups.levels import Contribution, LevelSums
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.values import pod_values
+from engine.cgroups.formulas.containers import container_resources
+from engine.cgroups.formulas.conversion import shares_to_weight
+from engine.cgroups.formulas.levels import Contribution, LevelSums
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.formulas.values import pod_values
 from engine.devices.topology import Numa, TopologyPolicy
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
@@ -33,13 +33,13 @@ from engine.plan import Snapshot, synthesize
 from engine.plan.placement.room import Room
 from engine.plan.questions import QUESTIONS
 from engine.plan.questions.admit import AdmitParameters, admit
-from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
 from engine.plan.questions.devices import DevicesParameters, devices
 from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import QOS_NAMES, PodTable
 
@@ -70,7 +70,7 @@ ASKED = [
 def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
     parameters = msgspec.convert(asked, PreemptParameters)
     answer = preempt(cluster, parameters)
-    (pod,) = asked_pods(cluster, parameters)
+    (pod,) = requested_pods(cluster, parameters)
     seen = Counter()
     for node, name in enumerate(cluster.node_names):
         pods = pods_of_node(cluster, node)
@@ -113,7 +113,7 @@ def test_preempt_decides_as_the_agent_does(cluster: Snapshot, asked):
 @pytest.mark.parametrize("asked", [ASKED[0], ASKED[3]], ids=lambda a: ",".join(map(str, a.items())))
 def test_the_account_is_the_agents_own(cluster: Snapshot, asked, policy):
     parameters = msgspec.convert({**asked, "policy": policy, "account": True}, PreemptParameters)
-    (pod,) = asked_pods(cluster, parameters)
+    (pod,) = requested_pods(cluster, parameters)
     answer = preempt(cluster, parameters)
     told = 0
     for node, name in enumerate(cluster.node_names):
@@ -146,7 +146,7 @@ def test_the_samples_reach_every_verdict(cluster):
 def test_other_policies_are_the_agents(cluster, policy):
     parameters = PreemptParameters(requests={"cpu": "2", "memory": "4Gi"}, critical=True, policy=policy)
     answer = preempt(cluster, parameters)
-    (pod,) = asked_pods(cluster, parameters)
+    (pod,) = requested_pods(cluster, parameters)
     compared = 0
     for node, name in enumerate(cluster.node_names):
         victims = [row["object"] for row in rows_of(answer, name) if row["decision"] == "victim"]
@@ -176,7 +176,7 @@ def test_the_better_policy_takes_no_more_victims(cluster):
 def test_admit_counts_what_the_agent_would_take(cluster, asked):
     parameters = msgspec.convert(asked, AdmitParameters)
     answer = admit(cluster, parameters)
-    (pod,) = asked_pods(cluster, parameters)
+    (pod,) = requested_pods(cluster, parameters)
     for node, name in enumerate(cluster.node_names):
         admitted = AdmittedPods(node_object(cluster, node), pods_of_node(cluster, node))
         count = 0
@@ -514,10 +514,10 @@ def test_manifests_are_defaulted_as_an_api_server_would(cluster, tmp_path):
         "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  priorityClassName: system-node-critical\n"
         "  containers: [{name: c, image: x, resources: {limits: {cpu: '1'}}}]\n"
     )
-    (pod,) = asked_pods(cluster, PreemptParameters(file=str(manifest)))
+    (pod,) = requested_pods(cluster, PreemptParameters(file=str(manifest)))
     assert isinstance(pod, Pod)
     assert pod.spec.containers[0].requests["cpu"].milli == 1000
     assert pod.spec.priority == 2_000_001_000
     like = cluster.pod_label(0)
-    (pod,) = asked_pods(cluster, PreemptParameters(like=like))
+    (pod,) = requested_pods(cluster, PreemptParameters(like=like))
     assert QOS_NAMES[int(cluster.column("qos")[0])] == pod.status.qos_class

@@ -10,7 +10,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.diff import difference
-from engine.plan.cluster import Cluster, Selection, ask
+from engine.plan.cluster import Cluster, NodeSelection, ask
 from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.scenario import MAX_POINTS, Plan, Range, laid_over, scenario_schema
 
@@ -134,7 +134,7 @@ def test_examples_are_sound(path):
 def test_a_sample_is_drawn_with_the_seed(cluster):
     def nodes(seed: int) -> list[str]:
         asked = PreemptParameters(critical=True, requests={"cpu": 2}, victims=False)
-        answer = ask(Cluster(cluster), "preempt", asked, selection=Selection(sample=5, seed=seed))
+        answer = ask(Cluster(cluster), "preempt", asked, selection=NodeSelection(sample=5, seed=seed))
         return sorted(set(answer.table["node"].to_pylist()))
 
     assert nodes(1) == nodes(1) != nodes(2)
@@ -153,12 +153,16 @@ def test_shards_do_not_change_the_answer(cluster, cluster_file, shard_pods):
 
 def test_selection_by_name_and_label(cluster):
     asked = PreemptParameters(critical=True, requests={"cpu": 2}, victims=False)
-    zone = Selection(selector="topology.kubernetes.io/zone in (zone-a), kubernetes.io/os!=windows")
+    zone = NodeSelection(selector="topology.kubernetes.io/zone in (zone-a), kubernetes.io/os!=windows")
     found = set(ask(Cluster(cluster), "preempt", asked, selection=zone).table["node"].to_pylist())
     assert found == set(cluster.node_names[::3])
-    one = ask(Cluster(cluster), "preempt", asked, selection=Selection(nodes=("node-0000[12]",)))
+    one = ask(Cluster(cluster), "preempt", asked, selection=NodeSelection(nodes=("node-0000[12]",)))
     assert set(one.table["node"].to_pylist()) == {"node-00001", "node-00002"}
-    for wrong in (Selection(nodes=("nope*",)), Selection(selector="a=b"), Selection(selector="a in (b")):
+    for wrong in (
+        NodeSelection(nodes=("nope*",)),
+        NodeSelection(selector="a=b"),
+        NodeSelection(selector="a in (b"),
+    ):
         with pytest.raises(InvalidInput):
             ask(Cluster(cluster), "preempt", asked, selection=wrong)
 

@@ -8,7 +8,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from engine.cli._agent import Agent
+from engine.cli.agent.client import AgentClient
 from engine.cli.probes import command
 from engine.probes.measure import parse_target, quantile
 from tests.probes.probed_pods import OK, http, pod_with, replying, serving
@@ -27,7 +27,9 @@ async def described(rig, monkeypatch):
         rig.run(pod_with("bad", readiness={"tcpSocket": {"port": 1}, "failureThreshold": 1}))
         await eventually(lambda: rig.manager.is_ready("good", "app") and rig.messages("Unhealthy"))
         answers = {"probes": rig.manager.describe(), "probe-commands": {"pods": []}}
-    monkeypatch.setattr(Agent, "describe", lambda self, room, **query: json.loads(json.dumps(answers[room])))
+    monkeypatch.setattr(
+        AgentClient, "describe", lambda self, room, **query: json.loads(json.dumps(answers[room]))
+    )
 
 
 async def test_the_table(described):

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from engine.api.errors import Refused
-from engine.cli._agent import Agent
+from engine.cli.agent.client import AgentClient
 from engine.cli.probes import command
 from engine.probes.command_costs import CommandCosts, shim_seconds
 from tests.probes.probed_pods import pod_with
@@ -56,10 +56,10 @@ async def shown(rig, monkeypatch, looks: list[dict[str, Any]], *arguments: str) 
     told |= {"sandbox": "s", "runs": 10, "seconds": 0.4, "cpu_seconds": 0.001, "untold": ""}
     left = iter(looks)
 
-    def describe(self: Agent, room: str, **query: str) -> dict[str, Any]:
+    def describe(self: AgentClient, room: str, **query: str) -> dict[str, Any]:
         return rig.manager.describe() if room == "probes" else {"pods": [told | next(left)]}
 
-    monkeypatch.setattr(Agent, "describe", describe)
+    monkeypatch.setattr(AgentClient, "describe", describe)
     run = asyncio.to_thread(CliRunner().invoke, command, arguments, env={"COLUMNS": "200"})
     return (await run).output.splitlines()
 

@@ -12,9 +12,8 @@ import pytest
 
 from engine.testing.containerd import Containerd
 from tests.node_rig import Rig
+from tests.probes.scenario_node import ScenarioNode
 from tests.waiting import eventually
-
-from .scenario_node import ScenarioNode
 
 pytestmark = [pytest.mark.root, pytest.mark.containerd]
 BOTH = pytest.mark.parametrize("sidecar", [False, True], ids=["container", "sidecar"])

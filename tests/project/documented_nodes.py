@@ -22,8 +22,8 @@ from urllib.request import urlopen
 import yaml
 
 from engine.api.errors import KubengineError
-from engine.cli._agent import Agent
-from engine.cli._places import default_socket
+from engine.cli.agent.client import AgentClient
+from engine.cli.agent.places import default_socket
 from engine.testing.apiserver import ApiServer
 from engine.testing.apiserver.paths import parse_path
 from engine.testing.containerd import Containerd
@@ -101,7 +101,7 @@ async def staying(line: str, desk: Path) -> AsyncIterator[Process]:
 
 
 async def all_run(root: Path | str, pods: int, process: Process) -> None:
-    agent = Agent(str(default_socket(root)))
+    agent = AgentClient(str(default_socket(root)))
 
     def ready() -> bool:
         if process.returncode is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.devices import checkpoint
-from engine.host.kept import sealed, unsealed
+from engine.host.checksummed_file import sealed, unsealed
 
 VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 2**70, 1.5e308, "", "x", "\x00", "é" * 300, "a/../b", [], {}, [[]], [None], {"": {}},

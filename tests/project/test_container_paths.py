@@ -1,4 +1,4 @@
-"""Paths that containers can touch go through engine.host.beneath, .trees and .published, and nothing else.
+"""Paths that containers can touch go through engine.host.safe_open, .trees and .published, and nothing else.
 
 Walking and removing trees by path is looked for in the whole package; touching any file by its path, in the
 files that have to do with what containers can reach. Each exception stands here with its reason.
@@ -14,7 +14,7 @@ ENGINE = Path(__file__).parents[2] / "engine"
 
 WALKS = {"rmtree", "walk", "fwalk", "rglob", "copytree", "removedirs"}
 MAY_WALK = {
-    "cli/_kubelet_config.py": "the configuration directory that the user names",
+    "cli/agent/kubelet_config.py": "the configuration directory that the user names",
     "bench/workload.py": "logs of the bench's own pods, on the user's word",
     "bench/workspace.py": "the bench's own directory and cgroups",
     "plan/reading/sources.py": "snapshots that the user names",
@@ -51,8 +51,8 @@ REACHABLE = (
     "csi/mounting.py",
     "csi/on_disk.py",
     "host/shared_trees.py",
-    "node/termination_message.py",
-    "node/log_rotation.py",
+    "node/sync/termination_message.py",
+    "node/logs/log_rotation.py",
     "eviction/measure.py",
     "containers/manager.py",
 )
@@ -115,10 +115,10 @@ MAY_TOUCH = {
     ("node/volumes/sub_path.py", "rmdir"): AGENTS_OWN,
     ("node/volumes/sub_path.py", "unlink"): AGENTS_OWN,
     ("node/volumes/sub_path.py", "touch"): AGENTS_OWN,
-    ("node/log_rotation.py", "open"): "gzip, into a file that is open",
-    ("node/log_rotation.py", "rename"): VERIFIED,
-    ("node/log_rotation.py", "unlink"): VERIFIED,
-    ("node/log_rotation.py", "glob"): VERIFIED,
+    ("node/logs/log_rotation.py", "open"): "gzip, into a file that is open",
+    ("node/logs/log_rotation.py", "rename"): VERIFIED,
+    ("node/logs/log_rotation.py", "unlink"): VERIFIED,
+    ("node/logs/log_rotation.py", "glob"): VERIFIED,
     ("containers/manager.py", "glob"): f"{VERIFIED}; the links in /var/log/containers",
     ("containers/manager.py", "unlink"): f"{VERIFIED}; the links in /var/log/containers",
     ("containers/manager.py", "exists"): "only whether a log link of the agent's dangles",
@@ -153,5 +153,5 @@ def test_what_containers_reach_is_touched_by_descriptor() -> None:
         for path in ENGINE.glob(pattern)
         for call in TOUCHES & set(words(path))
     }
-    assert found - MAY_TOUCH.keys() == set(), "use engine.host.beneath, or say here why not"
+    assert found - MAY_TOUCH.keys() == set(), "use engine.host.safe_open, or say here why not"
     assert MAY_TOUCH.keys() - found == set(), "an exception that nothing needs"

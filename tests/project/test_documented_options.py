@@ -10,7 +10,7 @@ import click
 import pytest
 
 from engine.cli import _kubengine
-from engine.cli._kubelet_flags import FIELDS, WITHOUT_EFFECT
+from engine.cli.agent.kubelet_flags import FIELDS, WITHOUT_EFFECT
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])

@@ -25,23 +25,22 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
 from engine.devices import checkpoint_file
-from engine.devices.checkpoint import Checkpoint, Entry, encode
+from engine.devices.checkpoint import Checkpoint, CheckpointEntry, encode
 from engine.devices.checkpoint_file import CheckpointFile
-from engine.host.kept import keep, unsealed
+from engine.host.checksummed_file import keep, unsealed
 from engine.host.project_quota import keep_project, kept_project
 from engine.host.tasks import Tasks
 from engine.images import records_file
 from engine.images.records import ImageRecords
-from engine.node.node_events import NodeEvents
-from engine.node.pod.accepted import AcceptedPods
-from engine.node.pod.kept_end import KeptEnd, KeptEnds
-from engine.node.pod.kept_readiness import KeptReadiness
-from engine.node.runtime_health import HandlerFeatures, RuntimeFeatures
-from engine.node.user_namespaces import UserNamespaces
+from engine.node.nodeinfo.node_events import NodeEvents
+from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.pod.termination_record import TerminationRecord, TerminationRecords
+from engine.node.runtime_view.runtime_health import HandlerFeatures, RuntimeFeatures
+from engine.node.spec.user_namespaces import UserNamespaces
 from engine.runtime.addresses import PodNetwork
-from engine.runtime.images import ImageStore, StoredImage
-from engine.runtime.records import Container as RuntimeContainer
-from engine.runtime.records import Sandbox
+from engine.runtime.images.store import ImageStore, StoredImage
+from engine.runtime.objects.records import RuntimeContainer, Sandbox
 from engine.runtime.state import BackendNotes, StateDirectory
 from engine.wire import cri_v1_pb2 as cri
 from tests.project.strange_content import strange
@@ -58,20 +57,20 @@ PEM = "PEM under the kubelet's names; what does not parse is asked for anew"
 CONTAINERS = "for containers; not read back"
 WRITERS = {
     "csi/volume_data.py": "the file is a kubelet's; one that says nothing leaves a mount that is taken away",
-    "cluster/bootstrap.py": "a kubeconfig under the kubelet's name",
-    "cluster/certificate_store.py": PEM,
-    "cluster/serving_certificate.py": PEM,
+    "cluster/certificates/bootstrap.py": "a kubeconfig under the kubelet's name",
+    "cluster/certificates/store.py": PEM,
+    "cluster/certificates/serving.py": PEM,
     "eviction/usage_events.py": "cgroupfs",
-    "host/beneath.py": "how volumes' files are written",
+    "host/safe_open.py": "how volumes' files are written",
     "host/files.py": "how files are written",
-    "host/kept.py": "how files are kept",
-    "node/decision_file.py": "lines that are only appended; the agent reads none of them",
-    "node/image_access/pull_records.py": "as a kubelet keeps them; who is not found in one shows that he may",
-    "node/log_rotation.py": "logs",
+    "host/checksummed_file.py": "how files are kept",
+    "node/decisions/file.py": "lines that are only appended; the agent reads none of them",
+    "node/images/pull_records.py": "as a kubelet keeps them; who is not found in one shows that he may",
+    "node/logs/log_rotation.py": "logs",
     "node/node.py": "a lock without content",
     "node/volumes/container_files.py": CONTAINERS,
     "node/volumes/host_path.py": CONTAINERS,
-    "runtime/layers.py": "layers, checked by their digest when they are unpacked",
+    "runtime/images/layers.py": "layers, checked by their digest when they are unpacked",
     "runtime/processes.py": f"a lock without content; {CONTAINERS}",
     "runtime/shim/container.py": "`started` and `exit`, said twice: tests/runtime/test_damaged_state.py",
     "runtime/shim/logs.py": "logs",
@@ -95,10 +94,12 @@ POD = Pod(
     metadata=ObjectMeta(name="a", namespace="d", uid="u", annotations={"k": "v"}),
     spec=PodSpec(containers=[Container(name="c", image="i")]),
 )
-END = KeptEnd(PodEnd("Evicted", "low"), PodStatus(phase="Failed"))
+END = TerminationRecord(PodEnd("Evicted", "low"), PodStatus(phase="Failed"))
 SANDBOX = Sandbox("s", cri.PodSandboxConfig(hostname="h"), 17)
 CONTAINER = RuntimeContainer("c", SANDBOX, cri.ContainerConfig(image=cri.ImageSpec(image="i")), 17)
-ENTRY = Entry(pod_uid="u", container_name="c", resource_name="r/g", device_ids={0: ["g"]}, alloc_resp=b"abc")
+ENTRY = CheckpointEntry(
+    pod_uid="u", container_name="c", resource_name="r/g", device_ids={0: ["g"]}, alloc_resp=b"abc"
+)
 CHECKPOINT = Checkpoint(pod_device_entries=[ENTRY], registered_devices={"r/g": ["g", "h"]})
 NETWORK = {"bridge": "b", "subnet": "10.66.0.0/20"}
 USERS = Pod(metadata=ObjectMeta(uid="u"), spec=PodSpec(host_users=False))
@@ -110,7 +111,7 @@ def beneath(directory: Path) -> Callable[[str], Path]:
 
 async def _readiness(directory: Path) -> None:
     (directory / "u").mkdir()
-    kept = KeptReadiness(beneath(directory), Tasks())
+    kept = ReadinessRecords(beneath(directory), Tasks())
     kept.write("u", {"c": ("id", True, False)})
     await kept.stop()
 
@@ -157,25 +158,25 @@ def _state(directory: Path) -> StateDirectory:
 
 KEPT = [
     Kept(
-        "node/pod/accepted.py",
+        "node/pod/accepted_spec.py",
         "u/accepted.json",
-        lambda d: AcceptedPods(beneath(d)).keep(POD),
-        lambda d: AcceptedPods(beneath(d)).read("u"),
+        lambda d: AcceptedSpecs(beneath(d)).keep(POD),
+        lambda d: AcceptedSpecs(beneath(d)).read("u"),
     ),
     Kept(
-        "node/pod/kept_end.py",
+        "node/pod/termination_record.py",
         "u/end.json",
-        lambda d: KeptEnds(beneath(d)).write("u", END),
-        lambda d: KeptEnds(beneath(d)).read("u"),
+        lambda d: TerminationRecords(beneath(d)).write("u", END),
+        lambda d: TerminationRecords(beneath(d)).read("u"),
     ),
     Kept(
-        "node/pod/kept_readiness.py",
+        "node/pod/readiness_record.py",
         "u/readiness.json",
         _readiness,
-        lambda d: KeptReadiness(beneath(d), Tasks()).read("u"),
+        lambda d: ReadinessRecords(beneath(d), Tasks()).read("u"),
     ),
     Kept(
-        "node/user_namespaces.py",
+        "node/spec/user_namespaces.py",
         "u/userns",
         lambda d: (
             (d / "u").mkdir()
@@ -186,7 +187,7 @@ KEPT = [
         lambda d: UserNamespaces(d)._read(d / "u/userns"),
     ),
     Kept(
-        "node/node_events.py",
+        "node/nodeinfo/node_events.py",
         "boot_id",
         lambda d: NodeEvents(EventRecorder(lambda: 0.0), "n", d / "boot_id").started("one"),
         _rebooted,
@@ -199,12 +200,12 @@ KEPT = [
         lambda d: CheckpointFile(d, Checkpoint).load(1.0),
     ),
     Kept(
-        "runtime/images.py",
+        "runtime/images/store.py",
         f"images/{'a' * 64}.json",
         _image,
         lambda d: _store(d).get("sha256:" + "a" * 64),
     ),
-    Kept("runtime/images.py", "layers/l.size", _layer, lambda d: _store(d)._layer_size("l")),
+    Kept("runtime/images/store.py", "layers/l.size", _layer, lambda d: _store(d)._layer_size("l")),
     Kept(
         "runtime/state.py",
         "sandboxes/s/record.json",
@@ -310,7 +311,9 @@ def test_whoever_writes_files_is_known() -> None:
     rooms = [path for path in ENGINE.iterdir() if path.is_dir() and path.name not in LEFT_OUT]
     found = {str(path.relative_to(ENGINE)) for room in rooms for path in room.rglob("*.py") if writes(path)}
     owners = {kept.owner for kept in KEPT}
-    assert found - owners - WRITERS.keys() == set(), "keep it with engine.host.kept, or say here why not"
+    assert found - owners - WRITERS.keys() == set(), (
+        "keep it with engine.host.checksummed_file, or say here why not"
+    )
     assert owners | WRITERS.keys() == found, "an exception that nothing needs"
 
 
@@ -318,7 +321,7 @@ def writes(path: Path) -> bool:
     tree = ast.parse(path.read_text(), str(path))
     return any(
         _names(node) & WRITES
-        or (isinstance(node, ast.ImportFrom) and node.module == "engine.host.kept")
+        or (isinstance(node, ast.ImportFrom) and node.module == "engine.host.checksummed_file")
         or (isinstance(node, ast.Call) and _opens_to_write(node))
         for node in ast.walk(tree)
     )

@@ -18,7 +18,7 @@ from engine.api.defaults import apply_defaults
 from engine.api.documents import convert
 from engine.api.pod import Pod, PodSpec
 from engine.api.validation import problems
-from engine.node.unsupported_fields import unsupported_fields
+from engine.node.spec.unsupported_fields import unsupported_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = (Path(__file__).parent / "data" / "pod_spec_fields.txt").read_text().split()
@@ -121,7 +121,7 @@ def test_what_is_honoured_is_read_by_the_agent(field: str):
     "field", [field for field in FIELDS if verdict(field) == REFUSED and ".tcpSocket" not in field]
 )
 def test_what_is_refused_is_named(field: str):
-    """All but handlers, which are refused when they run: `tests/node/test_hooks.py`."""
+    """All but handlers, which are refused when they run: `tests/node/sync/test_hooks.py`."""
     pod = with_field(field)
     top = field.partition(".")[0].removesuffix("[]")
     found = [text for text in problems(pod) if text.startswith(f"spec.{top}")]

@@ -47,7 +47,7 @@ def test_every_command_stands_with_its_help(site: Path) -> None:
 
 
 def test_metrics_that_documents_name_are_those_of_a_node(site: Path) -> None:
-    """But on the page of a kubelet's, which tests/node/test_kubelet_series.py holds to nodes."""
+    """But on the page of a kubelet's, which tests/node/nodeinfo/test_kubelet_series.py holds to nodes."""
     shown = set(re.findall(r"<td><code>([a-z_]+)</code></td>", (site / "reference/metrics.html").read_text()))
     assert {"kubelet_running_pods", "prober_probe_total", "container_memory_working_set_bytes"} <= shown
     named = {

@@ -13,9 +13,9 @@ from engine.api.errors import InvalidInput, Refused
 from engine.cri.client import NotFound
 from engine.runtime import seccomp
 from engine.runtime.embedded import EmbeddedRuntime
-from engine.runtime.images import ImageStore
+from engine.runtime.images.store import ImageStore
 from engine.runtime.requests import mounts
-from engine.testing.images import Entry, make_layer, write_image
+from engine.testing.images import ImageEntry, make_layer, write_image
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods
 
@@ -69,7 +69,7 @@ def test_bidirectional_propagation_needs_privileges(tmp_path: Path, privileged: 
 @pytest.mark.root
 async def test_image_volumes_are_read_only_and_told_as_they_are_pulled(embedded: Pods) -> None:
     archive = write_image(
-        embedded.directory / "v.tar", ["volume:1"], layers=[make_layer([Entry("file", data=b"1")])]
+        embedded.directory / "v.tar", ["volume:1"], layers=[make_layer([ImageEntry("file", data=b"1")])]
     )
     [image] = ImageStore(embedded.directory / "root").import_archive(archive)
     sandbox = await embedded.pod()
@@ -241,7 +241,7 @@ async def test_deep_leftovers_do_not_keep_a_runtime_from_starting(tmp_path: Path
 @pytest.mark.root
 def test_deep_layers_are_refused_and_leave_nothing(tmp_path: Path) -> None:
     archive = write_image(
-        tmp_path / "deep.tar", ["deep:1"], layers=[make_layer([Entry("d/" * 1500 + "f", data=b"1")])]
+        tmp_path / "deep.tar", ["deep:1"], layers=[make_layer([ImageEntry("d/" * 1500 + "f", data=b"1")])]
     )
     store = ImageStore(tmp_path / "root")
     with pytest.raises(InvalidInput, match="levels deep"):

@@ -9,10 +9,10 @@ import pytest
 
 from engine.cri.client import RuntimeClient
 from engine.runtime.embedded import EmbeddedRuntime
-from engine.runtime.images import ImageStore
+from engine.runtime.images.store import ImageStore
 from engine.runtime.shim import container as shim
 from engine.runtime.state import StateDirectory
-from engine.testing.images import Entry, make_layer, write_image
+from engine.testing.images import ImageEntry, make_layer, write_image
 from engine.wire import cri_v1_pb2 as cri
 from tests.groups import groups_with
 from tests.runtime.pods import Pods
@@ -120,7 +120,7 @@ def test_a_damaged_record_of_an_image_takes_only_that_image(
 ) -> None:
     store = ImageStore(tmp_path / "store")
     for name in ("good", "bad"):
-        layer = make_layer([Entry(f"{name}", b"x")])
+        layer = make_layer([ImageEntry(f"{name}", b"x")])
         store.import_archive(write_image(tmp_path / f"{name}.tar", [f"example.com/{name}:1"], layers=[layer]))
     bad = store.get("example.com/bad:1")
     record = tmp_path / "store" / "images" / f"{bad.id[7:]}.json"

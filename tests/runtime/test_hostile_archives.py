@@ -18,12 +18,12 @@ from click.testing import CliRunner
 
 from engine.api.errors import InvalidInput
 from engine.cli.runtime import command
-from engine.runtime import archives, layers
-from engine.runtime.archives import Archive
-from engine.runtime.images import ImageStore
-from engine.runtime.layers import unpack
-from engine.runtime.tars import Limits
-from engine.testing.images import Entry, make_layer, write_image, write_oci_image
+from engine.runtime.images import archives, layers
+from engine.runtime.images.archives import Archive
+from engine.runtime.images.layers import unpack
+from engine.runtime.images.store import ImageStore
+from engine.runtime.images.tars import Limits
+from engine.testing.images import ImageEntry, make_layer, write_image, write_oci_image
 
 pytestmark = pytest.mark.root
 
@@ -172,7 +172,7 @@ def test_layers_past_a_limit_are_refused_by_name(tmp_path: Path, limits: Limits,
 
 def test_links_in_an_archive_follow_their_kind(tmp_path: Path) -> None:
     """A symbolic link starts at its directory, a hard link at the archive's root; both may wind."""
-    layer = make_layer([Entry("f", data=b"1")])
+    layer = make_layer([ImageEntry("f", data=b"1")])
     config = json.dumps({"rootfs": {"diff_ids": [_digest(layer)] * 3}}).encode()
     names = ["a/soft.tar", "b/hard.tar", "./c/../real/layer.tar"]
     manifest = json.dumps([{"Config": "c.json", "RepoTags": ["x:1"], "Layers": names}]).encode()
@@ -280,7 +280,7 @@ async def test_bad_archive_fails_itself_alone_and_is_named(
     shelf.mkdir()
     bad = shelf / "a-bad-one.tar"
     BAD[kind](bad)
-    write_image(shelf / "good.tar", ["good:1"], layers=[make_layer([Entry("f", data=b"1")])])
+    write_image(shelf / "good.tar", ["good:1"], layers=[make_layer([ImageEntry("f", data=b"1")])])
     store = ImageStore(tmp_path / "root", archives=shelf)
     store.open()
     with pytest.raises(InvalidInput, match=str(bad)):
@@ -295,7 +295,7 @@ async def test_bad_archive_fails_itself_alone_and_is_named(
 def test_random_damage_is_named_or_harmless(tmp_path: Path) -> None:
     """Any byte may be wrong: an archive is imported, or refused by name."""
     chance = random.Random(12)
-    layer = make_layer([Entry("d"), Entry("d/f", data=b"1" * 700), Entry("l", link="d/f")])
+    layer = make_layer([ImageEntry("d"), ImageEntry("d/f", data=b"1" * 700), ImageEntry("l", link="d/f")])
     good = [
         write(tmp_path / f"{write.__name__}.tar", ["docker.io/library/x:1"], layers=[layer]).read_bytes()
         for write in (write_image, write_oci_image)
@@ -323,7 +323,7 @@ def test_random_damage_is_named_or_harmless(tmp_path: Path) -> None:
 def test_unpacking_that_fails_while_another_process_has_won(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([Entry("f", data=b"good")])])
+    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([ImageEntry("f", data=b"good")])])
     store, other = ImageStore(tmp_path / "root"), ImageStore(tmp_path / "root")
 
     def lose(*_: object) -> tuple[int, int]:
@@ -331,14 +331,14 @@ def test_unpacking_that_fails_while_another_process_has_won(
         other.import_archive(archive)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.runtime.images.unpack", lose)
+    monkeypatch.setattr("engine.runtime.images.store.unpack", lose)
     [image] = store.import_archive(archive)
     assert (image.size, image.inodes) == (4, 1)
 
 
 @pytest.mark.parametrize("after", [True, False])
 def test_import_goes_where_it_is_told(tmp_path: Path, after: bool) -> None:
-    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([Entry("f", data=b"1")])])
+    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([ImageEntry("f", data=b"1")])])
     root = ["--root", str(tmp_path / "root")]
     words = ["import", *root, str(archive)] if after else [*root, "import", str(archive)]
     result = CliRunner().invoke(command, words)
@@ -347,7 +347,7 @@ def test_import_goes_where_it_is_told(tmp_path: Path, after: bool) -> None:
 
 
 def test_import_refuses_options_that_mean_nothing_to_it(tmp_path: Path) -> None:
-    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([Entry("f", data=b"1")])])
+    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([ImageEntry("f", data=b"1")])])
     result = CliRunner().invoke(command, ["--pod-cidr", "10.0.0.0/24", "import", str(archive)])
     assert result.exit_code == 2
     assert "--pod-cidr" in result.output

@@ -13,14 +13,14 @@ import pytest
 
 from engine.api.errors import InvalidInput, Refused
 from engine.cri.client import NotFound
-from engine.runtime.archives import Archive
-from engine.runtime.images import HOST_NAME, ImageStore
-from engine.runtime.layers import unpack
-from engine.runtime.references import normalised, split_tag
+from engine.runtime.images.archives import Archive
+from engine.runtime.images.layers import unpack
+from engine.runtime.images.store import HOST_NAME, ImageStore
+from engine.runtime.objects.references import normalised, split_tag
 from engine.runtime.shim.flatten import flatten
 from engine.testing.containerd import Containerd
 from engine.testing.images import (
-    Entry,
+    ImageEntry,
     busybox_layer,
     make_layer,
     padding_layer,
@@ -85,11 +85,11 @@ def test_what_is_no_archive_is_refused_by_name(tmp_path: Path) -> None:
 def test_layer_is_unpacked_with_owners_modes_and_whiteouts(tmp_path: Path) -> None:
     layer = make_layer(
         [
-            Entry("d", mode=0o1777, uid=3, gid=4),
-            Entry("d/file", data=b"x" * 10, mode=0o4755, uid=5, gid=6),
-            Entry("link", link="d/file"),
-            Entry("gone/.wh.this", data=b""),
-            Entry("opaque/.wh..wh..opq", data=b""),
+            ImageEntry("d", mode=0o1777, uid=3, gid=4),
+            ImageEntry("d/file", data=b"x" * 10, mode=0o4755, uid=5, gid=6),
+            ImageEntry("link", link="d/file"),
+            ImageEntry("gone/.wh.this", data=b""),
+            ImageEntry("opaque/.wh..wh..opq", data=b""),
         ]
     )
     size, inodes = unpack(io.BytesIO(layer), tmp_path, _digest(layer))
@@ -115,7 +115,7 @@ def test_layer_cannot_leave_its_directory(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.root
 def test_damaged_layer_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([Entry("f", data=b"good")])])
+    archive = write_image(tmp_path / "i.tar", ["x:1"], layers=[make_layer([ImageEntry("f", data=b"good")])])
     damaged = tmp_path / "bad.tar"
     damaged.write_bytes(archive.read_bytes().replace(b"good", b"evil"))
     store = ImageStore(tmp_path / "root")
@@ -129,10 +129,19 @@ def test_damaged_layer_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.root
 def test_layers_stack_by_copying_as_overlayfs_would(tmp_path: Path) -> None:
     lower = make_layer(
-        [Entry("keep", data=b"1"), Entry("hide", data=b"1"), Entry("d"), Entry("d/old", data=b"1")]
+        [
+            ImageEntry("keep", data=b"1"),
+            ImageEntry("hide", data=b"1"),
+            ImageEntry("d"),
+            ImageEntry("d/old", data=b"1"),
+        ]
     )
     upper = make_layer(
-        [Entry(".wh.hide", data=b""), Entry("d/.wh..wh..opq", data=b""), Entry("d/new", data=b"2")]
+        [
+            ImageEntry(".wh.hide", data=b""),
+            ImageEntry("d/.wh..wh..opq", data=b""),
+            ImageEntry("d/new", data=b"2"),
+        ]
     )
     places = []
     for number, layer in enumerate((lower, upper)):
@@ -314,7 +323,7 @@ async def test_image_as_a_volume(embedded: Pods) -> None:
     archive = write_image(
         embedded.directory / "v.tar",
         ["volume:1"],
-        layers=[make_layer([Entry("sub"), Entry("sub/file", data=b"from image\n", mode=0o644)])],
+        layers=[make_layer([ImageEntry("sub"), ImageEntry("sub/file", data=b"from image\n", mode=0o644)])],
     )
     ImageStore(embedded.directory / "root").import_archive(archive)
     mounts = [

@@ -12,7 +12,7 @@ import pytest
 from engine.runtime.shim.relay import BACKLOG, CODE, EXIT, FRAME, STDIN, STDOUT, Relay
 
 
-class Setting:
+class NodeContext:
     """A relay between pipes of a made-up process and one peer."""
 
     def __init__(self, **options: Any) -> None:
@@ -62,13 +62,13 @@ class Setting:
 
 
 @pytest.fixture
-def made() -> Iterator[Setting]:
-    made = Setting()
+def made() -> Iterator[NodeContext]:
+    made = NodeContext()
     yield made
     made.clean_up()
 
 
-def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: Setting) -> None:
+def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: NodeContext) -> None:
     os.write(made.process_out, b"out")
     made.relay.wait(5)
     made.relay.finish(7, 5)
@@ -79,7 +79,7 @@ def test_output_goes_to_peers_and_aside_and_the_end_is_told(made: Setting) -> No
     assert not made.relay.peers
 
 
-def test_what_a_peer_says_last_does_not_take_the_end_from_it(made: Setting) -> None:
+def test_what_a_peer_says_last_does_not_take_the_end_from_it(made: NodeContext) -> None:
     made.peer.send(FRAME.pack(STDIN, 0))
     made.relay.finish(7, 5)
     made.peer.send(FRAME.pack(STDIN, 2) + b"in")
@@ -87,14 +87,14 @@ def test_what_a_peer_says_last_does_not_take_the_end_from_it(made: Setting) -> N
     assert made.frames() == [(EXIT, CODE.pack(7))]  # or the connection would have been reset
 
 
-def test_input_arrives_and_ends(made: Setting) -> None:
+def test_input_arrives_and_ends(made: NodeContext) -> None:
     made.peer.send(FRAME.pack(STDIN, 2) + b"in" + FRAME.pack(STDIN, 0))
     made.relay.wait(5)
     assert os.read(made.process_in, 10) == b"in"
     assert os.read(made.process_in, 10) == b""
 
 
-def test_input_that_nobody_reads_any_more_is_closed_and_not_watched(made: Setting) -> None:
+def test_input_that_nobody_reads_any_more_is_closed_and_not_watched(made: NodeContext) -> None:
     made.close(made.process_in)
     made.relay.wait(5)
     assert made.relay._stdin == -1
@@ -103,7 +103,7 @@ def test_input_that_nobody_reads_any_more_is_closed_and_not_watched(made: Settin
     assert made.relay.peers
 
 
-def test_a_peer_that_does_not_read_stops_the_output(made: Setting) -> None:
+def test_a_peer_that_does_not_read_stops_the_output(made: NodeContext) -> None:
     os.set_blocking(made.process_out, False)
     written = 0
     while not made.relay.stuck:
@@ -120,7 +120,7 @@ def test_a_peer_that_does_not_read_stops_the_output(made: Setting) -> None:
         made.relay.wait(0.01)
 
 
-def test_input_that_the_process_does_not_read_is_bounded(made: Setting) -> None:
+def test_input_that_the_process_does_not_read_is_bounded(made: NodeContext) -> None:
     made.peer.setblocking(False)
     sent = 0
     try:
@@ -134,7 +134,7 @@ def test_input_that_the_process_does_not_read_is_bounded(made: Setting) -> None:
 
 
 def test_a_peer_that_takes_nothing_for_too_long_is_dropped() -> None:
-    made = Setting(patience=0.02)
+    made = NodeContext(patience=0.02)
     while made.relay.peers:
         os.write(made.process_out, b"x" * 1000)
         made.relay.wait(0.01)
@@ -147,14 +147,14 @@ def test_the_end_of_a_peer_s_input_may_mean_three_things() -> None:
         ({"ends_with_input": False, "detaches": True}, 0, False),
         ({"ends_with_input": False}, 1, False),
     ):
-        made = Setting(**options)
+        made = NodeContext(**options)
         made.peer.send(FRAME.pack(STDIN, 0))
         made.relay.wait(5)
         assert (len(made.relay.peers), made.relay._stdin == -1) == (peers, ended)
         made.clean_up()
 
 
-def test_a_peer_that_hangs_up_leaves_what_it_said(made: Setting) -> None:
+def test_a_peer_that_hangs_up_leaves_what_it_said(made: NodeContext) -> None:
     made.peer.send(FRAME.pack(STDIN, 4) + b"last")
     made.peer.close()
     made.relay.wait(5)

@@ -11,7 +11,7 @@ import pytest
 from engine.api.errors import InvalidInput
 from engine.runtime import requests
 from engine.runtime.hierarchy import container_path, cpu_weight
-from engine.runtime.records import Container, Records, Sandbox, as_field, joined
+from engine.runtime.objects.records import Records, RuntimeContainer, Sandbox, as_field, joined
 from engine.runtime.shim.identity import CAPABILITIES
 from engine.wire import cri_v1_pb2 as cri
 
@@ -114,7 +114,9 @@ def test_lists_in_wire_form_are_the_message() -> None:
     records.add_sandbox(sandbox)
     for number in range(3):
         metadata = cri.ContainerMetadata(name=f"c{number}")
-        records.add_container(Container(str(number) * 64, sandbox, cri.ContainerConfig(metadata=metadata), 7))
+        records.add_container(
+            RuntimeContainer(str(number) * 64, sandbox, cri.ContainerConfig(metadata=metadata), 7)
+        )
     listed = cri.ListContainersResponse.FromString(joined(records.containers.values()))
     assert list(listed.containers) == [container.entry() for container in records.containers.values()]
     sandboxes = cri.ListPodSandboxResponse.FromString(joined([sandbox]))

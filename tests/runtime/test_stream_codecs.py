@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.runtime.failures import Exhausted
+from engine.runtime.objects.failures import Exhausted
 from engine.runtime.streaming import protocol, spdy, websocket
 from engine.runtime.streaming.spdy_session import WINDOW, Event, Left, Opened, Received, Reset, SpdySession
 from engine.runtime.streaming.tickets import Tickets

@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from engine.api.errors import Refused
-from engine.host.crowd import Crowd
-from engine.runtime.records import READY, RUNNING, Container, Sandbox
+from engine.host.connection_limiter import ConnectionLimiter
+from engine.runtime.objects.records import READY, RUNNING, RuntimeContainer, Sandbox
 from engine.runtime.streaming import connections, remote_command, server
 from engine.runtime.streaming.protocol import STDOUT, CommandTicket, PortForwardTicket
 from engine.runtime.streaming.server import StreamingServer
@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE, eventually
 
 V4 = "v4.channel.k8s.io"
 SANDBOX = Sandbox("s", cri.PodSandboxConfig(), 0, state=READY)
-CONTAINER = Container("c", SANDBOX, cri.ContainerConfig(), 0, state=RUNNING)
+CONTAINER = RuntimeContainer("c", SANDBOX, cri.ContainerConfig(), 0, state=RUNNING)
 
 
 class Echo:
@@ -350,7 +350,7 @@ async def test_forwarding_by_channels_needs_ports(made: Made) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /exec/x HTT"], ids=["silent", "half-a-head"])
 async def test_strangers_keep_nobody_out(made: Made, sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    made.server._strangers = Crowd(20)
+    made.server._strangers = ConnectionLimiter(20)
     strangers = []
     try:
         for _ in range(100):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from engine.api.errors import Refused
-from engine.runtime.images import ImageStore
+from engine.runtime.images.store import ImageStore
 from engine.runtime.shim import messages
 from engine.runtime.spawning import Conversation
-from engine.testing.images import GROUP, PASSWD, Entry, busybox_layer, make_layer, write_image
+from engine.testing.images import GROUP, PASSWD, ImageEntry, busybox_layer, make_layer, write_image
 from engine.wire import cri_v1_pb2 as cri
 from tests.runtime.pods import Pods
 from tests.waiting import eventually
@@ -177,8 +177,8 @@ async def test_odd_lines_of_user_files_are_passed_over(embedded: Pods) -> None:
         busybox_layer(),
         make_layer(
             [
-                Entry("etc/passwd", data=odd + PASSWD, mode=0o644),
-                Entry("etc/group", data=b"x:x:4294967295:app\n" + GROUP, mode=0o644),
+                ImageEntry("etc/passwd", data=odd + PASSWD, mode=0o644),
+                ImageEntry("etc/group", data=b"x:x:4294967295:app\n" + GROUP, mode=0o644),
             ]
         ),
     ]

@@ -13,11 +13,11 @@ import pytest
 from engine.api.moments import rfc3339
 from engine.api.struct import to_json
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.node_metrics import count_node
-from engine.node.usage import shown
-from engine.node.usage.network import Interface
-from engine.node.usage.sampler import UsageSampler
-from engine.node.usage.used import NodeUsage
+from engine.node.nodeinfo.node_metrics import count_node
+from engine.node.stats import shown
+from engine.node.stats.network import Interface
+from engine.node.stats.sampler import UsageSampler
+from engine.node.stats.used import NodeUsage
 from tests.server.secured import SecuredView
 
 
@@ -86,8 +86,8 @@ class BusyView(SecuredView):
 
 def let_it_be_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is answered anew, whatever devices this machine has."""
-    monkeypatch.setattr("engine.node.usage.sampler.SHARED_SECONDS", 0.0)
-    monkeypatch.setattr("engine.node.usage.sampler.interfaces_of", interfaces)
+    monkeypatch.setattr("engine.node.stats.sampler.SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("engine.node.stats.sampler.interfaces_of", interfaces)
     monkeypatch.setattr("engine.server.cadvisor_metrics.device_name", lambda major, minor: "/dev/sda")
 
 

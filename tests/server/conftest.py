@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from engine.server import Server
+from engine.server import HttpServer
 from tests.server.served import Served, View
 
 
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Callable[[View], Any]]:
     """Starts a server over a view; stops all of them at the end."""
-    started: list[Server] = []
+    started: list[HttpServer] = []
 
     async def start(view: View) -> Served:
         path = tmp_path / "kubengine.sock"
-        server = Server(view, socket_path=path)
+        server = HttpServer(view, socket_path=path)
         await server.start()
         started.append(server)
         return Served(view, server, path)

@@ -15,7 +15,7 @@ from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
 from engine.runtime.embedded import EmbeddedRuntime
-from engine.server import Server
+from engine.server import HttpServer
 from engine.testing.apiserver import ApiServer
 from engine.testing.device_plugin import SampleDevicePlugin
 from engine.testing.images import busybox_layer, padding_layer, write_image
@@ -131,7 +131,7 @@ async def node_in_use(directory: Path, cgroup_root: str) -> AsyncIterator[str]:
         await node.start()
         stack.push_async_callback(node.stop)
         stack.push_async_callback(node.remove_all_pods)
-        served = Server(node, socket_path=None)
+        served = HttpServer(node, socket_path=None)
         await served.start()
         stack.push_async_callback(served.stop)
         plugins = directory / "node/device-plugins"

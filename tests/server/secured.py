@@ -18,8 +18,8 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.struct import decode_hook
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.container_access import ContainerAccess
-from engine.server.port.door import SecurePort
+from engine.node.logs.container_access import ContainerAccess
+from engine.server.port.server import SecurePort
 from engine.testing.apiserver import Authority, CertificatePair
 from tests.ports import free_port
 from tests.server.served import Answer, View, parse

@@ -14,10 +14,10 @@ from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.api.struct import to_json
 from engine.metrics import Registry
-from engine.node.usage.group import Groups
-from engine.node.usage.runtime_use import RuntimeUse
-from engine.node.usage.used import NodeUsage, UsedGroup
-from engine.server import Server
+from engine.node.stats.group import Groups
+from engine.node.stats.runtime_use import RuntimeUse
+from engine.node.stats.used import NodeUsage, UsedGroup
+from engine.server import HttpServer
 from tests.ports import free_port
 
 
@@ -76,7 +76,7 @@ class Served:
     """A running server and raw ways to talk to it."""
 
     view: View
-    server: Server
+    server: HttpServer
     socket_path: Path
 
     async def raw(

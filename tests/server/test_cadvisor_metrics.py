@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage.group import Groups
-from engine.node.usage.network import Interface
-from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
+from engine.node.stats.group import Groups
+from engine.node.stats.network import Interface
+from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
 from engine.server import cadvisor_metrics as cadvisor_metrics_module
 from engine.server.cadvisor_metrics import CadvisorPage
 

@@ -15,7 +15,9 @@ import pytest
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput, Refused
 from engine.api.kubengine_config import KubengineConfiguration, ServerSection
-from engine.server import Server, connection, listeners, turns
+from engine.server import HttpServer, listeners
+from engine.server.http import connection
+from engine.server.http import scheduling as turns
 from tests.ports import free_port
 from tests.server.served import View, parse
 from tests.waiting import PATIENCE, eventually
@@ -172,9 +174,9 @@ async def test_a_socket_left_by_a_dead_agent_is_replaced_a_live_one_is_not(tmp_p
     path = tmp_path / "kubengine.sock"
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
-    server = Server(View(), socket_path=path)
+    server = HttpServer(View(), socket_path=path)
     await server.start()
-    second = Server(View(), socket_path=path)
+    second = HttpServer(View(), socket_path=path)
     with pytest.raises(Refused, match="another process serves"):
         await second.start()
     await second.stop()
@@ -192,7 +194,7 @@ async def test_a_taken_port_is_named_and_nothing_stays_open(tmp_path: Path) -> N
         holder.listen()
         port = holder.getsockname()[1]
         view = View(config=KubeletConfiguration(read_only_port=port, healthz_port=free_port()))
-        server = Server(view, socket_path=tmp_path / "s")
+        server = HttpServer(view, socket_path=tmp_path / "s")
         with pytest.raises(Refused, match=rf"readOnlyPort 127\.0\.0\.1:{port}: Address already in use"):
             await server.start()
     assert not (tmp_path / "s").exists()
@@ -203,7 +205,7 @@ async def test_a_taken_port_is_named_and_nothing_stays_open(tmp_path: Path) -> N
 async def test_closed_doors_stay_closed(tmp_path: Path) -> None:
     before = open_descriptors()
     config = KubeletConfiguration(enable_server=False, healthz_port=0)
-    server = Server(View(config=config), socket_path=None)
+    server = HttpServer(View(config=config), socket_path=None)
     await server.start()
     assert open_descriptors() == before
     await server.stop()
@@ -211,7 +213,7 @@ async def test_closed_doors_stay_closed(tmp_path: Path) -> None:
 
 async def test_the_kubelets_address_does_not_open_the_port(tmp_path: Path) -> None:
     view = View(config=KubeletConfiguration(address="0.0.0.0", read_only_port=free_port(), healthz_port=0))
-    server = Server(view, socket_path=None)
+    server = HttpServer(view, socket_path=None)
     await server.start()
     with socket.socket() as other:
         assert other.connect_ex(("127.0.0.2", view.config.read_only_port)) != 0
@@ -229,7 +231,7 @@ async def test_the_kubelets_address_does_not_open_the_port(tmp_path: Path) -> No
 async def test_a_bad_address_is_named(address: str) -> None:
     view = View(kubengine_config=KubengineConfiguration(server=ServerSection(read_only_address=address)))
     with pytest.raises(InvalidInput, match="readOnlyPort"):
-        await Server(view, socket_path=None).start()
+        await HttpServer(view, socket_path=None).start()
 
 
 async def test_expect_continue(serve: Any) -> None:

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.cri.records import RUNNING, ContainerRecord, PodRecord, SandboxRecord
-from engine.node.usage import runtime_numbers
-from engine.node.usage.group import Groups
-from engine.node.usage.runtime_use import runtime_use
-from engine.node.usage.sampler import UsageSampler
-from engine.node.usage.used import NodeUsage, UsedGroup, UsedPod
-from engine.server.exchange import Request, Response
+from engine.node.stats import runtime_numbers
+from engine.node.stats.group import Groups
+from engine.node.stats.runtime_use import runtime_use
+from engine.node.stats.sampler import UsageSampler
+from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
+from engine.server.http.exchange import Request, Response
 from engine.server.resource_metrics import resource_metrics
 from engine.server.routes import Routes
 from engine.wire import cri_v1_pb2 as cri

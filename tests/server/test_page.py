@@ -22,7 +22,7 @@ from engine.api.errors import Unavailable
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
-from engine.cli._agent import Agent
+from engine.cli.agent.client import AgentClient
 from engine.server.page.rows import differences
 from engine.server.page.watch import watch_of
 from engine.testing.device_plugin import SampleDevicePlugin
@@ -180,7 +180,7 @@ spec:
 
 def answers(url: str) -> bool:
     with contextlib.suppress(Unavailable):
-        return bool(Agent(url).get("/healthz"))
+        return bool(AgentClient(url).get("/healthz"))
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from engine.api.documents import parse_pods
-from engine.node.static_pods import static_pod
+from engine.node.sources.static_pods import static_pod
 from engine.server.routes import pod_list
 
 MANIFEST = b"""

@@ -22,7 +22,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.server.port.access import needs
-from engine.server.port.door import MAX_STRANGERS, SecurePort
+from engine.server.port.server import MAX_STRANGERS, SecurePort
 from engine.server.port.websocket_token import PREFIX
 from engine.testing.apiserver import ApiServer, Authority, CertificatePair
 from tests.ports import free_port

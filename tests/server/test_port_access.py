@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.server.port.access import Needs, User, needs, refusal
+from engine.server.port.access import Needs, RequestUser, needs, refusal
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_verbs(method: str, verb: str) -> None:
 
 
 def test_a_refusal_is_in_the_kubelets_words() -> None:
-    said = refusal(User("U"), Needs("get", ("pods", "proxy")))
+    said = refusal(RequestUser("U"), Needs("get", ("pods", "proxy")))
     assert said == "Forbidden (user=U, verb=get, resource=nodes, subresource(s)=[pods proxy])\n"

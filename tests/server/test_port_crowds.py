@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.server import connection, taking
-from engine.server.port.door import SecurePort
+from engine.server.http import connection
+from engine.server.http import write_timeout as taking
+from engine.server.port.server import SecurePort
 from engine.testing.apiserver import Authority
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown, configured

@@ -11,7 +11,7 @@ import pytest
 
 from engine.api.duration import Duration
 from engine.cri.client import NotFound
-from engine.server.port import door
+from engine.server.port import server as door
 from engine.testing.apiserver import Authority
 from tests.ports import free_port
 from tests.server.secured import Secured, SecuredView, Shown, configured

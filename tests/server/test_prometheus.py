@@ -12,7 +12,7 @@ import pytest
 from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
-from engine.server.port.door import SecurePort
+from engine.server.port.server import SecurePort
 from engine.testing.apiserver import ApiServer
 from tests.ports import free_port
 from tests.server.busy import BusyView, let_it_be_busy

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from engine.server.taking import part
+from engine.server.http.write_timeout import part
 from engine.testing.apiserver import Authority
 from tests.waiting import eventually
 

@@ -12,8 +12,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from engine.cli._agent import Agent
-from engine.cli._places import default_socket
+from engine.cli.agent.client import AgentClient
+from engine.cli.agent.places import default_socket
 from engine.testing.images import BUSYBOX_TAG
 from tests.system.unit_scenes import (
     UNIT,
@@ -67,7 +67,7 @@ def from_install_to_purge(package: Path, scratch: Path) -> dict[str, Any]:
     dpkg("--install", package)
     seen: dict[str, Any] = {"installed": state()}
     put(MANIFESTS / "pod.yaml", json.dumps(POD))
-    agent = Agent(str(default_socket(Path("/var/lib/kubelet"))))
+    agent = AgentClient(str(default_socket(Path("/var/lib/kubelet"))))
     containers = await_running(agent)
     put(Path("/etc/default/kubengine"), "KUBENGINE_OPTIONS=--log-level=debug\n")
     pid = int(shown("MainPID")["MainPID"])

@@ -11,7 +11,7 @@ import pytest
 
 from engine.runtime.embedded import EmbeddedRuntime
 from engine.testing.containerd import Containerd
-from engine.testing.images import Entry, make_layer, write_image
+from engine.testing.images import ImageEntry, make_layer, write_image
 from tests.node_rig import Rig
 from tests.system.busybox import WAIT, container
 from tests.waiting import eventually
@@ -34,7 +34,7 @@ async def test_a_container_reads_an_image_that_was_pulled_as_its_volume(
     archives = tmp_path / "archives"
     archives.mkdir()
     shutil.copy(busybox_archive, archives)
-    files = make_layer([Entry("sub"), Entry("sub/weights", data=b"42\n", mode=0o644)])
+    files = make_layer([ImageEntry("sub"), ImageEntry("sub/weights", data=b"42\n", mode=0o644)])
     write_image(archives / "model.tar", ["model:1"], layers=[files])
     with tempfile.TemporaryDirectory(prefix="ke-") as short:
         runtime = EmbeddedRuntime(

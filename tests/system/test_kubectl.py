@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.api.config import KubeletAuthentication, KubeletConfiguration, X509Authentication
 from engine.node import Node
-from engine.server import Server
-from engine.server.port.door import SecurePort
+from engine.server import HttpServer
+from engine.server.port.server import SecurePort
 from tests.cluster.control_plane import ControlPlane
 from tests.ports import free_port
 from tests.runtime.pods import embedded_runtime
@@ -146,7 +146,7 @@ class ClusterNode:
             kubeconfig=plane.node,
         )
         own = SecurePort(self.node, "0.0.0.0", self._port)
-        self._server = Server(self.node, socket_path=None, port=own)
+        self._server = HttpServer(self.node, socket_path=None, port=own)
 
     async def __aenter__(self) -> Cluster:
         await self.node.start()

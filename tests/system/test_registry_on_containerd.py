@@ -19,7 +19,7 @@ from engine.cluster.client import ApiClient
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
 from engine.node import Node
-from engine.node.image_access.providers import load_programs
+from engine.node.images.providers import load_programs
 from engine.testing.apiserver import ApiServer
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from engine.api.errors import KubengineError
-from engine.cli._agent import Agent
+from engine.cli.agent.client import AgentClient
 from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
@@ -67,7 +67,7 @@ class AgentUnderTest:
 
     def pods(self) -> list[dict[str, Any]]:
         try:
-            return Agent(str(self.root / "kubengine.sock")).get_json("/pods")["items"]
+            return AgentClient(str(self.root / "kubengine.sock")).get_json("/pods")["items"]
         except KubengineError:
             return []
 

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from engine.api.errors import KubengineError
-from engine.cli._agent import Agent
-from engine.cli._places import default_socket
+from engine.cli.agent.client import AgentClient
+from engine.cli.agent.places import default_socket
 from engine.testing.images import BUSYBOX_TAG, busybox_layer, write_image
 from tests.waiting import PATIENCE
 
@@ -31,7 +31,7 @@ def under_its_unit(unit: Path, scratch: Path) -> dict[str, Any]:
     then the agent is killed, hangs, is started again."""
     manifests = scratch / "manifests"
     manifests.mkdir()
-    agent = Agent(str(default_socket(scratch / "root")))
+    agent = AgentClient(str(default_socket(scratch / "root")))
     start_runtime(scratch, scratch / "cri.sock")
     install(unit, scratch, manifests)
     systemctl("start", UNIT)
@@ -155,7 +155,7 @@ def process(pid: int) -> dict[str, str]:
     }
 
 
-def await_running(agent: Agent) -> list[tuple[str, int]]:
+def await_running(agent: AgentClient) -> list[tuple[str, int]]:
     """Ids and restarts of the pod's containers, once it is ready."""
     found: list[tuple[str, int]] = []
 
@@ -172,7 +172,7 @@ def await_running(agent: Agent) -> list[tuple[str, int]]:
     return found
 
 
-def containers_after(agent: Agent, pid: int) -> list[tuple[str, int]]:
+def containers_after(agent: AgentClient, pid: int) -> list[tuple[str, int]]:
     """The pod's containers once systemd has put another agent in the place of `pid`."""
     eventually(
         lambda: (

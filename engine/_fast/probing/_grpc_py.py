@@ -72,7 +72,7 @@ class _Verdict(Exception):
         self.answer = verdict, detail, text
 
 
-class Answer:
+class GrpcAnswer:
     """What is known of the call so far."""
 
     def __init__(self, call: int) -> None:
@@ -95,7 +95,7 @@ def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
     STATUS: the gRPC status and its message as sent. HTTP: the status. CLOSED: the HTTP/2 error code.
     """
     try:
-        _frames(Answer(call), data)
+        _frames(GrpcAnswer(call), data)
     except _Verdict as verdict:
         return verdict.answer
     except _Refused:
@@ -103,7 +103,7 @@ def parse(data: bytes, call: int = HEALTH) -> tuple[int, int, bytes]:
     return CLOSED, 0, b""
 
 
-def _frames(answer: Answer, data: bytes) -> None:
+def _frames(answer: GrpcAnswer, data: bytes) -> None:
     block: bytearray | None = None
     ends = False
     at = idle = 0
@@ -148,7 +148,7 @@ def _frames(answer: Answer, data: bytes) -> None:
 
 
 def _check(
-    answer: Answer, type: int, flags: int, stream: int, length: int, idle: int, in_block: bool
+    answer: GrpcAnswer, type: int, flags: int, stream: int, length: int, idle: int, in_block: bool
 ) -> None:
     right = {
         HEADERS: stream == 1,
@@ -167,7 +167,7 @@ def _check(
         raise _Refused
 
 
-def _settings(answer: Answer, payload: bytes) -> None:
+def _settings(answer: GrpcAnswer, payload: bytes) -> None:
     for at in range(0, len(payload) - 5, 6):
         setting = int.from_bytes(payload[at : at + 2], "big")
         value = int.from_bytes(payload[at + 2 : at + 6], "big")
@@ -180,7 +180,7 @@ def _settings(answer: Answer, payload: bytes) -> None:
                 raise _Refused
 
 
-def _widen(answer: Answer, stream: int, more: int) -> None:
+def _widen(answer: GrpcAnswer, stream: int, more: int) -> None:
     answer.windows[stream] += more
     if more == 0 or answer.windows[stream] > WINDOW_LIMIT:
         raise _Refused
@@ -196,7 +196,7 @@ def _unpadded(payload: bytes, length: int, flags: int, type: int) -> bytes:
     return payload[skip : length - padding]
 
 
-def _block(answer: Answer, block: bytes, done: bool) -> None:
+def _block(answer: GrpcAnswer, block: bytes, done: bool) -> None:
     """Decode a header block that may not be whole yet; only a whole one changes the table."""
     table, table_max = list(answer.table), answer.table_max
     try:
@@ -207,7 +207,7 @@ def _block(answer: Answer, block: bytes, done: bool) -> None:
         answer.table, answer.table_max = table, table_max
 
 
-def _fields(answer: Answer, block: bytes) -> None:
+def _fields(answer: GrpcAnswer, block: bytes) -> None:
     at = 0
     resizable = True
     while at < len(block):
@@ -242,7 +242,7 @@ def _fields(answer: Answer, block: bytes) -> None:
             answer.text = value[:TEXT_LIMIT]
 
 
-def _entry(answer: Answer, index: int) -> tuple[bytes, bytes]:
+def _entry(answer: GrpcAnswer, index: int) -> tuple[bytes, bytes]:
     if index == 0 or index - 62 >= len(answer.table):
         raise _Refused
     if index >= 62:
@@ -250,7 +250,7 @@ def _entry(answer: Answer, index: int) -> tuple[bytes, bytes]:
     return _STATIC_NAMES[index - 1].encode(), _STATIC_STATUSES.get(index, b"")
 
 
-def _evict(answer: Answer) -> None:
+def _evict(answer: GrpcAnswer) -> None:
     while sum(len(n) + len(v) + 32 for n, v in answer.table) > answer.table_max:
         answer.table.pop()
 
@@ -299,7 +299,7 @@ def _unhuffman(raw: bytes, whole: bool) -> bytes:
     return bytes(out)
 
 
-def _message(answer: Answer, data: bytes) -> None:
+def _message(answer: GrpcAnswer, data: bytes) -> None:
     answer.message += data
     if answer.call == GET:
         if len(answer.message) >= BODY_ENOUGH:
@@ -315,7 +315,7 @@ def _message(answer: Answer, data: bytes) -> None:
             raise _Verdict(STATUS, INTERNAL)
 
 
-def _conclude(answer: Answer) -> None:
+def _conclude(answer: GrpcAnswer) -> None:
     if answer.call == GET:
         raise _Verdict(ANSWERED, max(answer.status, 0))
     if answer.grpc_status > 0:

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
-from engine._fast.probing._response_py import Response
+from engine._fast.probing._response_py import ProbeResponse
 
 cdef extern from "response.h" nogil:
     enum:
@@ -55,8 +55,8 @@ cdef class HttpResponse:
 
     def result(self):
         if self._response.verdict != HTTP_DONE:
-            return Response(self._response.verdict)
-        return Response(HTTP_DONE, self._response.status, self.location, self.excerpt)
+            return ProbeResponse(self._response.verdict)
+        return ProbeResponse(HTTP_DONE, self._response.status, self.location, self.excerpt)
 
     @property
     def status(self):

@@ -25,7 +25,7 @@ _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})(?:[ \t\r]*|;.*)\Z", re.DOTALL)
 
 
-class Response(NamedTuple):
+class ProbeResponse(NamedTuple):
     """DONE, MALFORMED or BROKEN; the rest is meaningful for DONE."""
 
     verdict: int
@@ -38,16 +38,20 @@ class _Refused(Exception):
     pass
 
 
-def parse(data: bytes, *, reset: bool = False) -> Response:
+def parse(data: bytes, *, reset: bool = False) -> ProbeResponse:
     """Read a response whose connection was closed (or reset) after `data`."""
     try:
         status, headers, rest = _headers(data)
         length, chunked = _framing(status, headers)
     except _Refused:
-        return Response(MALFORMED)
+        return ProbeResponse(MALFORMED)
     verdict, body = _chunked(rest) if chunked else _counted(rest, length, reset)
     excerpt = body[:EXCERPT]
-    return Response(verdict, status, _location(headers), excerpt) if verdict == DONE else Response(verdict)
+    return (
+        ProbeResponse(verdict, status, _location(headers), excerpt)
+        if verdict == DONE
+        else ProbeResponse(verdict)
+    )
 
 
 class HttpResponse:
@@ -59,7 +63,7 @@ class HttpResponse:
 
     def __init__(self) -> None:
         self._data = b""
-        self._result = Response(MORE)
+        self._result = ProbeResponse(MORE)
         self.status = 0
         self.location = b""
         self.in_body = False
@@ -84,7 +88,7 @@ class HttpResponse:
             self._result = parse(self._data, reset=reset)
         return self._result.verdict
 
-    def result(self) -> Response:
+    def result(self) -> ProbeResponse:
         return self._result
 
     @property

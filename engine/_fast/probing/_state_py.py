@@ -25,7 +25,7 @@ INITIAL = {LIVENESS: SUCCESS, READINESS: FAILURE, STARTUP: UNKNOWN}
 """What a container is worth before its first result."""
 
 
-class Observation(NamedTuple):
+class ProbeObservation(NamedTuple):
     """What is known at a tick.
 
     `container` is a number that names one incarnation of the container (0: no status, or one without an
@@ -93,7 +93,7 @@ class ProbeState:
         self.attempt = 0
         self.succeeded = False
 
-    def tick(self, seen: Observation, now_ms: int, initial: int = NONE) -> tuple[int, list[int]]:
+    def tick(self, seen: ProbeObservation, now_ms: int, initial: int = NONE) -> tuple[int, list[int]]:
         """The action and the results published, in order; `initial` replaces the type's own."""
         facts = self._facts(seen, now_ms)
         rule = next(r for r in RULES if all(facts[name] is wanted for name, wanted in r.facts.items()))
@@ -124,7 +124,7 @@ class ProbeState:
                 self.run = 0
         return COUNTED, updates
 
-    def is_starting(self, seen: Observation) -> bool:
+    def is_starting(self, seen: ProbeObservation) -> bool:
         """Whether somebody waits for the first success of a running container, to be started or ready."""
         if self.type == LIVENESS or (self.type == STARTUP) == bool(seen.started):
             return False
@@ -132,7 +132,7 @@ class ProbeState:
             return False
         return self.container != seen.container or not (self.succeeded or self.on_hold)
 
-    def _facts(self, seen: Observation, now_ms: int) -> dict[str, bool]:
+    def _facts(self, seen: ProbeObservation, now_ms: int) -> dict[str, bool]:
         running_ms = now_ms - seen.started_at_ms
         if -1000 < running_ms < 0:
             running_ms = 0

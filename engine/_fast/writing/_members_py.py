@@ -18,7 +18,7 @@ MOST_STEPS: Final = 128
 LAST_SECOND: Final = 253402300799
 
 
-class Step(NamedTuple):
+class MemberStep(NamedTuple):
     """A number `values[row] / 10**form` under a name, `text` being `"name":`, for a form of 0 to 18.
 
     `OPEN` begins an object, `text` being `"name":{` or what else it begins with, and `CLOSE` ends it. It is
@@ -32,7 +32,7 @@ class Step(NamedTuple):
 
 def filled(
     texts: Texts,
-    forms: Sequence[Sequence[Step]],
+    forms: Sequence[Sequence[MemberStep]],
     which: NDArray[np.int64],
     rows: NDArray[np.int64],
     piece: int = PIECE,
@@ -58,7 +58,7 @@ def filled(
     return _pieces(texts, forms, which.tolist(), rows.tolist(), piece)
 
 
-def _rows(steps: Sequence[Step]) -> int:
+def _rows(steps: Sequence[MemberStep]) -> int:
     """How many rows a form has."""
     most, depth = (1 << 63) - 1, 0
     for _, values, form in steps:
@@ -73,7 +73,7 @@ def _rows(steps: Sequence[Step]) -> int:
 
 
 def _pieces(
-    texts: Texts, forms: Sequence[Sequence[Step]], which: Sequence[int], rows: Sequence[int], piece: int
+    texts: Texts, forms: Sequence[Sequence[MemberStep]], which: Sequence[int], rows: Sequence[int], piece: int
 ) -> Iterator[bytes]:
     out = bytearray()
     begin = 0
@@ -88,7 +88,7 @@ def _pieces(
         yield bytes(out)
 
 
-def _members(text: bytes, steps: Sequence[Step], row: int) -> bytes:
+def _members(text: bytes, steps: Sequence[MemberStep], row: int) -> bytes:
     pending: list[tuple[bytes, bool]] = []
     for name, values, form in steps:
         if form == OPEN:

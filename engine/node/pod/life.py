@@ -26,7 +26,7 @@ from engine.api.errors import Bug
 from engine.api.lifecycle import PodEnd
 
 
-class State(Enum):
+class LifeState(Enum):
     """What the pod is, and what is to be done for it."""
 
     ENTERING = "is being judged, or waits for others to make room"
@@ -42,7 +42,7 @@ class State(Enum):
     GONE = "has left nothing behind"
 
 
-class Event(Enum):
+class LifeEvent(Enum):
     ADMIT = "it fits, and what it waited for has happened"
     REJECT = "it does not fit"
     RETRY = "something changed on the node that may let it fit"
@@ -64,9 +64,9 @@ class Action(Enum):
     HASTEN = "if it is being stopped, stop it within the grace that is left now"
 
 
-S, E, A = State, Event, Action
+S, E, A = LifeState, LifeEvent, Action
 
-TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, tuple[Action, ...]]]] = {
+TRANSITIONS: Final[dict[tuple[LifeState, LifeEvent], tuple[LifeState, tuple[Action, ...]]]] = {
     (S.ENTERING, E.ADMIT): (S.WORKING, ()),
     (S.ENTERING, E.REJECT): (S.REJECTED, ()),
     (S.REJECTED, E.RETRY): (S.ENTERING, ()),
@@ -105,32 +105,34 @@ STOPPING: Final = frozenset({S.FAILING, S.LEAVING})
 class PodLife:
     """Where one pod is in its life, and the first end that it was given."""
 
-    def __init__(self, state: State = State.ENTERING, end: PodEnd | None = None) -> None:
+    def __init__(self, state: LifeState = LifeState.ENTERING, end: PodEnd | None = None) -> None:
         self.state = state
         self.end = end
         self.grace: int | None = None
         """Seconds that its sources leave it to stop, None for its own."""
 
-    def tell(self, event: Event, end: PodEnd | None = None, grace: int | None = None) -> tuple[Action, ...]:
+    def tell(
+        self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None
+    ) -> tuple[Action, ...]:
         """What is to be done now. `Bug` for an event that cannot happen in this state.
 
         `end` comes with FAIL and REJECT; `grace`, in seconds, may come with REMOVE.
         """
         shorter = grace is not None and (self.grace is None or grace < self.grace)
-        hasten = (Action.HASTEN,) if shorter and self.state in STOPPING else ()
+        shorten_grace = (Action.HASTEN,) if shorter and self.state in STOPPING else ()
         if shorter:
             self.grace = grace
-        return (*self._move(event, end), *hasten)
+        return (*self._move(event, end), *shorten_grace)
 
-    def _move(self, event: Event, end: PodEnd | None) -> tuple[Action, ...]:
+    def _move(self, event: LifeEvent, end: PodEnd | None) -> tuple[Action, ...]:
         if (self.state, event) in IGNORED:
             return ()
         if (self.state, event) not in TRANSITIONS:
             raise Bug(f"{event.name} while {self.state.name}", subject="pod life")
         self.state, actions = TRANSITIONS[self.state, event]
-        if event in (Event.FAIL, Event.REJECT):
+        if event in (LifeEvent.FAIL, LifeEvent.REJECT):
             self.end = end
-        elif event is Event.ADMIT:
+        elif event is LifeEvent.ADMIT:
             self.end = None
         self.validate()
         return actions
@@ -147,7 +149,7 @@ class PodLife:
     @property
     def final(self) -> bool:
         """Whether it has ended for good, so that its status stays as it is."""
-        return self.state in (State.FINISHED, State.FAILED)
+        return self.state in (LifeState.FINISHED, LifeState.FAILED)
 
     @property
     def wanted(self) -> bool:
@@ -157,7 +159,7 @@ class PodLife:
     @property
     def stopped(self) -> bool:
         """Whether the node, or its source, has ended it and nothing of it runs."""
-        return self.state is State.FAILED or (self.over and not self.wanted)
+        return self.state is LifeState.FAILED or (self.over and not self.wanted)
 
     @property
     def given_grace(self) -> int | None:
@@ -169,8 +171,8 @@ class PodLife:
         """Raises `Bug` where what is kept contradicts the state."""
         if self.grace is not None and self.wanted:
             raise Bug(f"{self.state.name} and told to leave", subject="pod life")
-        needs_end = self.state in (State.REJECTED, State.FAILING, State.FAILED)
+        needs_end = self.state in (LifeState.REJECTED, LifeState.FAILING, LifeState.FAILED)
         if needs_end and self.end is None:
             raise Bug(f"{self.state.name} without a reason", subject="pod life")
-        if self.state in (State.WORKING, State.FINISHED) and self.end is not None:
+        if self.state in (LifeState.WORKING, LifeState.FINISHED) and self.end is not None:
             raise Bug(f"{self.state.name} and ended for {self.end.reason}", subject="pod life")

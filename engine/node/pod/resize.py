@@ -22,7 +22,7 @@ from engine.api.status import PodCondition
 from engine.cgroups.resize import DEFERRED, FAILED, IN_PROGRESS, INFEASIBLE, PENDING
 
 
-class State(Enum):
+class ResizeState(Enum):
     PROPOSED = "is wanted, and was not looked at yet"
     DEFERRED = "waits until the node has room"
     INFEASIBLE = "can never be had on this node as it is"
@@ -31,7 +31,7 @@ class State(Enum):
     DONE = "is what the pod has"
 
 
-class Event(Enum):
+class ResizeEvent(Enum):
     DEFER = "there is no room now"
     REFUSE = "there can be no room"
     BEGIN = "there is room"
@@ -39,11 +39,11 @@ class Event(Enum):
     COMPLETE = "cgroups and containers have the new amounts"
 
 
-S, E = State, Event
+S, E = ResizeState, ResizeEvent
 
 JUDGED: Final = (S.PROPOSED, S.DEFERRED, S.INFEASIBLE)
 
-TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+TRANSITIONS: Final[dict[tuple[ResizeState, ResizeEvent], ResizeState]] = {
     **{(state, E.DEFER): S.DEFERRED for state in JUDGED},
     **{(state, E.REFUSE): S.INFEASIBLE for state in JUDGED},
     **{(state, E.BEGIN): S.RESIZING for state in JUDGED},
@@ -67,10 +67,10 @@ class Resize:
 
     def __init__(self, wanted: Pod) -> None:
         self.wanted = wanted
-        self.state = State.PROPOSED
+        self.state = ResizeState.PROPOSED
         self.condition: PodCondition | None = None
 
-    def tell(self, event: Event, condition: PodCondition | None = None) -> None:
+    def tell(self, event: ResizeEvent, condition: PodCondition | None = None) -> None:
         """`condition` is what the new state shows. `Bug` for an event that cannot happen in this state."""
         if (self.state, event) not in TRANSITIONS:
             raise Bug(f"{event.name} while {self.state.name}", subject="pod resize")
@@ -85,7 +85,7 @@ class Resize:
     @property
     def waiting(self) -> bool:
         """Whether it can only go on when the node has more room."""
-        return self.state is State.DEFERRED
+        return self.state is ResizeState.DEFERRED
 
     def validate(self) -> None:
         """Raises `Bug` where the condition is not the state's."""

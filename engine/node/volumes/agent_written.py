@@ -12,8 +12,8 @@ from typing import Final
 
 from engine.api.pod import Pod, Volume
 from engine.cri.paths import CONFIG_MAP, DOWNWARD_API, PROJECTED, SECRETS
-from engine.host.beneath import make_directories, opened
-from engine.host.published import PublishedFile, publish, share_with_group
+from engine.host.atomic_writer import PublishedFile, publish, share_with_group
+from engine.host.safe_open import make_directories, opened
 
 PLUGINS: Final = (CONFIG_MAP, SECRETS, DOWNWARD_API, PROJECTED)
 _DIRECTORY_MODE: Final = 0o755

@@ -12,12 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
+from engine.api.objects.storage import LocalVolume
 from engine.api.pod import Container, Pod
-from engine.api.storage import LocalVolume
 from engine.cri.paths import LOCAL_VOLUME
-from engine.host.beneath import opened_parent
 from engine.host.loop_devices import detach_loop_devices
 from engine.host.mounts import clear_mount
+from engine.host.safe_open import opened_parent
 from engine.node.volumes.claims import claim_name, is_read_only
 from engine.node.volumes.local import check_path
 from engine.wire import cri_v1_pb2 as cri

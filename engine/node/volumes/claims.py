@@ -12,8 +12,7 @@ from engine.admission.selectors import selects
 from engine.api.errors import InvalidInput, Refused
 from engine.api.meta import ObjectMeta
 from engine.api.node import Node
-from engine.api.pod import HostPathVolume, Pod, Volume
-from engine.api.storage import (
+from engine.api.objects.storage import (
     BLOCK,
     FILESYSTEM,
     READ_WRITE_ONCE_POD,
@@ -23,7 +22,8 @@ from engine.api.storage import (
     PersistentVolumeClaim,
     PersistentVolumeSpec,
 )
-from engine.node.cluster_objects import ClusterObjects
+from engine.api.pod import HostPathVolume, Pod, Volume
+from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.refusals import VolumeRefused
 
 _BOUND = "Bound"

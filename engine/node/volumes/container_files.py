@@ -8,8 +8,8 @@ from pathlib import Path
 from engine.api.pod import Container, Pod
 from engine.cri.paths import hosts_path, last_words_path
 from engine.host.files import replace_file
-from engine.node.hostname import PodHostname
-from engine.node.hosts import hosts_text
+from engine.node.spec.hostname import PodHostname
+from engine.node.spec.hosts import hosts_text
 
 
 def termination_message_file(pod_directory: Path, container: Container, attempt: int) -> Path:

@@ -9,15 +9,15 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.api.cluster_objects import ConfigMap, Secret
 from engine.api.errors import InvalidInput, KubengineError, Missing
+from engine.api.objects.cluster_objects import ConfigMap, Secret
 from engine.api.pod import DownwardAPIVolume, Pod, Volume, VolumeProjection
 from engine.api.quantity import Quantity
 from engine.api.references import ClusterTrustBundleProjection, KeyToPath, ServiceAccountTokenProjection
-from engine.host.published import PublishedFile
-from engine.node.cluster_objects import ClusterObjects
-from engine.node.environment import field_value, resource_value
-from engine.node.security import effective_security
+from engine.host.atomic_writer import PublishedFile
+from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.spec.environment import field_value, resource_value
+from engine.node.spec.security import effective_security
 from engine.node.volumes.trust_anchors import trust_anchors
 
 DEFAULT_FILE_MODE = 0o644

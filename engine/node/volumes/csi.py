@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 from engine.api.errors import Missing, Refused, Unavailable
 from engine.api.grpc_codes import FAILED_PRECONDITION, INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE
 from engine.api.moments import rfc3339
+from engine.api.objects.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
 from engine.api.pod import Pod, Volume
-from engine.api.storage import CSIDriver, CSIDriverSpec, CSIPersistentVolume, SecretReference
 from engine.csi import places
 from engine.csi.driver_calls import Driver, DriverFailed
 from engine.csi.drivers import Drivers
@@ -34,10 +34,10 @@ from engine.csi.volume import (
     pod_info,
     spec_of,
 )
-from engine.node.cluster_objects import ClusterObjects
+from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.made import MadeVolume
+from engine.node.volumes.mounted_volumes import MadeVolume
 from engine.node.volumes.refusals import SET_UP, SET_UP_DEVICE, TAKEN, NotGrown, refusing
 
 ATTACH_SECONDS: Final = 123.0

@@ -13,15 +13,15 @@ from engine.csi import places
 from engine.csi.records import DriverRecords
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
-from engine.node.cluster_objects import ClusterObjects
+from engine.node.controlplane.cluster_objects import ClusterObjects
 from engine.node.volumes.attachments import Attachments
 from engine.node.volumes.claims import BoundVolume
-from engine.node.volumes.made import MadeVolume
+from engine.node.volumes.mounted_volumes import MadeVolume
 
 if TYPE_CHECKING:
     from engine.csi.drivers import Drivers
     from engine.csi.mounting import Mounting
-    from engine.csi.usage import Measured, VolumeUsages
+    from engine.csi.usage import VolumeMeasurement, VolumeUsages
     from engine.node.volumes.csi import CsiVolumes
 
 CSI_PLUGIN: Final = "CSIPlugin"
@@ -104,7 +104,7 @@ class CsiStorage:
 
     async def usage(
         self, volumes: Mapping[Path, tuple[Pod, Volume, BoundVolume | None]]
-    ) -> dict[Path, Measured]:
+    ) -> dict[Path, VolumeMeasurement]:
         """What drivers tell of volumes, by where containers find them."""
         keys = {path: self._parts.volumes.key(*volume) for path, volume in volumes.items()}
         return await self._parts.usages.of(keys)

@@ -16,10 +16,10 @@ from engine.api.errors import InvalidInput
 from engine.api.pod import EmptyDirVolume, Pod
 from engine.api.quantity import ZERO, Quantity
 from engine.api.resources import MEMORY, pod_limits
-from engine.cgroups.values import limits_declared
+from engine.cgroups.formulas.values import limits_declared
 from engine.cri.paths import EMPTY_DIR, project_record, volume_path
-from engine.host.beneath import make_directories, opened, same_file
 from engine.host.mounts import is_mount, mount_filesystem
+from engine.host.safe_open import make_directories, opened, same_file
 from engine.node.volumes.project_ids import ProjectIds
 
 _MEMORY_MEDIUM = "Memory"

@@ -10,8 +10,8 @@ from typing import Final
 
 from engine.api.errors import Refused
 from engine.api.pod import Container
-from engine.host.beneath import HANDLE, open_in_root, opened, read_handle
-from engine.node.env_file import EnvFile
+from engine.host.safe_open import HANDLE, open_in_root, opened, read_handle
+from engine.node.spec.env_file import EnvFile
 
 LARGEST: Final = 1024 * 1024
 """Bytes of one file: more than a container may have of variables."""

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.api.storage import LocalVolume
+from engine.api.objects.storage import LocalVolume
 from engine.cri.paths import LOCAL_VOLUME, volume_path
 from engine.host.mounts import bind, is_mount, restrict
 from engine.host.shared_trees import share_tree

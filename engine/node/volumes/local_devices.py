@@ -18,10 +18,10 @@ from weakref import WeakValueDictionary
 
 from engine.api.errors import KubengineError, Refused
 from engine.api.events import WARNING, EventRecorder
-from engine.api.storage import LocalVolume
+from engine.api.objects.storage import LocalVolume
 from engine.cri.paths import pods_directory
-from engine.host.beneath import opened_parent
 from engine.host.mounts import clear_mount, is_mount
+from engine.host.safe_open import opened_parent
 from engine.node.volumes import block_device, local
 from engine.node.volumes.claims import BoundVolume
 from engine.node.volumes.local import check_path

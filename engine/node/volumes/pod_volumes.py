@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.api.errors import Refused
+from engine.api.objects.storage import LocalVolume
 from engine.api.pod import HostPathVolume, Pod, Volume
 from engine.api.quantity import Quantity
 from engine.api.resources import MEMORY
-from engine.api.storage import LocalVolume
 from engine.cri.paths import CONFIG_MAP, pods_directory, volume_path
 from engine.host.mounts import is_mount, unmount_below
 from engine.host.trees import remove_tree

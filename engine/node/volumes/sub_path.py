@@ -17,9 +17,9 @@ from pathlib import Path
 
 from engine.api.errors import InvalidInput, Refused
 from engine.api.pod import VolumeMount
-from engine.host.beneath import HANDLE, make_directories, mount_id, open_beneath, opened
 from engine.host.mounts import bind, unmount
-from engine.node.environment import expand, references
+from engine.host.safe_open import HANDLE, make_directories, mount_id, open_beneath, opened
+from engine.node.spec.environment import expand, references
 
 DIRECTORY = "volume-subpaths"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from engine.admission.selectors import selects_labels
-from engine.api.cluster_objects import ClusterTrustBundle
 from engine.api.errors import InvalidInput, Missing
+from engine.api.objects.cluster_objects import ClusterTrustBundle
 from engine.api.references import ClusterTrustBundleProjection
 
 _BLOCK: Final = re.compile(

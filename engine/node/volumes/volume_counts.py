@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from engine.api.objects.storage import LocalVolume
 from engine.api.pod import HostPathVolume, Volume
-from engine.api.storage import LocalVolume
 from engine.metrics import Registry, Sample
 from engine.node.volumes import agent_written
 from engine.node.volumes.claims import BoundVolume

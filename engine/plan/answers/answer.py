@@ -92,7 +92,7 @@ def no_labels(rows: NDArray[np.int64]) -> pa.Array:
     return pa.nulls(len(rows), pa.large_string())
 
 
-class PodRows(NamedTuple):
+class AnswerPodRows(NamedTuple):
     """Rows of some pods of one node: where they are in the snapshot, of each a key of its reason, an amount.
     int64[n] each."""
 
@@ -113,7 +113,7 @@ class Rows:
     _lists: tuple[list[Any], ...] = field(default_factory=lambda: ([], [], [], [], [], []))
     _counts: list[int] = field(default_factory=list)
     """How many rows each entry of the lists makes; more than one, or none, only of `_pods`."""
-    _pods: list[PodRows] = field(default_factory=list)
+    _pods: list[AnswerPodRows] = field(default_factory=list)
     _tables: list[pa.Table] = field(default_factory=list)
 
     @cached_property
@@ -123,7 +123,7 @@ class Rows:
     def add(self, node: int, decision: str, object: str, reason: str, amount: int, unit: str) -> None:
         self._add(node, decision, object, reason, amount, unit, 1)
 
-    def add_pods(self, node: int, decision: str, pods: PodRows, unit: str) -> None:
+    def add_pods(self, node: int, decision: str, pods: AnswerPodRows, unit: str) -> None:
         """A row for each of these pods of one node."""
         self._add(node, decision, None, None, 0, unit, len(pods.pods))
         self._pods.append(pods)

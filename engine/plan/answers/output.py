@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from engine.api.amounts.sizes import binary_size
 from engine.api.errors import InvalidInput
-from engine.api.sizes import binary_size
 from engine.api.version import engine_version
 from engine.host.files import replace_file, replacing_file
 from engine.plan.answers.answer import COLUMNS, Answer

@@ -9,8 +9,8 @@ from engine.admission.asked_pod import PodParameters
 from engine.admission.ports import host_ports
 from engine.api.pod import Pod
 from engine.plan.answers.answer import Answer, Rows, coded
-from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.fit import NodeUse, fit, node_use
+from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.columns import Snapshot
 
 
@@ -21,7 +21,7 @@ class AdmitParameters(PodParameters, kw_only=True, forbid_unknown_fields=True):
 def admit(snapshot: Snapshot, parameters: AdmitParameters) -> Answer:
     """Per node and pod `admits` (amount: how many, one after another) with what ends it, or `refuses`."""
     rows = Rows(snapshot.node_names)
-    pods = asked_pods(snapshot, parameters)
+    pods = requested_pods(snapshot, parameters)
     use = node_use(snapshot)
     for pod in pods:
         _ask(rows, use, pod)

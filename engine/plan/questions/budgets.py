@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan.reading.documents import LabelSelector
+from engine.plan.reading.documents import LabelSelectorDocument
 from engine.plan.snapshot.columns import Snapshot
 
 
@@ -33,7 +33,7 @@ class Budgets:
         going = np.zeros(snapshot.placed, bool)
         going[pods] = True
         for budget in self._budgets:
-            selector = msgspec.json.decode(budget["selector"] or "null", type=LabelSelector | None)
+            selector = msgspec.json.decode(budget["selector"] or "null", type=LabelSelectorDocument | None)
             matching = np.array([_matches(selector, one) for one in decoded], bool)
             mine = matching[codes] & (namespaces == budget["namespace"])
             hit = np.flatnonzero(mine & going)
@@ -42,7 +42,7 @@ class Budgets:
                 yield f"{budget['namespace']}/{budget['name']}", allowed, len(hit), int(hit[0])
 
 
-def _matches(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
+def _matches(selector: LabelSelectorDocument | None, labels: Mapping[str, str]) -> bool:
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.match_labels or {}).items()):

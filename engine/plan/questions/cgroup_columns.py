@@ -1,4 +1,4 @@
-"""Cgroup values of a snapshot's pods, containers and QoS levels, from the kernel of `engine.cgroups.bulk`.
+"""Cgroup values of a snapshot's pods, containers and QoS levels, from the kernel of `engine.cgroups.formulas.bulk`.
 
 What nodes' settings say apart from amounts makes a `Profile`; there are few, and the kernel runs once for
 each.
@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from engine._fast.cgroup_values import MAX_BYTES, MAX_MILLI, NODE_CRITICAL
-from engine.api.cpu_weight import WeightFormula
+from engine.api.amounts.cpu_weight import WeightFormula
 from engine.api.qos import NODE_CRITICAL_PRIORITY
 from engine.api.quantity import ZERO
 from engine.api.resources import MEMORY
-from engine.cgroups.bulk import BulkCgroups, BulkValues, ContainerColumns
-from engine.cgroups.containers import ContainerRules
-from engine.cgroups.levels import LevelRules
-from engine.cgroups.settings import CgroupSettings
-from engine.cgroups.values import PodRules
+from engine.cgroups.formulas.bulk import BulkCgroups, BulkValues, ContainerColumns
+from engine.cgroups.formulas.containers import ContainerRules
+from engine.cgroups.formulas.levels import LevelRules
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.formulas.values import PodRules
 from engine.plan.answers.answer import Rows
 from engine.plan.questions.configuration import NodeConfigurations
 from engine.plan.snapshot.columns import Snapshot

@@ -1,6 +1,6 @@
 """cgroups: the values of pods, containers and QoS levels under another version, formula or configuration.
 
-Values come from the kernel of `engine.cgroups.bulk` over the whole snapshot (`cgroup_columns`), files from
+Values come from the kernel of `engine.cgroups.formulas.bulk` over the whole snapshot (`cgroup_columns`), files from
 `engine.cgroups.files`, once per distinct set of values. Faults among them are found by `cgroup_lint`.
 """
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from engine._fast.cgroup_values import NONE
 from engine._fast.cgroup_values import UNLIMITED as UNLIMITED_QUOTA
-from engine.api.cpu_weight import MIN_SHARES, WeightFormula
+from engine.api.amounts.cpu_weight import MIN_SHARES, WeightFormula
 from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED
-from engine.cgroups.bulk import weight_table
-from engine.cgroups.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP
 from engine.cgroups.files import FileRules
-from engine.cgroups.levels import LEVELS
-from engine.cgroups.values import GroupValues
+from engine.cgroups.formulas.bulk import weight_table
+from engine.cgroups.formulas.file_names import MEMORY_HIGH, MEMORY_LOW, MEMORY_MIN, MEMORY_OOM_GROUP
+from engine.cgroups.formulas.levels import LEVELS
+from engine.cgroups.formulas.values import GroupValues
 from engine.plan.answers.answer import Answer, Rows, coded
 from engine.plan.questions.cgroup_columns import CgroupColumns, Profile, cgroup_columns, spread
 from engine.plan.questions.cgroup_lint import NodeShares, lint_node

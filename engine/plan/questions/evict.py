@@ -16,18 +16,18 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.amounts.eviction_amounts import HARD_DEFAULTS
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
-from engine.api.eviction_amounts import HARD_DEFAULTS
 from engine.api.quantity import Quantity
 from engine.eviction.layout import CONTAINERFS, Layout, with_container_filesystem
 from engine.eviction.signals import IMAGEFS_AVAILABLE
 from engine.eviction.thresholds import Threshold, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
-from engine.plan.answers.answer import Answer, PodRows, Rows
+from engine.plan.answers.answer import Answer, AnswerPodRows, Rows
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import Courses, Evictions, Store, Usage, nearest
+from engine.plan.questions.eviction_course import Courses, Evictions, NodeStore, Usage, nearest
 from engine.plan.questions.image_columns import image_columns, image_slice
 from engine.plan.questions.node_stores import KINDS, Kind, NodeStores, Resource
 from engine.plan.questions.pods_in_order import NodesPods
@@ -133,7 +133,7 @@ class _Played:
         rows: Rows,
         snapshot: Snapshot,
         nodes: Sequence[int],
-        stores: Sequence[Store],
+        stores: Sequence[NodeStore],
         rules: _Rules,
         kind: Kind,
         max_evictions: int,
@@ -171,7 +171,7 @@ class _Played:
             if isinstance(step, Evictions):
                 evicted += len(step.pods)
                 keys = self._standing[step.pods] | step.known
-                rows.add_pods(node, "evict", PodRows(step.pods, keys, step.freed), unit)
+                rows.add_pods(node, "evict", AnswerPodRows(step.pods, keys, step.freed), unit)
                 continue
             said = f"{step.threshold.signal} below {step.threshold.value}"
             if step.decision == "waits":

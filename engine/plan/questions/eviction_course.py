@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.api.kubengine_config import EvictionSection
 from engine.eviction.layout import Layout, reclaims
 from engine.eviction.pressure import PressureTracker
-from engine.eviction.signals import Observation, Observations
+from engine.eviction.signals import Observations, SignalObservation
 from engine.eviction.thresholds import Threshold
 from engine.plan.questions.pods_in_order import PodsInOrder
 
@@ -35,7 +35,7 @@ Amounts = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Store:
+class NodeStore:
     """What runs short (memory, a file system, process ids) with the signals that watch it. int64[nodes] each:
     its size, what is available of it, the bytes of unused images in it; `use` is what the snapshot's pods
     hold of it."""
@@ -47,7 +47,7 @@ class Store:
     use: Usage
 
 
-class Step(NamedTuple):
+class EvictionStep(NamedTuple):
     """`waits`: `amount` seconds until `threshold` is due; `reclaim`: bytes of images."""
 
     decision: Literal["waits", "reclaim"]
@@ -66,12 +66,12 @@ class Evictions(NamedTuple):
 
 
 @dataclass(slots=True)
-class Course:
+class EvictionRun:
     """One node's. `began` is the threshold that was due first, None if none was; `missing` what is still
     short in the end (0: relieved); `clears` the seconds after which each node condition that was raised is
     gone again."""
 
-    steps: list[Step | Evictions]
+    steps: list[EvictionStep | Evictions]
     began: Threshold | None = None
     missing: int = 0
     clears: Mapping[str, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Course:
 class _Limit(NamedTuple):
     """int64[nodes]: the amounts of `store` at which a threshold begins or ceases to be met, or covered."""
 
-    store: Store
+    store: NodeStore
     amounts: Amounts
 
 
@@ -102,7 +102,7 @@ class Courses:
 
     def __init__(
         self,
-        stores: Sequence[Store],
+        stores: Sequence[NodeStore],
         thresholds: Sequence[Threshold],
         *,
         layout: Layout,
@@ -112,7 +112,7 @@ class Courses:
         max_evictions: int,
     ) -> None:
         count = len(stores[0].capacity)
-        self.found = [Course([]) for _ in range(count)]
+        self.found = [EvictionRun([]) for _ in range(count)]
         self._stores, self._layout, self._transition_period = stores, layout, transition_period
         self._store_of = {signal: store for store in stores for signal in store.signals}
         self._limits = [
@@ -166,7 +166,7 @@ class Courses:
         if not seen.act_on:
             threshold, left = min(seen.waiting, key=lambda waiting: waiting[1])
             for course in self._courses(alike.nodes):
-                course.steps.append(Step("waits", threshold, math.ceil(left)))
+                course.steps.append(EvictionStep("waits", threshold, math.ceil(left)))
             alike.now += max(math.ceil(left / LOOK_INTERVAL), 1) * LOOK_INTERVAL
             return
         threshold = seen.act_on[0]
@@ -177,12 +177,12 @@ class Courses:
             self.found[node].began, self.found[node].missing = alike.began, missing
         alike.nodes = np.setdiff1d(alike.nodes, stuck, assume_unique=True)
 
-    def _courses(self, nodes: NDArray[np.int64]) -> Iterator[Course]:
+    def _courses(self, nodes: NDArray[np.int64]) -> Iterator[EvictionRun]:
         return map(self.found.__getitem__, nodes.tolist())
 
     def _observations(self, node: int, look: int) -> Observations:
         return {
-            signal: Observation(int(store.available[node]), int(store.capacity[node]), float(look))
+            signal: SignalObservation(int(store.available[node]), int(store.capacity[node]), float(look))
             for signal, store in self._store_of.items()
         }
 
@@ -203,7 +203,7 @@ class Courses:
             store.images[nodes] = 0
         for course, amount in zip(self._courses(nodes), cleaned.tolist(), strict=True):
             if amount:
-                course.steps.append(Step("reclaim", threshold, amount))
+                course.steps.append(EvictionStep("reclaim", threshold, amount))
         relieved = [
             some
             for some in self._apart(nodes[cleaned > 0])
@@ -265,7 +265,9 @@ def limits(threshold: Threshold, capacity: Amounts, *, reclaimed: bool = False) 
     return np.array([min(max(amount, -(2**63)), 2**63 - 1) for amount in found], np.int64)[which]
 
 
-def nearest(thresholds: Sequence[Threshold], stores: Sequence[Store]) -> tuple[NDArray[np.int64], Amounts]:
+def nearest(
+    thresholds: Sequence[Threshold], stores: Sequence[NodeStore]
+) -> tuple[NDArray[np.int64], Amounts]:
     """Of each node the place of the threshold with the least above it, and how much that is; the first, and
     0, if none can be judged."""
     least = np.full(len(stores[0].capacity), 2**63 - 1, np.int64)

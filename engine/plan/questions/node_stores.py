@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
-from engine.cgroups.settings import CgroupSettings
+from engine.cgroups.formulas.settings import CgroupSettings
 from engine.eviction.layout import Layout
 from engine.eviction.signals import (
     ALLOCATABLE_MEMORY_AVAILABLE,
@@ -25,7 +25,7 @@ from engine.eviction.signals import (
 )
 from engine.plan.answers.answer import Rows
 from engine.plan.questions.configuration import NodeConfigurations
-from engine.plan.questions.eviction_course import Store, Usage
+from engine.plan.questions.eviction_course import NodeStore, Usage
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.schema import MAX_AMOUNT
 from engine.tables.eviction import Ranked
@@ -143,14 +143,16 @@ class NodeStores:
             for node, layout in enumerate(self.layouts)
         ]
 
-    def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[Store]:
+    def of(self, nodes: Unusable, layout: Layout, readable: Iterable[int]) -> list[NodeStore]:
         """Their columns, one entry for each of the nodes; no images are in them."""
         found = []
         for place in readable:
             column = self._columns[layout][place]
             available = column.available[nodes] - column.held.growth[nodes]
             images = np.zeros(len(nodes), np.int64)
-            found.append(Store(column.signals, column.capacity[nodes], available, images, column.held.use))
+            found.append(
+                NodeStore(column.signals, column.capacity[nodes], available, images, column.held.use)
+            )
         return found
 
     def _stores(self, layout: Layout) -> list[_Column]:

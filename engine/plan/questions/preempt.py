@@ -21,10 +21,10 @@ from engine.api.qos import is_critical
 from engine.api.quantity import ZERO
 from engine.api.resources import pod_requests, scaled
 from engine.plan.answers.answer import RESOURCE_UNITS, USED_AFTER, USED_BEFORE, Answer, Rows, coded
-from engine.plan.questions.asked_pods import asked_pods
 from engine.plan.questions.fit import Fit, NodeUse, fit, node_use
 from engine.plan.questions.preempt_account import list_account
 from engine.plan.questions.preempt_policy import short_nodes, victims_by_policy
+from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.columns import Snapshot
 from engine.tables import CPU_ID, HAS_PRIORITY, MEMORY_ID, QOS_NAMES
 
@@ -49,7 +49,7 @@ def preempt(snapshot: Snapshot, parameters: PreemptParameters) -> Answer:
     With account, `step` per victim in the order of choice, and `passed-over` per pod that stays.
     """
     rows = Rows(snapshot.node_names)
-    pods = asked_pods(snapshot, parameters)
+    pods = requested_pods(snapshot, parameters)
     use = node_use(snapshot)
     for pod in pods:
         _ask(rows, use, pod, parameters)

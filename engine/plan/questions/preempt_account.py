@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.admission import Preemption
-from engine.admission.decision import Requirements, Step, why_not_preemptable
+from engine.admission.decision import AdmissionStep, Requirements, why_not_preemptable
 from engine.admission.preemption import KUBELET
 from engine.api.pod import Pod
 from engine.api.qos import is_critical
@@ -63,7 +63,7 @@ def list_account(
             rows.add(node, "passed-over", labels[int(other.uid)], other.why, 0, "")
 
 
-def _reason(step: Step) -> str:
+def _reason(step: AdmissionStep) -> str:
     rank = f"{step.qos}, " + ("no priority" if step.priority is None else f"priority {step.priority}")
     short, frees = _listed(step.short), _listed(step.frees)
     return f"{rank}; short of {short}; frees {frees} of that; distance {step.distance:.4g}"

@@ -18,11 +18,11 @@ from engine.tables import DO_NOT_PREEMPT_ANNOTATION
 EMPTY = Raw(b"")
 
 
-class Struct(msgspec.Struct, rename="camel", gc=False):
+class DocumentStruct(msgspec.Struct, rename="camel", gc=False):
     """Only what is named is decoded."""
 
 
-class Owner(Struct):
+class Owner(DocumentStruct):
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -42,7 +42,7 @@ class Annotations(msgspec.Struct, rename=_ANNOTATIONS, gc=False):
     do_not_preempt: str = ""
 
 
-class Meta(Struct):
+class Meta(DocumentStruct):
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -53,7 +53,7 @@ class Meta(Struct):
     owner_references: list[Owner] | None = None
 
 
-class ContainerSpec(Struct):
+class ContainerSpec(DocumentStruct):
     name: str = ""
     image: str = ""
     restart_policy: str | None = None
@@ -61,17 +61,17 @@ class ContainerSpec(Struct):
     ports: Raw = EMPTY
 
 
-class ClaimName(Struct):
+class ClaimName(DocumentStruct):
     claim_name: str = ""
 
 
-class PodVolume(Struct):
+class PodVolume(DocumentStruct):
     """A volume, of which only the claim matters: it can tie the pod to some nodes."""
 
     persistent_volume_claim: ClaimName | None = None
 
 
-class PodSpecFields(Struct):
+class PodSpecFields(DocumentStruct):
     containers: list[ContainerSpec] | None = None
     init_containers: list[ContainerSpec] | None = None
     node_name: str | None = ""
@@ -85,7 +85,7 @@ class PodSpecFields(Struct):
     volumes: list[PodVolume] | None = None
 
 
-class PodStatusFields(Struct):
+class PodStatusFields(DocumentStruct):
     phase: str | None = ""
     qos_class: str | None = ""
 
@@ -94,7 +94,7 @@ _NO_META = Meta()
 _NO_STATUS = PodStatusFields()
 
 
-class PodDocument(Struct):
+class PodDocument(DocumentStruct):
     """A pod; with `kind` other than Pod (or none) it is looked at again."""
 
     kind: str = ""
@@ -103,48 +103,48 @@ class PodDocument(Struct):
     status: PodStatusFields = msgspec.field(default_factory=lambda: _NO_STATUS)
 
 
-class NodeInfo(Struct):
+class NodeInfoDocument(DocumentStruct):
     kubelet_version: str = ""
     operating_system: str = ""
     architecture: str = ""
 
 
-class Condition(Struct):
+class ConditionDocument(DocumentStruct):
     type: str = ""
     status: str = ""
 
 
-class NodeImage(Struct):
+class NodeImage(DocumentStruct):
     names: list[str] | None = None
     size_bytes: int = 0
 
 
-class NodeStatusFields(Struct):
+class NodeStatusFields(DocumentStruct):
     capacity: Raw = EMPTY
     allocatable: Raw = EMPTY
-    conditions: list[Condition] | None = None
-    node_info: NodeInfo = msgspec.field(default_factory=NodeInfo)
+    conditions: list[ConditionDocument] | None = None
+    node_info: NodeInfoDocument = msgspec.field(default_factory=NodeInfoDocument)
     images: list[NodeImage] | None = None
 
 
-class NodeSpecFields(Struct):
+class NodeSpecFields(DocumentStruct):
     unschedulable: bool = False
     taints: Raw = EMPTY
 
 
-class NodeDocument(Struct):
+class NodeDocument(DocumentStruct):
     metadata: Meta
     spec: NodeSpecFields = msgspec.field(default_factory=NodeSpecFields)
     status: NodeStatusFields = msgspec.field(default_factory=NodeStatusFields)
 
 
-class SelectorRequirement(Struct):
+class SelectorRequirement(DocumentStruct):
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] | None = None
 
 
-class LabelSelector(Struct):
+class LabelSelectorDocument(DocumentStruct):
     match_labels: dict[str, str] | None = None
     match_expressions: list[SelectorRequirement] | None = None
 
@@ -153,44 +153,44 @@ Count = Annotated[int, Constraint(ge=0, le=2**31 - 1)]
 Share = Annotated[str, Constraint(pattern=r"^[0-9]{1,9}%?\Z")]
 
 
-class BudgetSpec(Struct):
+class BudgetSpec(DocumentStruct):
     min_available: Count | Share | None = None
     max_unavailable: Count | Share | None = None
-    selector: LabelSelector | None = None
+    selector: LabelSelectorDocument | None = None
 
 
-class BudgetDocument(Struct):
+class BudgetDocument(DocumentStruct):
     """A PodDisruptionBudget."""
 
     metadata: Meta
     spec: BudgetSpec
 
 
-class PriorityClassDocument(Struct):
+class PriorityClassDocument(DocumentStruct):
     metadata: Meta
     value: int
     preemption_policy: str = ""
 
 
-class ClaimSpec(Struct):
+class ClaimSpec(DocumentStruct):
     volume_name: str = ""
 
 
-class ClaimDocument(Struct):
+class ClaimDocument(DocumentStruct):
     """A PersistentVolumeClaim."""
 
     metadata: Meta
     spec: ClaimSpec = msgspec.field(default_factory=ClaimSpec)
 
 
-class VolumeDocument(Struct):
+class VolumeDocument(DocumentStruct):
     """A PersistentVolume."""
 
     metadata: Meta
     spec: Raw = EMPTY
 
 
-class Head(Struct):
+class Head(DocumentStruct):
     """What tells documents apart: the kind, or the first field of those that have none."""
 
     kind: str = ""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator
 
 import numpy as np
 
-from engine._fast.json_split import (
+from engine._fast.messages.json_split import (
     DONE,
     FULL,
     ITEMS,

@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.plan.progress import progress, silent
+from engine.plan.reading.progress import progress, silent
 from engine.plan.reading.reader import SnapshotReader
 from engine.plan.reading.sources import Advance, open_sources, total_size
 from engine.plan.snapshot.columnar_file import SnapshotFile, is_snapshot_file, spooled

@@ -15,7 +15,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from engine.api.errors import InvalidInput
-from engine.plan.reading.documents import EMPTY, Head, Struct
+from engine.plan.reading.documents import EMPTY, DocumentStruct, Head
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.snapshot.columns import DEVICE_FIELDS
 from engine.plan.snapshot.faults import FaultLog
@@ -28,12 +28,12 @@ NUMANumber = Annotated[str, Meta(pattern=r"^(-1|[0-5]?[0-9]|6[0-3])\Z")]
 """-1 where a device names no NUMA node; 64 is what an agent can align."""
 
 
-class MemoryStats(Struct):
+class MemoryStats(DocumentStruct):
     available_bytes: _Int = None
     working_set_bytes: _Int = None
 
 
-class FsStats(Struct):
+class FsStats(DocumentStruct):
     capacity_bytes: _Int = None
     available_bytes: _Int = None
     used_bytes: _Int = None
@@ -42,45 +42,45 @@ class FsStats(Struct):
     inodes_used: _Int = None
 
 
-class RlimitStats(Struct):
+class RlimitStats(DocumentStruct):
     maxpid: _Int = None
     curproc: _Int = None
 
 
-class RuntimeStats(Struct):
+class RuntimeStatsDocument(DocumentStruct):
     image_fs: FsStats | None = None
     container_fs: FsStats | None = None
 
 
-class SystemContainerStats(Struct):
+class SystemContainerStats(DocumentStruct):
     name: str = ""
     memory: MemoryStats | None = None
 
 
-class NodeStats(Struct):
+class NodeStats(DocumentStruct):
     node_name: str = ""
     memory: MemoryStats | None = None
     fs: FsStats | None = None
-    runtime: RuntimeStats | None = None
+    runtime: RuntimeStatsDocument | None = None
     rlimit: RlimitStats | None = None
     system_containers: list[SystemContainerStats] | None = None
 
 
-class PodRef(Struct):
+class PodRef(DocumentStruct):
     name: str = ""
     namespace: str = ""
     uid: str = ""
 
 
-class ProcessStats(Struct, rename=None):
+class ProcessStats(DocumentStruct, rename=None):
     process_count: _Int = None
 
 
-class ContainerStats(Struct):
+class ContainerStats(DocumentStruct):
     rootfs: FsStats | None = None
 
 
-class PodStats(Struct):
+class PodStats(DocumentStruct):
     pod_ref: PodRef
     containers: list[ContainerStats] | None = None
     memory: MemoryStats | None = None
@@ -88,12 +88,12 @@ class PodStats(Struct):
     process_stats: ProcessStats | None = msgspec.field(default=None, name="process_stats")
 
 
-class Summary(Struct):
+class Summary(DocumentStruct):
     node: NodeStats
     pods: list[PodStats] | None = None
 
 
-class CrictlImage(Struct):
+class CrictlImage(DocumentStruct):
     id: str
     repo_tags: list[str] | None = None
     repo_digests: list[str] | None = None
@@ -101,45 +101,45 @@ class CrictlImage(Struct):
     pinned: bool = False
 
 
-class CrictlImages(Struct):
+class CrictlImages(DocumentStruct):
     images: list[CrictlImage]
 
 
-class CrictlImageSpec(Struct):
+class CrictlImageSpec(DocumentStruct):
     image: str = ""
 
 
-class CrictlContainer(Struct):
+class CrictlContainer(DocumentStruct):
     image: CrictlImageSpec | None = None
     image_ref: str = ""
     image_id: str = ""
 
 
-class CrictlContainers(Struct):
+class CrictlContainers(DocumentStruct):
     containers: list[CrictlContainer]
 
 
-class CheckpointEntry(Struct, rename="pascal"):
+class CheckpointEntry(DocumentStruct, rename="pascal"):
     container_name: str
     resource_name: str
     pod_uid: str = msgspec.field(name="PodUID")
     device_ids: dict[NUMANumber, list[str] | None] | None = msgspec.field(default=None, name="DeviceIDs")
 
 
-class CheckpointData(Struct, rename="pascal"):
+class CheckpointData(DocumentStruct, rename="pascal"):
     pod_device_entries: list[CheckpointEntry] | None = None
     registered_devices: dict[str, list[str] | None] | None = None
 
 
-class NUMANode(Struct):
+class NUMANode(DocumentStruct):
     id: Annotated[int, Meta(ge=0, le=63)] | NUMANumber = msgspec.field(default=0, name="ID")
 
 
-class DeviceTopology(Struct):
+class DeviceTopology(DocumentStruct):
     nodes: list[NUMANode] | None = None
 
 
-class HeldDevices(Struct):
+class HeldDevices(DocumentStruct):
     """Tools write the fields' names either way."""
 
     resource: str = msgspec.field(default="", name="resourceName")
@@ -149,18 +149,18 @@ class HeldDevices(Struct):
     topology: DeviceTopology | None = None
 
 
-class ContainerDevices(Struct):
+class ContainerDevices(DocumentStruct):
     name: str = ""
     devices: list[HeldDevices] | None = None
 
 
-class PodDevices(Struct):
+class PodDevices(DocumentStruct):
     name: str = ""
     namespace: str = ""
     containers: list[ContainerDevices] | None = None
 
 
-class PodResources(Struct):
+class PodResources(DocumentStruct):
     pods: list[PodDevices] | None = msgspec.field(default=None, name="podResources")
     pods_snake: list[PodDevices] | None = msgspec.field(default=None, name="pod_resources")
 

@@ -24,7 +24,7 @@ from engine.plan.reading.json_stream import JSONStream
 from engine.plan.reading.node_documents import NodeDocuments
 from engine.plan.reading.node_rows import NodeRows
 from engine.plan.reading.pod_rows import LAYER_USAGE, USAGE, PodRows
-from engine.plan.reading.sources import Digest, Source, is_live
+from engine.plan.reading.sources import Digest, DocumentSource, is_live
 from engine.plan.reading.templates import Templates, Unusable
 from engine.plan.reading.volume_rows import VolumeRows
 from engine.plan.snapshot.columns import BUDGET_FIELDS, PRIORITY_CLASS_FIELDS, Snapshot, arranged
@@ -63,7 +63,7 @@ class SnapshotReader:
         }
         self._origin = ""
 
-    def read(self, source: Source) -> None:
+    def read(self, source: DocumentSource) -> None:
         """Everything in one stream."""
         self._origin = source.origin
         objects = JSONStream(source.stream, source.origin, self.faults)

@@ -38,7 +38,7 @@ Advance = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DocumentSource:
     """One stream of JSON. `origin` is how faults name it; `is_snapshot` marks a columnar file instead."""
 
     origin: str
@@ -69,7 +69,7 @@ class _Counted(io.RawIOBase):
         super().close()
 
 
-def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator[Source]:
+def open_sources(paths: list[str], digest: Digest, advance: Advance) -> Iterator[DocumentSource]:
     """Every stream in `paths`: files, `-` for standard input, `http://…` for a live node.
 
     A columnar snapshot is yielded unread, with `is_snapshot`. Raises `InvalidInput` naming the path.
@@ -114,7 +114,7 @@ def _open(path: str) -> io.BufferedIOBase | io.RawIOBase:
 
 def _opened(
     file: io.BufferedIOBase | io.RawIOBase, origin: str, digest: Digest, advance: Advance
-) -> Iterator[Source]:
+) -> Iterator[DocumentSource]:
     with _buffered(_Counted(file, digest, advance)) as buffered:
         yield from _sniffed(buffered, "standard input" if origin == "-" else origin)
 
@@ -123,7 +123,7 @@ def _buffered(raw: object) -> io.BufferedReader:
     return io.BufferedReader(cast(io.RawIOBase, raw), CHUNK)
 
 
-def _sniffed(stream: Stream, origin: str) -> Iterator[Source]:
+def _sniffed(stream: Stream, origin: str) -> Iterator[DocumentSource]:
     head = stream.peek(512)
     if head.startswith(_GZIP_MAGIC):
         inner = gzip.GzipFile(fileobj=stream)
@@ -133,14 +133,14 @@ def _sniffed(stream: Stream, origin: str) -> Iterator[Source]:
             raise InvalidInput(f"broken gzip: {error}", subject=origin) from None
         yield from _sniffed(inner, origin)
     elif head.startswith(MAGIC):
-        yield Source(origin, stream, is_snapshot=True)
+        yield DocumentSource(origin, stream, is_snapshot=True)
     elif head[_TAR_AT : _TAR_AT + 5] == b"ustar":
         yield from _members(stream, origin)
     else:
-        yield Source(origin, stream)
+        yield DocumentSource(origin, stream)
 
 
-def _members(stream: Stream, origin: str) -> Iterator[Source]:
+def _members(stream: Stream, origin: str) -> Iterator[DocumentSource]:
     try:
         with tarfile.open(fileobj=stream, mode="r|") as bundle:
             for member in bundle:
@@ -150,12 +150,12 @@ def _members(stream: Stream, origin: str) -> Iterator[Source]:
                 inner: Stream = _buffered(file)
                 if member.name.endswith(".gz"):
                     inner = gzip.GzipFile(fileobj=cast(io.BufferedReader, inner))
-                yield Source(f"{origin}:{member.name}", inner)
+                yield DocumentSource(f"{origin}:{member.name}", inner)
     except (tarfile.TarError, EOFError) as error:
         raise InvalidInput(f"broken tar: {error}", subject=origin) from None
 
 
-def _live(url: str, digest: Digest) -> Iterator[Source]:
+def _live(url: str, digest: Digest) -> Iterator[DocumentSource]:
     """The pods, statistics and configuration of one node, from a kubelet's or Kubengine's HTTP port; its Node
     object too from Kubengine, which alone hands it out."""
     from urllib.error import HTTPError
@@ -176,4 +176,4 @@ def _live(url: str, digest: Digest) -> Iterator[Source]:
         if len(data) > MAX_LIVE_BYTES:
             raise Unavailable(f"answered more than {MAX_LIVE_BYTES} bytes", subject=base + path)
         digest.update(data)
-        yield Source(base + path, _buffered(io.BytesIO(data)))
+        yield DocumentSource(base + path, _buffered(io.BytesIO(data)))

@@ -9,7 +9,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.api.sizes import quantity_size
+from engine.api.amounts.sizes import quantity_size
 
 WIDTH, HEIGHT = 560, 280
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44

@@ -11,7 +11,7 @@ MAX_KEPT = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SnapshotFault:
     """One fault. `origin` is the file, `subject` the object (`Pod shop/cart-0`), `field` its path."""
 
     origin: str
@@ -32,12 +32,12 @@ class FaultLog:
 
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
-        self.kept: list[Fault] = []
+        self.kept: list[SnapshotFault] = []
         self.counts: Counter[str] = Counter()
 
     def add(self, origin: str, subject: str, field: str, problem: str, *, kind: str = "") -> None:
         """Record a fault; `kind` is what it is counted under, the problem's text by default."""
-        fault = Fault(origin, subject, field, problem)
+        fault = SnapshotFault(origin, subject, field, problem)
         if self.strict:
             where = ": ".join(part for part in (subject, field) if part)
             raise InvalidInput(f"{where}: {problem}" if where else problem, subject=origin)

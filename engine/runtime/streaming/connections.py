@@ -16,7 +16,7 @@ CHUNK = 32 * 1024
 LOG = logging.getLogger(__name__)
 
 
-class Connection(Protocol):
+class StreamConnection(Protocol):
     """`gone` is set when the client has left; `moved_at` is when a byte last went either way."""
 
     gone: asyncio.Event

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from engine.runtime.records import Container, Sandbox
+from engine.runtime.objects.records import RuntimeContainer, Sandbox
 
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 CLOSE_CHANNEL = 255
@@ -32,7 +32,7 @@ MAX_SIZE_TEXT = 1024
 class CommandTicket:
     """An exec, or an attach where there is no `command`, with the streams that the client will open."""
 
-    container: Container
+    container: RuntimeContainer
     command: Sequence[str]
     stdin: bool
     stdout: bool

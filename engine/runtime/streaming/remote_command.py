@@ -9,7 +9,7 @@ from typing import Protocol
 
 from engine.api.errors import KubengineError, Refused
 from engine.runtime.streaming import protocol, spdy
-from engine.runtime.streaming.connections import ChannelConnection, Connection, SpdyConnection
+from engine.runtime.streaming.connections import ChannelConnection, SpdyConnection, StreamConnection
 from engine.runtime.streaming.links import Inbox, Link, WebSocketLink
 from engine.runtime.streaming.protocol import (
     CHANNELS,
@@ -47,7 +47,7 @@ OpenProcess = Callable[[CommandTicket], Awaitable[Process]]
 class Client(Protocol):
     """Who asked for the command. `inboxes` has what it may send."""
 
-    connection: Connection
+    connection: StreamConnection
     inboxes: dict[int, Inbox]
 
     async def ready(self) -> None:
@@ -67,7 +67,7 @@ class SpdyClient:
         self._streams: dict[int, int] = {}
         self._ready = asyncio.Event()
         self._spdy = SpdyConnection(link, self._on_open)
-        self.connection: Connection = self._spdy
+        self.connection: StreamConnection = self._spdy
 
     async def ready(self) -> None:
         waiting = asyncio.ensure_future(self._ready.wait())
@@ -115,7 +115,7 @@ class WebSocketClient:
             self.inboxes,
             closing=protocol.CLOSE_CHANNEL if version == protocol.V5 else None,
         )
-        self.connection: Connection = self._channels
+        self.connection: StreamConnection = self._channels
 
     async def ready(self) -> None:
         """Tells the client that it is connected: an empty message on the first channel it reads."""

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 import h11
 
 from engine.api.errors import InvalidInput, Refused
-from engine.host.crowd import Crowd, Place
-from engine.runtime.records import READY, RUNNING, Sandbox
+from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.runtime.objects.records import READY, RUNNING, Sandbox
 from engine.runtime.streaming import port_forward, protocol, remote_command, websocket
-from engine.runtime.streaming.connections import Connection
+from engine.runtime.streaming.connections import StreamConnection
 from engine.runtime.streaming.links import TcpLink, WebSocketLink
 from engine.runtime.streaming.protocol import CommandTicket, PortForwardTicket, Ticket
 from engine.runtime.streaming.tickets import Tickets
@@ -80,7 +80,7 @@ class StreamingServer:
         self._tickets: Tickets[Ticket] = Tickets(clock)
         self._server: asyncio.Server | None = None
         self._clock = clock
-        self._strangers = Crowd(MAX_STRANGERS)
+        self._strangers = ConnectionLimiter(MAX_STRANGERS)
         self._connections: set[asyncio.Task[None]] = set()
         self._sessions = 0
         self._failures = 0
@@ -138,7 +138,9 @@ class StreamingServer:
             LOG.error("unexpected failure of a streaming session, number %d", self._failures, exc_info=error)
             self._said_at = self._clock()
 
-    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: Place) -> None:
+    async def _handle(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, place: ConnectionSlot
+    ) -> None:
         http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
         try:
             async with asyncio.timeout(HEAD_TIME):
@@ -175,7 +177,7 @@ class StreamingServer:
         return ticket
 
     async def _serve(self, ticket: Ticket, upgrade: _Upgrade, link: TcpLink) -> None:
-        connection: Connection
+        connection: StreamConnection
         work: Awaitable[None]
         if isinstance(ticket, CommandTicket):
             expected = ticket.expected(upgrade.version)
@@ -263,7 +265,9 @@ def _negotiate(request: h11.Request, ticket: Ticket) -> _Upgrade:
     if "websocket" in wanted:
         return _negotiate_websocket(request, headers, ticket)
     if "spdy/3.1" not in wanted:
-        raise _Rejected(400, "unable to upgrade: expected Connection: Upgrade with SPDY/3.1 or websocket")
+        raise _Rejected(
+            400, "unable to upgrade: expected StreamConnection: Upgrade with SPDY/3.1 or websocket"
+        )
     is_command = isinstance(ticket, CommandTicket)
     offered = protocol.COMMAND_OVER_SPDY if is_command else (protocol.PORT_FORWARD,)
     asked = headers.get("x-stream-protocol-version", [])
@@ -322,7 +326,7 @@ async def _reject(http: h11.Connection, writer: asyncio.StreamWriter, rejection:
         await writer.drain()
 
 
-async def _watch(connection: Connection) -> None:
+async def _watch(connection: StreamConnection) -> None:
     """Notice a client that has died without a word, and one with whom nothing moves any more."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from engine.runtime.failures import Exhausted
+from engine.runtime.objects.failures import Exhausted
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from engine.server.exchange import Response
+from engine.server.http.exchange import Response
 
 _HERE = Path(__file__).parent
 

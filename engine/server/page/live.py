@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 
 from engine.api.struct import to_json
-from engine.server.exchange import Response
+from engine.server.http.exchange import Response
+from engine.server.interfaces.node import ServedNode
 from engine.server.page.rows import differences
-from engine.server.page.watch import Watch, watch_of
-from engine.server.view import ServedNode
+from engine.server.page.watch import PageWatch, watch_of
 
 STILL_HERE = 15.0
 """Seconds of silence after which a reader hears that the agent is there."""
@@ -21,7 +21,7 @@ def live(view: ServedNode) -> Response:
     return Response(200, "text/event-stream", _news(watch_of(view)), headers)
 
 
-async def _news(watch: Watch) -> AsyncGenerator[bytes, None]:
+async def _news(watch: PageWatch) -> AsyncGenerator[bytes, None]:
     told: dict[str, Mapping[str, bytes]] = {}
     failures: dict[str, str] = {}
     async with watch.reading() as news:

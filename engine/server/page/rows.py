@@ -13,7 +13,7 @@ from engine.api.pod import Pod
 from engine.api.qos import qos_class
 from engine.api.status import ContainerStatus
 from engine.api.struct import to_json
-from engine.node.usage.used import NodeUsage
+from engine.node.stats.used import NodeUsage
 
 Rows = dict[str, Any]
 

@@ -15,8 +15,8 @@ import msgspec
 
 from engine.api.errors import KubengineError
 from engine.api.struct import to_builtins, to_json
+from engine.server.interfaces.node import ServedNode
 from engine.server.page import rows
-from engine.server.view import ServedNode
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ DECISIONS = 300
 Look = Callable[[], Awaitable[rows.Rows]]
 
 
-class Watch:
+class PageWatch:
     """Rows of each part of one node, as JSON, since its first reader came.
 
     `parts` are replaced whole, so a reader may keep what it has told. `failures` say why a part could not be
@@ -125,13 +125,13 @@ class Watch:
             news.set()
 
 
-_watches: WeakValueDictionary[int, Watch] = WeakValueDictionary()
+_watches: WeakValueDictionary[int, PageWatch] = WeakValueDictionary()
 """By the id of the node, which lives as long as its watch; a watch lives as long as its readers."""
 
 
-def watch_of(view: ServedNode) -> Watch:
+def watch_of(view: ServedNode) -> PageWatch:
     """The one watch of a node."""
     watch = _watches.get(id(view))
     if watch is None:
-        watch = _watches[id(view)] = Watch(view)
+        watch = _watches[id(view)] = PageWatch(view)
     return watch

@@ -25,7 +25,7 @@ _ALONE = (
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class RequestUser:
     """Who a request comes from, as an API server's TokenReview has it."""
 
     name: str
@@ -49,7 +49,7 @@ def needs(method: str, path: str) -> Needs:
     return Needs(_VERBS.get(method, ""), (*fine, rest))
 
 
-def refusal(user: User, needed: Needs) -> str:
+def refusal(user: RequestUser, needed: Needs) -> str:
     """For one who may do none of it."""
     return (
         f"Forbidden (user={user.name}, verb={needed.verb}, resource=nodes, "
@@ -57,7 +57,7 @@ def refusal(user: User, needed: Needs) -> str:
     )
 
 
-def no_answer(user: User, needed: Needs, subresource: str) -> str:
+def no_answer(user: RequestUser, needed: Needs, subresource: str) -> str:
     """Where nobody could say whether the user may."""
     return (
         f"Authorization error (user={user.name}, verb={needed.verb}, resource=nodes, "

@@ -19,15 +19,15 @@ import msgspec
 
 from engine.api.config import KubeletAuthentication
 from engine.api.errors import InvalidInput
-from engine.server.exchange import Request
-from engine.server.port.access import User
-from engine.server.port.reviews import Reviews
+from engine.server.http.exchange import Request
+from engine.server.interfaces.node import ApiServer
+from engine.server.port.access import RequestUser
+from engine.server.port.reviews import AccessReviews
 from engine.server.port.websocket_token import websocket_token
-from engine.server.view import ApiServer
 
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S105
 AUTHENTICATED, UNAUTHENTICATED = "system:authenticated", "system:unauthenticated"
-ANONYMOUS = User("system:anonymous", groups=(UNAUTHENTICATED,))
+ANONYMOUS = RequestUser("system:anonymous", groups=(UNAUTHENTICATED,))
 CREDENTIAL_ID = "authentication.kubernetes.io/credential-id"
 
 
@@ -64,9 +64,11 @@ class Authentication:
         self._anonymous = config.anonymous.enabled
         self._secret = secrets.token_bytes(32)
         lifetime = float(config.webhook.cache_ttl)
-        self._reviews: Reviews[User | None] = Reviews(lifetime=lambda _: lifetime, monotonic=monotonic)
+        self._reviews: AccessReviews[RequestUser | None] = AccessReviews(
+            lifetime=lambda _: lifetime, monotonic=monotonic
+        )
 
-    async def user(self, certificate: ssl.SSLObject | None, request: Request) -> User | None:
+    async def user(self, certificate: ssl.SSLObject | None, request: Request) -> RequestUser | None:
         """None for one that cannot be told. Raises KubengineError where the API server could not be asked."""
         named = _of_certificate(certificate) if certificate is not None else None
         if named is not None:
@@ -85,13 +87,13 @@ class Authentication:
     def stop(self) -> None:
         self._reviews.stop()
 
-    async def _of_token(self, api: ApiServer, token: str) -> User | None:
+    async def _of_token(self, api: ApiServer, token: str) -> RequestUser | None:
         """Kept under a keyed digest: tokens themselves don't stay in memory."""
         key = hashlib.blake2b(token.encode(), key=self._secret, digest_size=32).digest()
         return await self._reviews.get(key, lambda: _review(api, token))
 
 
-async def _review(api: ApiServer, token: str) -> User | None:
+async def _review(api: ApiServer, token: str) -> RequestUser | None:
     question = {
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenReview",
@@ -102,10 +104,10 @@ async def _review(api: ApiServer, token: str) -> User | None:
     if not status.authenticated or status.user is None:
         return None
     user = status.user
-    return _known(User(user.username, user.uid, tuple(user.groups or ()), user.extra or {}))
+    return _known(RequestUser(user.username, user.uid, tuple(user.groups or ()), user.extra or {}))
 
 
-def _of_certificate(session: ssl.SSLObject) -> User | None:
+def _of_certificate(session: ssl.SSLObject) -> RequestUser | None:
     """Of several common names the last one counts, as in Go and so for who signed it."""
     certificate = session.getpeercert()
     encoded = session.getpeercert(binary_form=True)
@@ -118,10 +120,10 @@ def _of_certificate(session: ssl.SSLObject) -> User | None:
         return None
     groups = tuple(value for kind, value in pairs if kind == "organizationName")
     credential = f"X509SHA256={hashlib.sha256(encoded).hexdigest()}"
-    return _known(User(common, groups=groups, extra={CREDENTIAL_ID: [credential]}))
+    return _known(RequestUser(common, groups=groups, extra={CREDENTIAL_ID: [credential]}))
 
 
-def _known(user: User) -> User:
+def _known(user: RequestUser) -> RequestUser:
     """One of the authenticated, unless it says itself whether it is."""
     if user.name == ANONYMOUS.name or {AUTHENTICATED, UNAUTHENTICATED} & set(user.groups):
         return user

@@ -9,9 +9,9 @@ import msgspec
 
 from engine.api.config import KubeletAuthorization
 from engine.api.errors import InvalidInput
-from engine.server.port.access import Needs, User
-from engine.server.port.reviews import Reviews
-from engine.server.view import ApiServer
+from engine.server.interfaces.node import ApiServer
+from engine.server.port.access import Needs, RequestUser
+from engine.server.port.reviews import AccessReviews
 
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 ALWAYS_ALLOW, WEBHOOK = "AlwaysAllow", "Webhook"
@@ -54,11 +54,11 @@ class Authorization:
         self._node_name = node_name
         allowed = float(config.webhook.cache_authorized_ttl)
         denied = float(config.webhook.cache_unauthorized_ttl)
-        self._reviews: Reviews[bool] = Reviews(
+        self._reviews: AccessReviews[bool] = AccessReviews(
             lifetime=lambda may: allowed if may else denied, monotonic=monotonic
         )
 
-    async def allows(self, user: User, needed: Needs) -> bool:
+    async def allows(self, user: RequestUser, needed: Needs) -> bool:
         """Whether one of the subresources is the user's, asked in their order. Raises NoReview."""
         if self._api is None:
             return True
@@ -70,7 +70,7 @@ class Authorization:
     def stop(self) -> None:
         self._reviews.stop()
 
-    async def _may(self, api: ApiServer, user: User, verb: str, subresource: str) -> bool:
+    async def _may(self, api: ApiServer, user: RequestUser, verb: str, subresource: str) -> bool:
         spec = {
             "user": user.name,
             "uid": user.uid,

@@ -20,7 +20,7 @@ DEADLINE = 20.0
 T = TypeVar("T")
 
 
-class Reviews(Generic[T]):
+class AccessReviews(Generic[T]):
     """At most `KEPT` answers; the oldest go first. `monotonic` is in seconds."""
 
     def __init__(self, *, lifetime: Callable[[T], float], monotonic: Callable[[], float]) -> None:

@@ -9,14 +9,14 @@ from typing import Final
 
 from engine.api.errors import InvalidInput, KubengineError
 from engine.api.struct import to_json
-from engine.node.container_access import Streams, Unknown
-from engine.node.container_logs import OutOfRange, log_options
-from engine.server.exchange import JSON, TEXT, Answer, Request, Response, plain
+from engine.node.logs.container_access import ContainerStreams, Unknown
+from engine.node.logs.container_logs import OutOfRange, log_options
+from engine.server.http.exchange import JSON, TEXT, Answer, Request, Response, plain
+from engine.server.interfaces.node import PortNode
 from engine.server.port.streams import NO_UPGRADE, handed_to
 from engine.server.port.system_logs import system_logs
 from engine.server.port.zpages import flagz, statusz
 from engine.server.routes import Routes
-from engine.server.view import PortNode
 
 log = logging.getLogger("kubengine.port")
 
@@ -153,7 +153,7 @@ def _named(names: list[str]) -> tuple[str, str, str, str]:
     raise Unknown(NO_PAGE)
 
 
-def _streams(request: Request) -> Streams:
+def _streams(request: Request) -> ContainerStreams:
     """Raises InvalidInput where none is asked for."""
     stdin, stdout, stderr, tty = (
         request.query.get(name) == "1" for name in ("input", "output", "error", "tty")
@@ -161,7 +161,7 @@ def _streams(request: Request) -> Streams:
     stderr = stderr and not tty
     if not (stdin or stdout or stderr):
         raise InvalidInput("you must specify at least 1 of stdin, stdout, stderr")
-    return Streams(stdin, stdout, stderr, tty)
+    return ContainerStreams(stdin, stdout, stderr, tty)
 
 
 def _ports(request: Request) -> list[int]:

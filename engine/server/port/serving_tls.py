@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from engine.api.errors import InvalidInput
-from engine.server.view import ServingPair
+from engine.server.interfaces.node import ServingPair
 
 log = logging.getLogger("kubengine.port")
 

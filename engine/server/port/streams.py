@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import h11
 
 from engine.api.errors import Refused, Unavailable
-from engine.server.exchange import Answer, Headers, Request, Response, Takeover
+from engine.server.http.exchange import Answer, Headers, Request, Response, Takeover
 from engine.server.port.websocket_token import without_tokens
 
 CONNECT_SECONDS = 10.0

@@ -11,8 +11,8 @@ from io import FileIO
 from pathlib import Path
 from urllib.parse import quote
 
-from engine.host.beneath import HANDLE, open_beneath, open_regular, opened, same_file
-from engine.server.exchange import TEXT, Request, Response, plain
+from engine.host.safe_open import HANDLE, open_beneath, open_regular, opened, same_file
+from engine.server.http.exchange import TEXT, Request, Response, plain
 
 TOP = Path("/var/log")
 PIECE = 256 * 1024

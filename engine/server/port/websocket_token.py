@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 
-from engine.server.exchange import Headers, Request
+from engine.server.http.exchange import Headers, Request
 
 SUBPROTOCOLS = "sec-websocket-protocol"
 PREFIX = "base64url.bearer.authorization.k8s.io."

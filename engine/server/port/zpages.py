@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from engine.api.struct import to_builtins
 from engine.api.version import engine_version
-from engine.server.exchange import TEXT, Response
+from engine.server.http.exchange import TEXT, Response
+from engine.server.interfaces.node import PortNode
 from engine.server.metrics_text import process_started
-from engine.server.view import PortNode
 
 _HEAD = (
     "\nkubelet {page}\nWarning: This endpoint is not meant to be machine parseable, has no formatting "

@@ -7,7 +7,7 @@ writes down what it was asked. It needs the `openssl` command.
 """
 
 from engine.testing.apiserver.certificates import Authority, CertificatePair
-from engine.testing.apiserver.faults import Fault
+from engine.testing.apiserver.faults import ApiServerFault
 from engine.testing.apiserver.server import ApiServer, SeenRequest
 
-__all__ = ["ApiServer", "Authority", "CertificatePair", "Fault", "SeenRequest"]
+__all__ = ["ApiServer", "ApiServerFault", "Authority", "CertificatePair", "SeenRequest"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class Fault(StrEnum):
+class ApiServerFault(StrEnum):
     """Ways to fail. A status code with its reason is a fault too: `server.fail(500)`."""
 
     DROP = "drop"
@@ -37,7 +37,7 @@ class Planned:
     `delay` (seconds) comes first.
     """
 
-    kind: Fault | int | None
+    kind: ApiServerFault | int | None
     method: str
     path: re.Pattern[str]
     user: str

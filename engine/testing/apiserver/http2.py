@@ -19,7 +19,7 @@ MAX_BODY = 4 << 20
 
 
 @dataclass(slots=True)
-class Request:
+class Http2Request:
     """`path` with its query, header names in lower case; `common_name` of the client's certificate."""
 
     method: str
@@ -41,10 +41,10 @@ class _Stream:
     task: asyncio.Task[None] | None = None
 
 
-Serve = Callable[[Request, "Answer"], Coroutine[Any, Any, None]]
+Serve = Callable[[Http2Request, "Http2Answer"], Coroutine[Any, Any, None]]
 
 
-class Answer:
+class Http2Answer:
     """One request's way back: a head, then the body in pieces; each waits for the peer's window."""
 
     def __init__(self, connection: ServerConnection, stream: int) -> None:
@@ -217,7 +217,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _begin(self, number: int) -> None:
         stream = self._streams[number]
-        request = Request(
+        request = Http2Request(
             stream.headers[":method"],
             stream.headers[":path"],
             {name: value for name, value in stream.headers.items() if not name.startswith(":")},
@@ -227,9 +227,9 @@ class ServerConnection(asyncio.Protocol):
         )
         stream.task = asyncio.create_task(self._run(number, request), name=f"{request.method} {request.path}")
 
-    async def _run(self, number: int, request: Request) -> None:
+    async def _run(self, number: int, request: Http2Request) -> None:
         try:
-            await self._serve(request, Answer(self, number))
+            await self._serve(request, Http2Answer(self, number))
         except (ConnectionGone, h2.exceptions.ProtocolError):
             pass
         finally:

@@ -7,7 +7,7 @@ import secrets
 from typing import Any
 
 from engine.testing.apiserver.paths import ResourcePath
-from engine.testing.apiserver.store import Object, Store, StoreError
+from engine.testing.apiserver.store import Object, ObjectStore, StoreError
 
 OF_STATUS = ("status", "approval")
 OF_SPEC = ("resize", "ephemeralcontainers")
@@ -15,7 +15,7 @@ FINAL_PHASES = ("Succeeded", "Failed")
 DEFAULT_GRACE = 30
 
 
-def create(store: Store, path: ResourcePath, value: Object) -> Object:
+def create(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
     value = copy.deepcopy(value)
     if path.resource == "pods":
         value["status"] = {"phase": "Pending"}
@@ -37,7 +37,7 @@ POD_DEFAULTS: dict[str, Any] = {
 }
 
 
-def update(store: Store, path: ResourcePath, value: Object) -> Object:
+def update(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
     """PUT and PATCH: through a subresource only its part changes, without one all but the status."""
     before = store.get(path)
     if value.get("metadata", {}).get("name", path.name) != path.name:
@@ -70,7 +70,7 @@ def _marks(path: ResourcePath, value: Object) -> Object:
     return {field: metadata[field] for field in ("labels", "annotations") if field in metadata}
 
 
-def delete(store: Store, path: ResourcePath, options: dict[str, Any]) -> Object:
+def delete(store: ObjectStore, path: ResourcePath, options: dict[str, Any]) -> Object:
     """Pods go in two steps, with their grace; what has finalizers waits for them."""
     known = store.get(path)
     wanted = options.get("preconditions") or {}
@@ -96,7 +96,7 @@ def _grace(pod: Object, asked: int | None) -> int:
     return int(grace) if grace >= 0 else 1
 
 
-def act(store: Store, path: ResourcePath, value: Object) -> Object:
+def act(store: ObjectStore, path: ResourcePath, value: Object) -> Object:
     """POST to a subresource: `binding` and `eviction` of a pod, `token` of a service account."""
     pod = ResourcePath(path.collection, path.resource, path.namespace, path.name, "")
     if path.subresource == "binding":

@@ -11,7 +11,7 @@ REVIEWED = ("tokenreviews", "subjectaccessreviews")
 
 
 @dataclass(slots=True)
-class Reviews:
+class ReviewEndpoint:
     """`allowed` are pairs of a user and a subresource of nodes, `"*"` for any of them."""
 
     allowed: set[tuple[str, str]] = field(default_factory=set)

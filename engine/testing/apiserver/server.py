@@ -20,12 +20,12 @@ import msgspec
 
 from engine.testing.apiserver import resources, reviews, watches
 from engine.testing.apiserver.certificates import DAY, Authority, CertificatePair
-from engine.testing.apiserver.faults import Fault, Faults, Planned
-from engine.testing.apiserver.http2 import Answer, Request, ServerConnection, server_context
+from engine.testing.apiserver.faults import ApiServerFault, Faults, Planned
+from engine.testing.apiserver.http2 import Http2Answer, Http2Request, ServerConnection, server_context
 from engine.testing.apiserver.merging import merge_patch, strategic_merge
 from engine.testing.apiserver.paths import ResourcePath, parse_path
 from engine.testing.apiserver.selectors import field_selector
-from engine.testing.apiserver.store import Object, Store, StoreError
+from engine.testing.apiserver.store import Object, ObjectStore, StoreError
 
 PATCHES: dict[str, Callable[[Any, Any], Any]] = {
     "application/strategic-merge-patch+json": strategic_merge,
@@ -78,10 +78,10 @@ class ApiServer:
         self, directory: Path, *, clock: Callable[[], float] = time.time, max_streams: int = 100
     ) -> None:
         self.authority = Authority(directory / "authority")
-        self.objects = Store(clock)
+        self.objects = ObjectStore(clock)
         self.requests: list[SeenRequest] = []
         self.tokens: dict[str, str] = {}
-        self.reviews = reviews.Reviews()
+        self.reviews = reviews.ReviewEndpoint()
         self.streaming_lists = True
         self.bookmark_seconds = 60.0
         self._directory = directory
@@ -156,7 +156,7 @@ class ApiServer:
 
     def fail(
         self,
-        kind: Fault | int | None,
+        kind: ApiServerFault | int | None,
         *,
         path: str = "",
         method: str = "",
@@ -170,7 +170,7 @@ class ApiServer:
         """The next `times` requests (None: all) of `user` (empty: anybody's) whose path matches the
         expression `path` get a fault, after the first `skip` of them.
 
-        `kind` is a `Fault`, an HTTP status, or None for no more than `delay` seconds of waiting.
+        `kind` is a `ApiServerFault`, an HTTP status, or None for no more than `delay` seconds of waiting.
         """
         self._faults.plan(
             Planned(kind, method, re.compile(path), user, skip, times, delay, retry_after, reason)
@@ -271,7 +271,7 @@ class ApiServer:
             self._made, self._serve, max_streams=self._max_streams, open_ones=self._connections
         )
 
-    async def _serve(self, request: Request, answer: Answer) -> None:
+    async def _serve(self, request: Http2Request, answer: Http2Answer) -> None:
         url = urlsplit(request.path)
         params = dict(parse_qsl(url.query, keep_blank_values=True))
         seen = SeenRequest(
@@ -294,36 +294,36 @@ class ApiServer:
         except StoreError as error:
             seen.status = error.code
             await _refuse(answer, error, None)
-        if fault is not None and fault.kind is Fault.GO_AWAY:
+        if fault is not None and fault.kind is ApiServerFault.GO_AWAY:
             answer.go_away()
 
-    async def _pass(self, fault: Planned, answer: Answer, seen: SeenRequest) -> bool:
+    async def _pass(self, fault: Planned, answer: Http2Answer, seen: SeenRequest) -> bool:
         """Let a fault happen; whether the request is answered all the same."""
         await asyncio.sleep(fault.delay)
         match fault.kind:
-            case None | Fault.GO_AWAY:
+            case None | ApiServerFault.GO_AWAY:
                 return True
-            case Fault.LOST:
+            case ApiServerFault.LOST:
                 answer.lose()
                 return True
-            case Fault.DROP:
+            case ApiServerFault.DROP:
                 answer.drop()
-            case Fault.RESET:
+            case ApiServerFault.RESET:
                 answer.reset()
-            case Fault.HANG:
+            case ApiServerFault.HANG:
                 await asyncio.get_running_loop().create_future()
-            case Fault.FREEZE:
+            case ApiServerFault.FREEZE:
                 answer.freeze()
-            case Fault.MALFORMED:
+            case ApiServerFault.MALFORMED:
                 seen.status = 200
                 answer.head(200, content_type="application/json")
                 await answer.send(b'{"kind": "Ma\n', end=True)
-            case Fault.TRICKLE | Fault.ENDLESS:
+            case ApiServerFault.TRICKLE | ApiServerFault.ENDLESS:
                 seen.status = 200
                 answer.head(200, content_type="application/json")
                 while True:
-                    await answer.send(b" " if fault.kind is Fault.TRICKLE else b" " * 65536)
-                    await asyncio.sleep(0.05 if fault.kind is Fault.TRICKLE else 0)
+                    await answer.send(b" " if fault.kind is ApiServerFault.TRICKLE else b" " * 65536)
+                    await asyncio.sleep(0.05 if fault.kind is ApiServerFault.TRICKLE else 0)
             case code:
                 seen.status = int(code)
                 reason = fault.reason or REASONS.get(int(code), "")
@@ -332,13 +332,13 @@ class ApiServer:
                 )
         return False
 
-    def _user(self, request: Request) -> str:
+    def _user(self, request: Http2Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme:
             return self.tokens.get(token, "") if scheme.lower() == "bearer" else ""
         return request.common_name
 
-    async def _answer(self, seen: SeenRequest, answer: Answer) -> None:
+    async def _answer(self, seen: SeenRequest, answer: Http2Answer) -> None:
         if seen.path in ("/healthz", "/livez", "/readyz"):
             answer.head(200, content_type="text/plain")
             await answer.send(b"ok", end=True)
@@ -397,7 +397,7 @@ class ApiServer:
             "items": [known for known in self.objects.list(path) if selected(known)],
         }
 
-    async def _watch(self, path: ResourcePath, seen: SeenRequest, answer: Answer) -> None:
+    async def _watch(self, path: ResourcePath, seen: SeenRequest, answer: Http2Answer) -> None:
         params = seen.params
         if "sendInitialEvents" in params and not self.streaming_lists:
             raise StoreError(
@@ -435,12 +435,12 @@ class ApiServer:
 _END = "the watch ends"
 
 
-async def _send(answer: Answer, code: int, value: Object) -> None:
+async def _send(answer: Http2Answer, code: int, value: Object) -> None:
     answer.head(code, content_type="application/json")
     await answer.send(msgspec.json.encode(value), end=True)
 
 
-async def _refuse(answer: Answer, error: StoreError, retry_after: int | None) -> None:
+async def _refuse(answer: Http2Answer, error: StoreError, retry_after: int | None) -> None:
     headers = {"content_type": "application/json"}
     if retry_after is not None:
         headers["retry_after"] = str(retry_after)

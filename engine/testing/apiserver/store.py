@@ -37,17 +37,17 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StoreSnapshot:
     """All objects as they were at a version."""
 
     version: int
     objects: Mapping[tuple[str, str, str], Object]
 
 
-EMPTY = Snapshot(1, {})
+EMPTY = StoreSnapshot(1, {})
 
 
-class Store:
+class ObjectStore:
     """Objects by collection, namespace and name. Whoever gets an object must not change it.
 
     `clock` is Unix seconds. Versions grow by one with each change; the last `HISTORY` changes can be
@@ -143,10 +143,10 @@ class Store:
         self._changes.clear()
         self.oldest = self.version
 
-    def snapshot(self) -> Snapshot:
-        return Snapshot(self.version, dict(self._objects))
+    def snapshot(self) -> StoreSnapshot:
+        return StoreSnapshot(self.version, dict(self._objects))
 
-    def set_back(self, snapshot: Snapshot) -> None:
+    def set_back(self, snapshot: StoreSnapshot) -> None:
         """What came after `snapshot` has never been, and versions count on from there."""
         self.version = self.oldest = snapshot.version
         self._objects = dict(snapshot.objects)

@@ -9,14 +9,14 @@ from typing import Any
 
 from engine.testing.apiserver.paths import ResourcePath
 from engine.testing.apiserver.selectors import Selector
-from engine.testing.apiserver.store import Change, Object, Store, StoreError
+from engine.testing.apiserver.store import Change, Object, ObjectStore, StoreError
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 Event = dict[str, Any]
 
 
 async def events(
-    store: Store,
+    store: ObjectStore,
     path: ResourcePath,
     selected: Selector,
     kind: tuple[str, str],
@@ -56,7 +56,7 @@ async def events(
             yield event
 
 
-def too_new(version: int, store: Store) -> StoreError | None:
+def too_new(version: int, store: ObjectStore) -> StoreError | None:
     if version <= store.version:
         return None
     return StoreError(504, "Timeout", f"Too large resource version: {version}, current: {store.version}")

@@ -40,7 +40,7 @@ class Probe:
         self.key = loop.add(kind=LIBRARY, period=HOUR, timeout=1.0, first_in=HOUR, **rules)
         self.generation = 0
 
-    def tick(self, seen: twin.Observation, initial: int) -> None:
+    def tick(self, seen: twin.ProbeObservation, initial: int) -> None:
         self.loop.observe(self.key, seen, initial=initial)
         self.loop.trigger(self.key)
         self._until(lambda: self.info["ended"] or self.info["next"] > HOUR / 2)
@@ -83,7 +83,7 @@ def test_a_life(loop: ProbeLoop, seed: int) -> None:
     probe = Probe(loop, initial_delay=delay_ms / 1000, **rules)
     rule = twin.ProbeState(rules.pop("type"), initial_delay_ms=delay_ms, **rules)
     for _ in range(25):
-        seen = twin.Observation(
+        seen = twin.ProbeObservation(
             phase_terminal=chance.random() < 0.02,
             container=chance.choice([1, 1, 1, 1, 2, 3, 0]),
             state=chance.choice([twin.RUNNING] * 6 + [twin.WAITING, twin.TERMINATED]),

@@ -22,7 +22,7 @@ from engine._fast.probing._state_py import (
 
 FORMS = pytest.mark.parametrize("form", [twin, compiled], ids=["twin", "compiled"])
 observations = st.builds(
-    twin.Observation,
+    twin.ProbeObservation,
     pod_known=st.sampled_from([True, True, True, False]),
     phase_terminal=st.sampled_from([False] * 9 + [True]),
     container=st.sampled_from([1, 1, 1, 1, 2, 0]),
@@ -74,14 +74,14 @@ def test_compiled_agrees_with_twin(type, failures, successes, delay, never, life
 @FORMS
 def test_an_initial_result_of_an_earlier_agent_is_published_first(form):
     state = form.ProbeState(READINESS)
-    seen = twin.Observation(container=1, state=RUNNING, started=True)
+    seen = twin.ProbeObservation(container=1, state=RUNNING, started=True)
     assert state.tick(seen, 0, initial=SUCCESS) == (PROBE, [SUCCESS])
     assert state.finish(twin.OUTCOME_FAILURE) == (twin.COUNTED, [])
 
 
 @FORMS
 def test_deletion_ends_liveness_and_not_readiness(form):
-    seen = twin.Observation(container=1, state=RUNNING, started=True, deleted=True)
+    seen = twin.ProbeObservation(container=1, state=RUNNING, started=True, deleted=True)
     assert form.ProbeState(LIVENESS).tick(seen, 0) == (END, [SUCCESS])
     assert form.ProbeState(READINESS).tick(seen, 0) == (PROBE, [FAILURE])
 
@@ -91,8 +91,8 @@ def test_the_run_outlives_the_container(form):
     state = form.ProbeState(LIVENESS, failure_threshold=3)
     updates = []
     for container in (1, 1, 2):
-        state.tick(twin.Observation(container=container, state=RUNNING, started=True), 0)
+        state.tick(twin.ProbeObservation(container=container, state=RUNNING, started=True), 0)
         updates = state.finish(twin.OUTCOME_FAILURE)[1]
     assert updates == [FAILURE]
     assert state.on_hold
-    assert state.tick(twin.Observation(container=2, state=RUNNING, started=True), 0) == (WAIT, [])
+    assert state.tick(twin.ProbeObservation(container=2, state=RUNNING, started=True), 0) == (WAIT, [])

@@ -11,7 +11,7 @@ import pytest
 
 from engine._fast.writing import _members_c, _members_py
 from engine._fast.writing.exposition import ABSENT, Texts, joined
-from engine._fast.writing.members import CLOSE, MOMENT, OPEN, Step
+from engine._fast.writing.members import CLOSE, MOMENT, OPEN, MemberStep
 
 FORMS = pytest.mark.parametrize("form", [_members_c, _members_py])
 LARGEST = (1 << 63) - 1
@@ -21,17 +21,17 @@ def column(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def used(cpu: np.ndarray, stalled: np.ndarray, seen: np.ndarray) -> list[Step]:
+def used(cpu: np.ndarray, stalled: np.ndarray, seen: np.ndarray) -> list[MemberStep]:
     """An object with another in it, and a number behind both."""
     return [
-        Step(b'"cpu":{', None, OPEN),
-        Step(b'"time":', seen, MOMENT),
-        Step(b'"used":', cpu, 0),
-        Step(b'"psi":{', None, OPEN),
-        Step(b'"avg":', stalled, 2),
-        Step(b"", None, CLOSE),
-        Step(b"", None, CLOSE),
-        Step(b'"processes":', cpu, 0),
+        MemberStep(b'"cpu":{', None, OPEN),
+        MemberStep(b'"time":', seen, MOMENT),
+        MemberStep(b'"used":', cpu, 0),
+        MemberStep(b'"psi":{', None, OPEN),
+        MemberStep(b'"avg":', stalled, 2),
+        MemberStep(b"", None, CLOSE),
+        MemberStep(b"", None, CLOSE),
+        MemberStep(b'"processes":', cpu, 0),
     ]
 
 
@@ -54,7 +54,7 @@ def test_an_object_is_there_with_a_number_in_it(form):
 
 @FORMS
 def test_a_moment_stands_by_itself(form):
-    moments = [Step(b'"at":', column(ABSENT, 59, 3600), MOMENT)]
+    moments = [MemberStep(b'"at":', column(ABSENT, 59, 3600), MOMENT)]
     whole = page(
         form, [b'[{"x":{', b'}},{"x":{', b'}},{"y":1', b"}]"], [moments], [0, 0, 0, -1], [0, 1, 2, 0]
     )
@@ -80,12 +80,12 @@ def test_moments_are_those_of_the_calendar(form):
         for month in (1, 3):
             begin = int(datetime(year, month, 1, tzinfo=UTC).timestamp())
             seconds += [begin - 1, begin]
-    steps = [Step(b"", column(*seconds), MOMENT)]
+    steps = [MemberStep(b"", column(*seconds), MOMENT)]
     texts = [b"\n"] * len(seconds)
     shown = page(form, texts, [steps], [0] * len(seconds), range(len(seconds))).decode().splitlines()[1:]
     wanted = [datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") for second in seconds]
     assert [line.strip(',"') for line in shown] == wanted
-    beyond = page(form, [b"{", b"{"], [[Step(b"", column(-LARGEST, LARGEST), MOMENT)]], [0, 0], [0, 1])
+    beyond = page(form, [b"{", b"{"], [[MemberStep(b"", column(-LARGEST, LARGEST), MOMENT)]], [0, 0], [0, 1])
     assert beyond == b'{"1970-01-01T00:00:00Z"{"9999-12-31T23:59:59Z"'
 
 
@@ -94,7 +94,7 @@ def test_both_forms_cut_the_same_pieces(seed):
     chance = random.Random(seed)
     rows = 12
 
-    def steps() -> list[Step]:
+    def steps() -> list[MemberStep]:
         made, depth = [], 0
         for _ in range(chance.randrange(40)):
             kind = chance.choice((OPEN, CLOSE, MOMENT, 0, 2, 9))
@@ -103,8 +103,8 @@ def test_both_forms_cut_the_same_pieces(seed):
             depth += (kind == OPEN) - (kind == CLOSE)
             table = np.array([[chance.choice((ABSENT, ABSENT, 0, 5, LARGEST, -7))] * 2 for _ in range(rows)])
             text = bytes(chance.choices(b'ab":', k=chance.randrange(9))) + b"{" * (kind == OPEN)
-            made.append(Step(text, None if kind in (OPEN, CLOSE) else table[:, 0], kind))
-        return made + [Step(b"", None, CLOSE)] * depth
+            made.append(MemberStep(text, None if kind in (OPEN, CLOSE) else table[:, 0], kind))
+        return made + [MemberStep(b"", None, CLOSE)] * depth
 
     forms = [steps() for _ in range(3)]
     count = 60
@@ -117,7 +117,7 @@ def test_both_forms_cut_the_same_pieces(seed):
         assert all(len(each) >= piece for each in pieces[:-1])
 
 
-NUMBER = Step(b'"n":', column(1, 2), 0)
+NUMBER = MemberStep(b'"n":', column(1, 2), 0)
 
 
 @FORMS
@@ -130,10 +130,10 @@ NUMBER = Step(b'"n":', column(1, 2), 0)
         (joined([b"a"]), [NUMBER], [-2], [0], "form that is not there"),
         (joined([b"a"]), [NUMBER], [0], [2], "has 2 rows"),
         (joined([b"a"]), [NUMBER], [0], [-1], "has 2 rows"),
-        (joined([b"a"]), [Step(b"{", None, OPEN)], [0], [0], "open"),
-        (joined([b"a"]), [Step(b"", None, CLOSE)], [0], [0], "that is none"),
-        (joined([b"a"]), [Step(b"", column(1), 19)], [0], [0], "that is none"),
-        (joined([b"a"]), [Step(b"", None, 0)], [0], [0], "that is none"),
+        (joined([b"a"]), [MemberStep(b"{", None, OPEN)], [0], [0], "open"),
+        (joined([b"a"]), [MemberStep(b"", None, CLOSE)], [0], [0], "that is none"),
+        (joined([b"a"]), [MemberStep(b"", column(1), 19)], [0], [0], "that is none"),
+        (joined([b"a"]), [MemberStep(b"", None, 0)], [0], [0], "that is none"),
         (joined([b"a"]), [NUMBER] * 129, [0], [0], "129 steps"),
     ],
 )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Kernels for device sets, checksums, device lists and NUMA hints, with their plain twins."""

@@ -1,0 +1,1 @@
+"""Kernels that split JSON lists and read protobuf fields, with their plain twins."""

@@ -1,0 +1,14 @@
+"""Fit of pods on nodes: the compiled kernels, or their twins with KUBENGINE_PURE=1."""
+
+from engine._fast._select import PURE
+
+if PURE:
+    from engine._fast.preemption._predicates_py import Ledger, request_sums, short_on_each_node
+else:
+    from engine._fast.preemption._predicates_c import (  # type: ignore[assignment]
+        Ledger,
+        request_sums,
+        short_on_each_node,
+    )
+
+__all__ = ["Ledger", "request_sums", "short_on_each_node"]

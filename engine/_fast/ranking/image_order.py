@@ -1,0 +1,10 @@
+"""Order and cut of image GC: compiled, or the plain twin under `KUBENGINE_PURE=1`."""
+
+from engine._fast._select import PURE
+
+if PURE:
+    from engine._fast.ranking._image_order_py import mark, match, order_and_cut
+else:
+    from engine._fast.ranking._image_order_c import mark, match, order_and_cut
+
+__all__ = ["mark", "match", "order_and_cut"]

@@ -1,0 +1,1 @@
+"""Converts amounts: CPU weights, eviction thresholds, sizes for people."""

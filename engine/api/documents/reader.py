@@ -1,0 +1,215 @@
+"""Text to typed objects: YAML or JSON, one document or many, with errors that say where.
+
+Unknown fields of pods and of the kubelet's configuration are warnings, of our own configuration errors.
+Every error is an `InvalidInput` whose subject is the file and whose message holds the field path and what
+was expected.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.documents.fitting import fitted
+from engine.api.errors import InvalidInput
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.api.pod import Pod
+from engine.api.struct import decode_hook
+
+MAX_BYTES = 10 * 1024 * 1024
+MAX_DEPTH = 100
+"""As in `yaml_text`."""
+CONTAINERD = "unix:///run/containerd/containerd.sock"
+"""Where the kubelet looks for a runtime that its configuration does not name."""
+
+log = logging.getLogger("kubengine.config")
+
+T = TypeVar("T")
+
+
+def read_text(path: Path) -> bytes:
+    """The bytes of a file of reasonable size. Raises `InvalidInput` with the path."""
+    return read_with_status(path)[0]
+
+
+def read_with_status(path: Path) -> tuple[bytes, os.stat_result]:
+    """The same, and what the file was before they were read: not what stands at its path by then."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_BYTES + 1) if status.st_size <= MAX_BYTES else b""
+    except OSError as error:
+        raise InvalidInput(error.strerror or str(error), subject=str(path)) from error
+    if max(status.st_size, len(data)) > MAX_BYTES:
+        raise InvalidInput(f"larger than {MAX_BYTES} bytes", subject=str(path))
+    return data, status
+
+
+def parse_documents(data: bytes, subject: str) -> list[dict[str, Any]]:
+    """All objects in a YAML or JSON text; `List` and `PodList` are opened."""
+    try:
+        text = data.decode()
+        documents = [msgspec.json.decode(data)] if text.lstrip()[:1] == "{" else _parse_yaml(text)
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"not UTF-8 text at byte {error.start}", subject=subject) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidInput(f"not valid JSON: {error}", subject=subject) from None
+    except MemoryError:
+        raise InvalidInput("too large to be read", subject=subject) from None
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=subject) from None
+    _check_depth(documents, subject)
+    objects: list[dict[str, Any]] = []
+    for document in documents:
+        objects.extend(_open_list(document, subject))
+    return objects
+
+
+def _parse_yaml(text: str) -> list[Any]:
+    from engine.api.documents.yaml_text import parse_yaml
+
+    return parse_yaml(text)
+
+
+def _check_depth(documents: list[Any], subject: str) -> None:
+    """What reads the documents further calls itself for each level."""
+    level = [each for each in documents if isinstance(each, dict | list)]
+    for _ in range(MAX_DEPTH):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for inner in values for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise InvalidInput(f"nested deeper than {MAX_DEPTH} levels", subject=subject)
+
+
+def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(document, dict):
+        raise InvalidInput(f"expected an object, got {type(document).__name__}", subject=subject)
+    if str(document.get("kind", "")).endswith("List"):
+        items = document.get("items")
+        if not isinstance(items, list):
+            raise InvalidInput("items: expected a list", subject=subject)
+        for item in items:
+            yield from _open_list(item, subject)
+    else:
+        yield document
+
+
+def convert(document: Any, kind: type[T], subject: str) -> T:
+    """A typed object from plain data. Raises `InvalidInput` with the field path."""
+    try:
+        return msgspec.convert(fitted(document, kind), kind, dec_hook=decode_hook)
+    except (msgspec.ValidationError, InvalidInput) as error:
+        raise InvalidInput(_with_path(str(error)), subject=subject) from None
+
+
+def _with_path(message: str) -> str:
+    """`msgspec` puts the path last (`… - at `$.spec.x``); people read it first."""
+    text, marker, path = message.rpartition(" - at `")
+    if not marker:
+        return message
+    path = path.rstrip("`").removeprefix("$").removeprefix(".")
+    return f"{path or 'document'}: {text}"
+
+
+def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:
+    """Paths of the fields in plain data that the type does not have."""
+    item, struct = _read_as(kind)
+    if isinstance(document, list):
+        for index, value in enumerate(document):
+            if isinstance(value, dict | list):
+                yield from unknown_fields(value, item, f"{path}[{index}]")
+        return
+    if not isinstance(document, dict) or struct is None:
+        return
+    fields = _fields(struct)
+    for name, value in document.items():
+        where = f"{path}.{name}" if path else str(name)
+        if name not in fields:
+            yield where
+        elif isinstance(value, dict | list):
+            yield from unknown_fields(value, fields[name], where)
+
+
+@cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """JSON name → type, kept: evaluating annotations costs more than reading the pod."""
+    return {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+
+
+@cache
+def _read_as(kind: Any) -> tuple[Any, type[msgspec.Struct] | None]:
+    """What a list's items are read as, and which type an object is."""
+    parts = list(_flatten(kind))
+    item = next((part for part in parts if part is not type(None)), None)
+    return item, next((part for part in parts if _is_struct(part)), None)
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _flatten(kind: Any) -> Iterator[Any]:
+    args = get_args(kind)
+    if not args:
+        yield kind
+    for arg in args:
+        yield from _flatten(arg)
+
+
+def load_pods(path: Path) -> tuple[list[Pod], list[str]]:
+    """Pods in a file, as written (no defaults), and warnings about fields that are not known.
+
+    Raises `InvalidInput` naming the file and the field.
+    """
+    return parse_pods(read_text(path), str(path))
+
+
+def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
+    """Like `load_pods`, from bytes; `subject` names their origin in errors."""
+    documents = parse_documents(data, subject)
+    if not documents:
+        raise InvalidInput("no object in it; expected a Pod", subject=subject)
+    pods: list[Pod] = []
+    warnings: list[str] = []
+    for document in documents:
+        kind, version = document.get("kind"), document.get("apiVersion")
+        if kind != "Pod" or version != "v1":
+            raise InvalidInput(
+                f"kind: expected a v1 Pod, got {version or '?'} {kind or '?'}", subject=subject
+            )
+        pods.append(convert(document, Pod, subject))
+        warnings += [f"{subject}: {field}: unknown field" for field in unknown_fields(document, Pod)]
+    return pods, warnings
+
+
+def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfiguration]:
+    """Both configurations from the documents of one or more files; a missing one is its defaults.
+
+    As for the kubelet, fields that a KubeletConfiguration does not have are warnings, and one that names no
+    runtime means containerd's socket.
+    """
+    kubelet, kubengine = KubeletConfiguration(), KubengineConfiguration()
+    for path in paths:
+        for document in parse_documents(read_text(path), str(path)):
+            match document.get("kind"):
+                case "KubeletConfiguration":
+                    kubelet = convert(document, KubeletConfiguration, str(path))
+                    kubelet.container_runtime_endpoint = kubelet.container_runtime_endpoint or CONTAINERD
+                    for field in unknown_fields(document, KubeletConfiguration):
+                        log.warning("%s: %s: unknown field", path, field)
+                case "KubengineConfiguration":
+                    kubengine = convert(document, KubengineConfiguration, str(path))
+                case kind:
+                    raise InvalidInput(
+                        f"kind: expected KubeletConfiguration or KubengineConfiguration, got {kind!r}",
+                        subject=str(path),
+                    )
+    return kubelet, kubengine

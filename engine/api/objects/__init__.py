@@ -1,0 +1,1 @@
+"""Types of further Kubernetes API objects: storage, leases, references, cluster objects."""

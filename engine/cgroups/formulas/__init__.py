@@ -1,0 +1,1 @@
+"""Computes cgroup values from pods and configuration; pure, without any access to cgroupfs."""

@@ -1,0 +1,223 @@
+"""What a container is given: the values that go to the runtime with it.
+
+Source: kubelet v1.32 `kuberuntime` package and `qos` policy, KEP-2400 (swap), KEP-2570 (memory QoS),
+KEP-2837 (pod-level resources); pinned by `tests/conformance` (cgroup_container).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from engine.api.pod import Container, Pod
+from engine.api.qos import BEST_EFFORT, BURSTABLE, GUARANTEED, is_critical, is_node_critical, qos_class
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import CPU, MEMORY, pod_limits, pod_requests
+from engine.cgroups.formulas.conversion import (
+    DEFAULT_PERIOD_US,
+    huge_page_limits,
+    huge_page_name,
+    milli_cpu_to_quota,
+    milli_cpu_to_shares,
+)
+from engine.cgroups.formulas.file_names import (
+    MEMORY_HIGH,
+    MEMORY_LOW,
+    MEMORY_MIN,
+    MEMORY_OOM_GROUP,
+    MEMORY_SWAP_MAX,
+)
+from engine.cgroups.formulas.pod_annotations import UNLIMITED, as_written, wishes
+
+GUARANTEED_OOM_SCORE_ADJ = -997
+BEST_EFFORT_OOM_SCORE_ADJ = 1000
+LIMITED_SWAP = "LimitedSwap"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerResources:
+    """The fields of CRI `LinuxContainerResources`, under the same names; 0 means not set."""
+
+    cpu_period: int = 0
+    cpu_quota: int = 0
+    cpu_shares: int = 0
+    memory_limit_in_bytes: int = 0
+    oom_score_adj: int = 0
+    cpuset_cpus: str = ""
+    cpuset_mems: str = ""
+    hugepage_limits: Mapping[str, int] = field(default_factory=dict)
+    unified: Mapping[str, str] = field(default_factory=dict)
+    memory_swap_limit_in_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRules:
+    """The node and the settings that container values depend on; memory in bytes."""
+
+    memory_capacity: int
+    allocatable_memory: int = 0
+    enforce_cpu_limits: bool = True
+    cpu_period_us: int = DEFAULT_PERIOD_US
+    custom_cpu_period: bool = False
+    memory_qos: bool = False
+    memory_reserved: bool = True
+    """With `memory_qos`: requests are protected, not only throttled towards limits."""
+    tiered_memory: bool = False
+    throttling_factor: float = 0.9
+    page_size: int = 4096
+    cgroup_v2: bool = False
+    swap_controller: bool = False
+    swap_capacity: int = 0
+    swap_behavior: str = ""
+    single_process_oom_kill: bool = True
+    huge_page_sizes: tuple[int, ...] = ()
+    annotations: frozenset[str] = frozenset()
+    """Those of pods that count, as in `pod_annotations`."""
+
+
+def container_resources(pod: Pod, container: Container, rules: ContainerRules) -> ContainerResources:
+    """What the runtime is told for one container; the CPU request defaults to its limit.
+
+    Raises `InvalidInput` for an annotation that counts and makes no sense.
+    """
+    limits = {name: effective_limit(pod, container, name) for name in (CPU, MEMORY)}
+    basic = _basic_resources(container.requests.get(CPU), limits, rules)
+    huge = huge_page_limits(container.limits)
+    unified = dict(basic.unified)
+    memory_swap = 0
+    if rules.swap_controller and not rules.cgroup_v2:
+        memory_swap = basic.memory_limit_in_bytes
+    elif rules.swap_controller:
+        unified[MEMORY_SWAP_MAX] = str(swap_limit(pod, container, rules))
+    if rules.memory_qos:
+        unified |= _memory_qos(pod, container, rules)
+    if rules.annotations and rules.cgroup_v2:
+        unified = wishes(pod, rules.annotations, as_written).container_files(unified)
+    return replace(
+        basic,
+        oom_score_adj=oom_score_adj(pod, container, rules.memory_capacity),
+        hugepage_limits={huge_page_name(size): huge.get(size, 0) for size in rules.huge_page_sizes},
+        unified=unified,
+        memory_swap_limit_in_bytes=memory_swap,
+    )
+
+
+def sandbox_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
+    """What a pod's containers have together, as the runtime is told when it makes the sandbox."""
+    without_overhead = msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, overhead=None))
+    requests = pod_requests(without_overhead)
+    return _basic_resources(requests.get(CPU), pod_limits(without_overhead), rules)
+
+
+def overhead_resources(pod: Pod, rules: ContainerRules) -> ContainerResources:
+    """What a pod has beside its containers; nothing is set for a pod without overhead."""
+    overhead = pod.spec.overhead
+    if overhead is None:
+        return ContainerResources()
+    return _basic_resources(overhead.get(CPU, ZERO), overhead, rules)
+
+
+def _basic_resources(
+    cpu_request: Quantity | None, limits: Mapping[str, Quantity], rules: ContainerRules
+) -> ContainerResources:
+    cpu_limit = limits.get(CPU, ZERO).milli
+    period = rules.cpu_period_us if rules.custom_cpu_period else DEFAULT_PERIOD_US
+    return ContainerResources(
+        cpu_period=period if rules.enforce_cpu_limits else 0,
+        cpu_quota=milli_cpu_to_quota(cpu_limit, period) if rules.enforce_cpu_limits else 0,
+        cpu_shares=milli_cpu_to_shares(cpu_limit if cpu_request is None else cpu_request.milli),
+        memory_limit_in_bytes=limits.get(MEMORY, ZERO).value,
+        unified={MEMORY_OOM_GROUP: "1"} if rules.cgroup_v2 and not rules.single_process_oom_kill else {},
+    )
+
+
+def effective_limit(pod: Pod, container: Container, resource: str) -> Quantity:
+    """The container's own limit, else the pod's as a whole (KEP-2837)."""
+    own = container.limits.get(resource, ZERO)
+    if not own and pod.spec.resources is not None:
+        return (pod.spec.resources.limits or {}).get(resource, ZERO)
+    return own
+
+
+def _memory_qos(pod: Pod, container: Container, rules: ContainerRules) -> dict[str, str]:
+    request = container.requests.get(MEMORY, ZERO).value
+    limit = effective_limit(pod, container, MEMORY).value
+    unified: dict[str, str] = {}
+    if request and rules.memory_reserved:
+        soft = rules.tiered_memory and qos_class(pod) != GUARANTEED
+        unified[MEMORY_LOW if soft else MEMORY_MIN] = str(request)
+    if request != limit:
+        high = memory_high(request, limit or rules.allocatable_memory, rules)
+        if high > request:
+            unified[MEMORY_HIGH] = str(high)
+    return unified
+
+
+def memory_high(request: int, ceiling: int, rules: ContainerRules) -> int:
+    """The throttling mark: this share of the way from request to `ceiling`, down to whole pages.
+
+    In doubles, as the kubelet computes it; 0 without a ceiling.
+    """
+    if ceiling <= 0:
+        return 0
+    mark = float(request) + (float(ceiling) - float(request)) * rules.throttling_factor
+    return int(mark // 1 / rules.page_size) * rules.page_size
+
+
+def swap_limit(pod: Pod, container: Container, rules: ContainerRules) -> int:
+    """Bytes of swap under cgroup v2: with LimitedSwap, a Burstable container's memory request as a
+    share of the node's memory, taken of its swap; 0 otherwise."""
+    request = container.requests.get(MEMORY, ZERO)
+    limited = rules.swap_behavior == LIMITED_SWAP and qos_class(pod) == BURSTABLE
+    if not limited or is_critical(pod) or request == container.limits.get(MEMORY, ZERO):
+        return 0
+    if rules.memory_capacity <= 0 or request.value > rules.memory_capacity:
+        return 0
+    return int(float(request.value) / float(rules.memory_capacity) * float(rules.swap_capacity))
+
+
+def pod_swap_limit(pod: Pod, rules: ContainerRules) -> int:
+    """Bytes that the pod's containers may swap out together, none on cgroup v1: what its annotation says,
+    where that counts, else the sum of theirs."""
+    if not rules.swap_controller or not rules.cgroup_v2:
+        return 0
+    asked = wishes(pod, rules.annotations, as_written).swap
+    if asked:
+        return rules.swap_capacity if asked == UNLIMITED else int(asked)
+    lasting = [*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers]
+    return sum(swap_limit(pod, container, rules) for container in lasting)
+
+
+def oom_score_adj(pod: Pod, container: Container, memory_capacity: int) -> int:
+    """−997 for Guaranteed and node-critical pods, 1000 for BestEffort; between, the more memory a
+    container requests the lower, from 3 to 999. A sidecar's is at most that of the smallest regular
+    container."""
+    pod_class = qos_class(pod)
+    if is_node_critical(pod) or pod_class == GUARANTEED:
+        return GUARANTEED_OOM_SCORE_ADJ
+    if pod_class == BEST_EFFORT:
+        return BEST_EFFORT_OOM_SCORE_ADJ
+    extra = unassigned_memory(pod)
+    score = _score(container.requests.get(MEMORY, ZERO).value + extra, memory_capacity)
+    if container.is_sidecar and any(c is container for c in pod.init_containers):
+        smallest = min(c.requests.get(MEMORY, ZERO).value for c in pod.spec.containers)
+        score = min(score, _score(smallest + extra, memory_capacity))
+    if score < 1000 + GUARANTEED_OOM_SCORE_ADJ:
+        return 1000 + GUARANTEED_OOM_SCORE_ADJ
+    return score - 1 if score == BEST_EFFORT_OOM_SCORE_ADJ else score
+
+
+def _score(request: int, capacity: int) -> int:
+    return 1000 - 1000 * request // capacity if capacity > 0 else 0
+
+
+def unassigned_memory(pod: Pod) -> int:
+    """Each container's part of a pod-level memory request that no container asks for."""
+    requests = (pod.spec.resources and pod.spec.resources.requests) or {}
+    if MEMORY not in requests:
+        return 0
+    sharers = [*pod.spec.containers, *(c for c in pod.init_containers if c.is_sidecar)]
+    asked = sum(c.requests.get(MEMORY, ZERO).value for c in sharers)
+    return max(requests[MEMORY].value - asked, 0) // max(len(sharers), 1)

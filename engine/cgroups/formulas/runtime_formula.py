@@ -1,0 +1,57 @@
+"""Which `cpu.weight` formula the container runtime uses, so that pods and containers agree.
+
+runc from 1.3.2 and crun from 1.23 use the logarithmic formula, older ones the linear one; the kubelet
+followed in 1.36 (kubernetes/kubernetes#131216).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import Literal
+
+from engine.api.amounts.cpu_weight import WeightFormula
+from engine.api.kubengine_config import CgroupsSection
+
+_SINCE = {"runc": (1, 3, 2), "crun": (1, 23, 0)}
+_VERSION = re.compile(r"\b(runc|crun) version v?(\d+)\.(\d+)(?:\.(\d+))?")
+_DEADLINE = 5.0
+
+
+def formula_of(version_text: str) -> WeightFormula | None:
+    """The formula of what `runc --version` or `crun --version` prints; None for another runtime."""
+    match = _VERSION.search(version_text)
+    if match is None:
+        return None
+    version = (int(match[2]), int(match[3]), int(match[4] or 0))
+    return "logarithmic" if version >= _SINCE[match[1]] else "linear"
+
+
+def choose_formula(version: Literal[1, 2], section: CgroupsSection) -> tuple[WeightFormula, str]:
+    """The formula to use on a node, and why: the configured one, or by `auto` that of its runtime."""
+    if version == 1:
+        return "linear", "cgroup v1 has shares, not weights"
+    if section.cpu_weight == "auto":
+        return detect_formula(section.oci_runtime)
+    return section.cpu_weight, "configured"
+
+
+def detect_formula(oci_runtime: str = "") -> tuple[WeightFormula, str]:
+    """The formula of the OCI runtime at this path (by default runc, else crun, on the PATH), and how
+    it was found out. Linear where there is none."""
+    candidates = [oci_runtime] if oci_runtime else ["runc", "crun"]
+    for candidate in candidates:
+        path = shutil.which(candidate)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=_DEADLINE, check=False
+            ).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        formula = formula_of(answer)
+        if formula is not None:
+            return formula, f"{path}: {answer.splitlines()[0]}"
+    return "linear", "no OCI runtime found"

@@ -1,0 +1,148 @@
+"""Keeping the root of all pods and the QoS levels at what their pods ask for."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import msgspec
+
+from engine.api.errors import Refused
+from engine.api.qos import BEST_EFFORT, GUARANTEED
+from engine.cgroups.files import MEMORY_LIMIT, MEMORY_USAGE, PAGE
+from engine.cgroups.formulas.conversion import DEFAULT_PERIOD_US
+from engine.cgroups.formulas.file_names import CPU_IDLE
+from engine.cgroups.formulas.levels import LEVELS, LevelSums, raised_to_usage
+from engine.cgroups.formulas.names import CgroupName, level_name, to_path
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.cgroups.formulas.values import GroupValues
+from engine.cgroups.tree import CgroupTree
+
+
+class QosCgroups:
+    """The three level groups. `sums` are of the pods that count now; `write` makes the kernel's files
+    follow them, touching only the levels that changed. `best_effort_quota` is what BestEffort pods may use
+    together, in microseconds of each default period; None: no ceiling."""
+
+    def __init__(self, tree: CgroupTree, settings: CgroupSettings) -> None:
+        self.sums = LevelSums()
+        self.names: dict[str, CgroupName] = {level: level_name(settings.root, level) for level in LEVELS}
+        self._tree = tree
+        self._version = tree.mounts.version
+        self._rules = settings.levels
+        self._root_values = settings.root_values()
+        self._written: dict[str, GroupValues] = {}
+        self._raised: set[str] = set()
+        self.best_effort_quota: int | None = None
+
+    def make(self) -> None:
+        """Make the three groups, or adopt them; all CPUs of the groups' parent are theirs."""
+        cpuset = self._inherited_cpuset()
+        self._rules = replace(self._rules, cpuset=cpuset)
+        self._root_values = msgspec.structs.replace(self._root_values, cpuset=cpuset)
+        for name in self.names.values():
+            self._tree.group(name).delegates = True
+            self._tree.make(name)
+        self._end_idling()
+
+    def verify(self) -> int:
+        """Read every file again; how many were changed behind our back."""
+        return sum(len(self._tree.verify(name)) for name in self.names.values())
+
+    def values(self) -> dict[str, GroupValues]:
+        """The values of the root (Guaranteed) and of both levels, for the pods that count now."""
+        levels = self.sums.values(self._rules)
+        protection = levels[GUARANTEED].unified
+        root = self._root_values
+        levels[GUARANTEED] = msgspec.structs.replace(root, unified=protection) if protection else root
+        if self.best_effort_quota is not None:
+            levels[BEST_EFFORT] = msgspec.structs.replace(
+                levels[BEST_EFFORT], cpu_quota=self.best_effort_quota, cpu_period=DEFAULT_PERIOD_US
+            )
+        return levels
+
+    def files(self, level: str, values: GroupValues) -> dict[str, str]:
+        """File → text of one level's values."""
+        return self._tree.rules.files(values, unbounded_huge_pages=level != GUARANTEED)
+
+    def want(self) -> None:
+        """Note what every level should have, writing nothing."""
+        for level, values in self.values().items():
+            self._tree.group(self.names[level]).wanted.update(self.files(level, values))
+
+    def write(self, *, everything: bool = False) -> int:
+        """Write what differs; the count of files. A memory limit below what is in use waits at that.
+
+        With `everything`, levels that no pod changed are compared too. Raises `Refused`.
+        """
+        levels = self.values()
+        changed = [
+            level
+            for level in LEVELS
+            if everything or level in self._raised or levels[level] != self._written.get(level)
+        ]
+        if not changed:
+            return 0
+        before = self._tree.writes
+        try:
+            self._put(self._above_usage({level: levels[level] for level in changed}))
+        except Refused as error:
+            if error.errno not in (errno.EBUSY, errno.EINVAL):
+                raise
+            self._put(raised_to_usage(levels, self._usage(LEVELS)))
+        self._written = levels
+        return self._tree.writes - before
+
+    def _end_idling(self) -> None:
+        """A group that idles takes no shares: one that did under another configuration ends that first."""
+        best_effort = self.names[BEST_EFFORT]
+        if not self._rules.best_effort_idle and self._tree.read(best_effort, CPU_IDLE) == "1":
+            self._tree.write(best_effort, {CPU_IDLE: "0"})
+
+    def _inherited_cpuset(self) -> str | None:
+        """v1 wants the CPUs named, under v2 an empty text means all of them."""
+        if "cpuset" not in self._tree.mounts.controllers:
+            return None
+        if self._version == 2:
+            return ""
+        parent = self.names[GUARANTEED][:-1]
+        self._tree.make(parent)
+        path = to_path(parent, self._tree.driver)
+        return self._tree.read_path(path.rstrip("/"), "cpuset.cpus") or None
+
+    def _put(self, levels: Mapping[str, GroupValues]) -> None:
+        for level, values in levels.items():
+            self._tree.write(self.names[level], self.files(level, values))
+
+    def _above_usage(self, levels: dict[str, GroupValues]) -> dict[str, GroupValues]:
+        """A limit below what is in use would be refused (v1) or kill processes (v2): it waits at the
+        usage, rounded up to a page, and comes down as the usage does."""
+        file = MEMORY_LIMIT[self._version]
+        changing = [
+            level
+            for level, values in levels.items()
+            if values.memory is not None
+            and (
+                level in self._raised
+                or self._tree.group(self.names[level]).directory(file).known.get(file)
+                != self.files(level, values)[file]
+            )
+        ]
+        self._raised = set()
+        for level, usage in self._usage(changing).items():
+            limit = levels[level].memory
+            if limit is not None and usage > limit:
+                self._raised.add(level)
+                levels = levels | {
+                    level: msgspec.structs.replace(levels[level], memory=-(-usage // PAGE) * PAGE)
+                }
+        return levels
+
+    def _usage(self, levels: Iterable[str]) -> dict[str, int]:
+        """Memory in use, in bytes; 0 where it cannot be read."""
+        usage: dict[str, int] = {}
+        for level in levels:
+            text = self._tree.read(self.names[level], MEMORY_USAGE[self._version])
+            usage[level] = int(text) if text and text.isdigit() else 0
+        return usage

@@ -1,0 +1,1 @@
+"""Starts the agent process from the command line, and talks to a running agent."""

@@ -1,0 +1,191 @@
+"""How a command asks a running agent: HTTP over its unix socket, or over its read-only port.
+
+    @click.command()
+    @agent_option
+    @json_option
+    def command(agent: AgentClient, as_json: bool) -> None:
+        devices = agent.describe("devices")
+
+Only the unix socket can be told to do something (`act`). Every exchange has a deadline.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.cli.agent.places import READ_ONLY_URL, default_socket
+
+DEADLINE = 10.0
+_FAILURES: dict[int, type[KubengineError]] = {400: InvalidInput, 404: InvalidInput, 503: Unavailable}
+
+_BROKEN = (OSError, http.client.HTTPException)
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _whole(response: http.client.HTTPResponse, taken: socket.socket) -> bytes:
+    return response.read()
+
+
+def _live(response: http.client.HTTPResponse, taken: socket.socket) -> http.client.HTTPResponse:
+    """To be read line by line; it holds its connection open, being the last answer there."""
+    taken.settimeout(None)
+    return response
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class AgentClient:
+    """A running agent.
+
+    `address` is a socket path, an agent's root directory, or an `http://host:port`; without one the
+    default socket is asked, then the default read-only port. `timeout` (seconds) bounds every read
+    and write.
+    """
+
+    def __init__(self, address: str | None = None, *, timeout: float = DEADLINE) -> None:
+        self.timeout = timeout
+        self._given = address is not None
+        if address is None:
+            self._addresses = [str(default_socket()), READ_ONLY_URL]
+        elif address.startswith("http://") or not Path(address).is_dir():
+            self._addresses = [address]
+        else:
+            self._addresses = [str(default_socket(address))]
+
+    def get(self, path: str, **query: str) -> bytes:
+        """The body of a GET.
+
+        Raises `Unavailable` if no agent answers, `InvalidInput` or `Refused` with the agent's words.
+        """
+        return self._ask("GET", path, query, _whole)
+
+    def get_json(self, path: str, **query: str) -> Any:
+        """Like `get`, decoded."""
+        return msgspec.json.decode(self.get(path, **query))
+
+    def lines(self, path: str, **query: str) -> Iterator[bytes]:
+        """The lines of a GET as they come, however long that takes; `timeout` bounds only their beginning.
+
+        Raises as `get` does, and `Unavailable` when the agent goes.
+        """
+        with closing(self._ask("GET", path, query, _live)) as response, suppress(*_BROKEN):
+            yield from response
+        raise Unavailable("the agent has ended the connection")
+
+    def describe(self, room: str, **query: str) -> Any:
+        """What a room of the agent says about itself."""
+        return self.get_json(f"/kubengine/{quote(room)}", **query)
+
+    def act(self, room: str, action: str, **query: str) -> Any:
+        """Tell a room to do something, over the unix socket."""
+        return msgspec.json.decode(
+            self._ask("POST", f"/kubengine/{quote(room)}/{quote(action)}", query, _whole)
+        )
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        read: Callable[[http.client.HTTPResponse, socket.socket], _T],
+    ) -> _T:
+        target = f"{path}?{urlencode(query)}" if query else path
+        failures: list[str] = []
+        for address in self._addresses:
+            connection = self._connection(address)
+            try:
+                connection.connect()
+                taken = connection.sock
+                connection.request(method, target)
+                response = connection.getresponse()
+                if response.status == 200:
+                    return read(response, taken)
+                body = response.read()
+            except _BROKEN as error:
+                failures.append(
+                    f"{address} ({getattr(error, 'strerror', None) or error or type(error).__name__})"
+                )
+                continue
+            finally:
+                connection.close()
+            raise _failure(response.status, body, address)
+        hint = "" if self._given else "; `--agent PATH` names another socket or root directory"
+        raise Unavailable(f"no agent answers: tried {', '.join(failures)}{hint}")
+
+    def _connection(self, address: str) -> http.client.HTTPConnection:
+        if address.startswith("http://"):
+            parts = urlsplit(address)
+            return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=self.timeout)
+        return _UnixConnection(address, self.timeout)
+
+
+def _failure(status: int, body: bytes, address: str) -> KubengineError:
+    try:
+        message = str(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        message = body.decode(errors="replace").strip()[:500] or f"HTTP status {status}"
+    return _FAILURES.get(status, Refused)(message, subject=f"agent at {address}")
+
+
+def _chosen(context: click.Context, option: click.Parameter, value: str | None) -> AgentClient:
+    """The agent that the command names, else the one that the group above it was given."""
+    above = context.parent.params.get("agent") if context.parent is not None else None
+    if (
+        isinstance(above, AgentClient)
+        and context.get_parameter_source("agent") is not ParameterSource.COMMANDLINE
+    ):
+        return above
+    return AgentClient(value)
+
+
+def agent_option(function: _F) -> _F:
+    """`--agent PATH|URL`, given to the command as `agent: Agent`; a group's goes for its commands too."""
+    return click.option(
+        "--agent",
+        metavar="PATH|URL",
+        envvar="KUBENGINE_AGENT",
+        callback=_chosen,
+        help=f"The agent's socket, root directory or http URL.  [default: {default_socket()}, "
+        f"then {READ_ONLY_URL}]",
+    )(function)
+
+
+def json_option(function: _F) -> _F:
+    """`--json`, given to the command as `as_json: bool`; a group's goes for its commands too."""
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        callback=lambda context, _option, value: (
+            value or bool(context.parent and context.parent.params.get("as_json"))
+        ),
+        help="Print JSON instead of a table.",
+    )(function)
+
+
+def print_json(value: Any) -> None:
+    """JSON for people and for pipes."""
+    click.echo(json.dumps(value, indent=2, sort_keys=False))

@@ -1,0 +1,84 @@
+"""The kubelet's configuration from its file, its drop-in directory and its flags, in that order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import KubeletConfiguration
+from engine.api.documents import CONTAINERD, convert, parse_documents, read_text, unknown_fields
+from engine.api.errors import InvalidInput
+from engine.cli.agent.kubelet_flags import apply_flags
+
+KIND = "KubeletConfiguration"
+PATHS = (
+    ("staticPodPath",),
+    ("authentication", "x509", "clientCAFile"),
+    ("tlsCertFile",),
+    ("tlsPrivateKeyFile",),
+    ("resolvConf",),
+    ("volumePluginDir",),
+    ("podLogsDir",),
+)
+"""Relative ones of the file begin at its directory, those of drop-ins and flags at the working one."""
+
+log = logging.getLogger("kubengine.config")
+
+
+def load_kubelet_config(
+    file: Path | None, directory: Path | None, flags: Mapping[str, str]
+) -> KubeletConfiguration:
+    """Drop-ins are the directory's `*.conf` in the order of their paths, those below included; objects in
+    them are merged field by field, lists replaced. Raises InvalidInput, naming the file or flag."""
+    document: dict[str, Any] = {"kind": KIND}
+    if file is not None:
+        document = merged(document, _read(file))
+        _make_absolute(document, file.absolute().parent)
+    for path in drop_ins(directory):
+        document = merged(document, _read(path))
+    apply_flags(document, flags)
+    config = convert(document, KubeletConfiguration, str(file or directory or "flags"))
+    config.container_runtime_endpoint = config.container_runtime_endpoint or CONTAINERD
+    return config
+
+
+def drop_ins(directory: Path | None) -> list[Path]:
+    if directory is None:
+        return []
+    if not directory.is_dir():
+        raise InvalidInput("no such directory", subject=str(directory))
+    return sorted(path for path in directory.rglob("*.conf") if path.is_file())
+
+
+def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `under`: objects field by field, everything else replaced; null says nothing."""
+    both = dict(under)
+    for name, value in over.items():
+        before = both.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            both[name] = merged(before, value)
+        elif value is not None:
+            both[name] = value
+    return both
+
+
+def _make_absolute(document: dict[str, Any], directory: Path) -> None:
+    for *sections, name in PATHS:
+        section: Any = document
+        for each in sections:
+            section = section.get(each) if isinstance(section, dict) else None
+        if isinstance(section, dict) and isinstance(section.get(name), str) and section[name]:
+            section[name] = os.path.normpath(directory / section[name])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    documents = parse_documents(read_text(path), str(path))
+    if len(documents) != 1 or documents[0].get("kind") != KIND:
+        kinds = ", ".join(repr(each.get("kind")) for each in documents) or "nothing"
+        raise InvalidInput(f"kind: expected one {KIND}, got {kinds}", subject=str(path))
+    for field in unknown_fields(documents[0], KubeletConfiguration):
+        log.warning("%s: %s: unknown field", path, field)
+    return documents[0]

@@ -1,0 +1,196 @@
+"""The agent's process: a runtime of our own if asked for, the node, and its HTTP server, in that order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import click
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.kubengine_config import KubengineConfiguration
+from engine.cli.agent.places import default_socket
+from engine.cli.agent.start_up import settle
+from engine.host.notify import ServiceManager, beat
+from engine.host.stopping import stop_all
+from engine.node import Node
+from engine.node.images.access import CredentialPrograms
+from engine.server import HttpServer, OwnPort, Routes
+
+EMBEDDED, HOLLOW = "embedded", "hollow"
+LOOPBACK = "127.0.0.1"
+
+log = logging.getLogger("kubengine.run")
+
+
+class _OwnRuntime(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def purge(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """`runtime` is `embedded`, `hollow`, a CRI socket, or None for the best of our own; `clean_up` says
+    what an interrupt does. `port` is the node's own, 0 for none, None for the configuration's in a cluster
+    and none without one."""
+
+    config: KubeletConfiguration
+    kubengine_config: KubengineConfiguration
+    runtime: str | None
+    root_dir: Path
+    node_name: str | None
+    clean_up: bool
+    kubeconfig: Path | None = None
+    bootstrap_kubeconfig: Path | None = None
+    cert_dir: Path | None = None
+    credential_programs: CredentialPrograms | None = None
+    port: int | None = None
+    node_ips: Sequence[str] = ()
+
+
+class AgentProcess:
+    """Runs until a signal. SIGTERM leaves pods running; an interrupt with `clean_up` ends them first."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self.options = options
+        endpoint, config, ours = options.runtime, options.config, options.kubengine_config
+        if options.port is not None:
+            config = msgspec.structs.replace(config)
+            config.port = options.port  # 0 too, which stands for the default in a file
+        self._runtime: _OwnRuntime | None = None
+        if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
+            hollow = endpoint == HOLLOW
+            if os.geteuid() != 0 and endpoint != EMBEDDED:
+                hollow, config = True, _without_root(config)
+            endpoint = str(options.root_dir / "runtime.sock")
+            self._runtime = _own_runtime(endpoint, options.root_dir, config.cgroup_driver, hollow=hollow)
+            ours = _with_its_weights(ours)
+        self.node = Node(
+            config=config,
+            kubengine_config=ours,
+            runtime_endpoint=endpoint,
+            root=options.root_dir,
+            name=options.node_name,
+            kubeconfig=options.kubeconfig,
+            bootstrap_kubeconfig=options.bootstrap_kubeconfig,
+            cert_dir=options.cert_dir,
+            credential_programs=options.credential_programs,
+            node_ips=options.node_ips,
+        )
+        routes = Routes(self.node)
+        self._server = HttpServer(
+            self.node,
+            socket_path=default_socket(options.root_dir),
+            port=_own_port(options, self.node, routes),
+            routes=routes,
+        )
+        self._service_manager = ServiceManager()
+        self._cleaning_up = False
+        self._asked_to_end: asyncio.Queue[signal.Signals] = asyncio.Queue(maxsize=1)
+
+    async def run(self, show: Callable[[Node], Awaitable[None]] | None = None) -> None:
+        """Starts, runs `show` beside the node, waits for a signal, stops. Raises what start-up raises."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            self.node.claim()
+            self._server.bind()
+            await self._run_with_runtime(show)
+        finally:
+            await stop_all([self._server.stop, self.node.stop])
+        if self._cleaning_up:
+            click.echo("every pod is removed", err=True)
+
+    async def _run_with_runtime(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
+        if self._runtime is None:
+            await self._run_node(show)
+            return
+        await self._runtime.start()
+        try:
+            await self._run_node(show)
+        finally:
+            await (self._runtime.purge() if self._cleaning_up else self._runtime.stop())
+
+    async def _run_node(self, show: Callable[[Node], Awaitable[None]] | None) -> None:
+        view: asyncio.Task[None] | None = None
+        beating: asyncio.Task[None] | None = None
+        try:
+            await self.node.start()
+            await self._server.start()
+            settle()
+            self._service_manager.ready()
+            beating = asyncio.create_task(beat(self._service_manager, self._trouble), name="watchdog")
+            log.info("node %s is up; its socket is %s", self.node.name, default_socket(self.options.root_dir))
+            if show is not None:
+                view = asyncio.ensure_future(_as_coroutine(show(self.node)))
+            number = await self._asked_to_end.get()
+            if number is signal.SIGINT and self.options.clean_up:
+                self._cleaning_up = True
+                log.info("removing every pod")
+                await self.node.remove_all_pods()
+        finally:
+            self._service_manager.stopping()
+            for task in (view, beating):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+            await stop_all([self._server.stop, self.node.stop])
+
+    def _trouble(self) -> str:
+        return "; ".join(f"{check}: {error}" for check, error in self.node.healthz() if error)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if self._asked_to_end.full():
+            return
+        self._asked_to_end.put_nowait(number)
+
+
+def _own_port(options: AgentOptions, node: Node, routes: Routes) -> OwnPort | None:
+    """TLS and what stands behind the port is loaded only for one."""
+    config, section, clustered = options.config, options.kubengine_config.server, bool(options.kubeconfig)
+    port = options.port if options.port is not None else config.port * clustered
+    if not port or not config.enable_server:
+        return None
+    from engine.server.port.server import SecurePort
+
+    address = section.port_address or (config.address if clustered else LOOPBACK)
+    return SecurePort(node, address, port, shared=routes)
+
+
+async def _as_coroutine(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+def _without_root(config: KubeletConfiguration) -> KubeletConfiguration:
+    click.echo("not root: no cgroups and no namespaces, so pods are states without processes", err=True)
+    return msgspec.structs.replace(config, cgroups_per_qos=False, enforce_node_allocatable=[])
+
+
+def _with_its_weights(config: KubengineConfiguration) -> KubengineConfiguration:
+    """Our own runtime writes linear weights, whatever runc there is on the machine."""
+    if config.cgroups.cpu_weight != "auto":
+        return config
+    cgroups = msgspec.structs.replace(config.cgroups, cpu_weight="linear")
+    return msgspec.structs.replace(config, cgroups=cgroups)
+
+
+def _own_runtime(socket: str, root_dir: Path, cgroup_driver: str, *, hollow: bool) -> _OwnRuntime:
+    import hashlib
+
+    from engine.runtime.embedded import EmbeddedRuntime
+
+    state = Path("/run/kubengine") / hashlib.sha256(os.fsencode(root_dir)).hexdigest()[:12]
+    return EmbeddedRuntime(
+        socket=socket, root=root_dir / "runtime", state=state, cgroup_driver=cgroup_driver, hollow=hollow
+    )

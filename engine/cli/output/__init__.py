@@ -1,0 +1,1 @@
+"""Renders amounts, tables and the live view on a terminal."""

@@ -1,0 +1,1 @@
+"""Obtains, stores and rotates the node's client and serving certificates."""

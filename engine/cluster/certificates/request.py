@@ -1,0 +1,188 @@
+"""Asking the cluster to sign a certificate: a CertificateSigningRequest, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.errors import Refused, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.api.node import NodeAddress
+from engine.api.struct import Struct
+from engine.cluster.certificates.openssl import certificate_request, digest, is_ip, public_key
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+
+REQUESTS: Final = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+ORGANIZATION: Final = "system:nodes"
+WAIT_SECONDS: Final = 15 * 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A certificate of the node's: who signs it, what for, and under which names."""
+
+    signer: str
+    usages: tuple[str, ...]
+    common_name: str
+    names: tuple[str, ...] = ()
+
+
+def client_certificate(node: str) -> Wanted:
+    """With which the node speaks to the API server."""
+    return Wanted(
+        "kubernetes.io/kube-apiserver-client-kubelet",
+        ("digital signature", "client auth"),
+        f"system:node:{node}",
+    )
+
+
+def serving_certificate(node: str, names: Sequence[str]) -> Wanted:
+    """Which the node's own server shows, for its addresses."""
+    return Wanted(
+        "kubernetes.io/kubelet-serving",
+        ("digital signature", "server auth"),
+        f"system:node:{node}",
+        tuple(names),
+    )
+
+
+def serving_names(addresses: Iterable[NodeAddress]) -> list[str]:
+    """The DNS names and then the IP addresses of a serving certificate, none while the node has no IP
+    address."""
+    names, ips = set(), set()
+    for each in addresses:
+        if each.type in ("InternalDNS", "ExternalDNS"):
+            names.add(each.address)
+        elif is_ip(each.address):
+            ips.add(each.address)
+        elif each.type == "Hostname":
+            names.add(each.address)
+    return [*sorted(names - {""}), *sorted(ips)] if ips else []
+
+
+class _Condition(Struct):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(Struct):
+    conditions: list[_Condition] | None = None
+    certificate: str = ""
+
+
+class SigningRequest(Struct):
+    """certificates.k8s.io/v1, as far as it is read."""
+
+    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+def issued(request: SigningRequest) -> bytes | None:
+    """The signed certificate, None while it is waited for. Raises Refused when it will never come."""
+    conditions = {each.type: each for each in request.status.conditions or ()}
+    for kind, words in (("Denied", "is denied"), ("Failed", "failed")):
+        if kind in conditions:
+            said = conditions[kind]
+            raise Refused(
+                f"it {words}, reason: {said.reason}, message: {said.message}",
+                subject=f"certificate signing request {request.metadata.name}",
+            )
+    if "Approved" not in conditions or not request.status.certificate:
+        return None
+    try:
+        return base64.b64decode(request.status.certificate, validate=True)
+    except ValueError:
+        subject = f"certificate signing request {request.metadata.name}"
+        raise Refused("its certificate is not base64", subject=subject) from None
+
+
+async def request_name(wanted: Wanted, key: bytes) -> str:
+    """The same for the same request by the same key: an agent that starts again finds what it asked for."""
+    said = (wanted.common_name, ORGANIZATION, *wanted.usages)
+    parts = [await public_key(key), *(word.encode() for word in said)]
+    return f"node-csr-{_text(digest(''.join(f'{_text(part)}|' for part in parts).encode()))}"
+
+
+async def request_certificate(
+    client: ApiClient, wanted: Wanted, key: bytes, *, seconds: float = WAIT_SECONDS, name: str = ""
+) -> bytes:
+    """The certificate, once somebody has approved it and it is signed.
+
+    With a `name` a request that is there already is taken up. Raises ApiError or Unavailable where the
+    server cannot be asked, Refused when the request is denied or fails, Unavailable after `seconds`.
+    """
+    text = await certificate_request(key, wanted.common_name, ORGANIZATION, wanted.names)
+    asked = await _ask(client, wanted, text, name)
+    try:
+        async with asyncio.timeout(seconds):
+            return await _signed(client, asked.metadata)
+    except TimeoutError:
+        raise Unavailable(
+            f"nobody has signed it within {seconds:g} s",
+            subject=f"certificate signing request {asked.metadata.name}",
+        ) from None
+
+
+async def _ask(client: ApiClient, wanted: Wanted, text: bytes, name: str) -> SigningRequest:
+    value: dict[str, Any] = {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name} if name else {"generateName": "csr-"},
+        "spec": {
+            "signerName": wanted.signer,
+            "usages": list(wanted.usages),
+            "request": base64.b64encode(text).decode(),
+        },
+    }
+    try:
+        return await client.create(REQUESTS, value, SigningRequest)
+    except ApiError as error:
+        if not name or error.reason != "AlreadyExists":
+            raise
+    return await client.get(f"{REQUESTS}/{name}", SigningRequest)
+
+
+async def _signed(client: ApiClient, meta: ObjectMeta) -> bytes:
+    signed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    subject = f"certificate signing request {meta.name}"
+
+    def heard(request: SigningRequest) -> None:
+        if signed.done():
+            return
+        try:
+            if request.metadata.uid != meta.uid:
+                raise Refused("it is another one now", subject=subject)
+            certificate = issued(request)
+        except Refused as error:
+            signed.set_exception(error)
+        else:
+            if certificate is not None:
+                signed.set_result(certificate)
+
+    def gone(_: SigningRequest) -> None:
+        if not signed.done():
+            signed.set_exception(Refused("it was deleted", subject=subject))
+
+    def replaced(requests: Sequence[SigningRequest]) -> None:
+        for request in requests:
+            heard(request)
+
+    resource = WatchedResource(REQUESTS, SigningRequest, f"metadata.name={meta.name}")
+    watching = asyncio.create_task(ResourceWatch(client, resource, WatchHandler(replaced, heard, gone)).run())
+    try:
+        return await signed
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

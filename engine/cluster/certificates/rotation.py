@@ -1,0 +1,153 @@
+"""A certificate that is renewed before it ends, or when it misses a name (client-go v1.36).
+
+Renewed at a random point between 70 and 90 % of its life. What fails is tried again after 2 s, doubling to
+32 s. So long is also waited after a renewal: what was signed may be due at once, for a name that the signer
+left out or a clock that is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+from engine.api.duration import doubled
+from engine.api.errors import KubengineError, Refused
+from engine.cluster.certificates.metrics import CertificateMetrics
+from engine.cluster.certificates.openssl import CertificateFacts, certificate_facts, fits, shortest
+from engine.cluster.certificates.request import Wanted
+from engine.cluster.certificates.store import CertificateStore, read_certificates
+
+FIRST_DELAY: Final = 2.0
+LAST_DELAY: Final = 32.0
+LOOK_AGAIN: Final = 3600.0
+"""Seconds: clocks are set and machines sleep, so a far deadline is looked at again on the way."""
+
+log = logging.getLogger("kubengine.cluster")
+
+Sign = Callable[[Wanted], Awaitable[tuple[bytes, bytes]]]
+
+
+def renew_at(facts: CertificateFacts, chance: float) -> float:
+    """When to renew it, in Unix seconds; `chance` is in [0, 1)."""
+    return facts.not_before + (facts.not_after - facts.not_before) * (0.7 + 0.2 * chance)
+
+
+def misses(facts: CertificateFacts, wanted: Wanted) -> bool:
+    """Whether a name is wanted that the certificate has not."""
+    return not {shortest(name) for name in wanted.names} <= facts.names
+
+
+def pauses(chance: random.Random) -> Iterator[float]:
+    """Seconds to wait after each failure in a row."""
+    for failures in count(1):
+        yield doubled(FIRST_DELAY, failures, LAST_DELAY) * chance.uniform(1.0, 1.1)
+
+
+class CertificateRotation:
+    """Keeps the current certificate of `store` fresh.
+
+    `wanted()` returns the certificate to request, None while that is not known; `sign` returns a signed
+    certificate and its key; `changed` is called after each new one. With `at_once` the first renewal is due
+    now.
+    """
+
+    def __init__(
+        self,
+        store: CertificateStore,
+        *,
+        wanted: Callable[[], Wanted | None],
+        sign: Sign,
+        metrics: CertificateMetrics,
+        changed: Callable[[], None] | None = None,
+        clock: Callable[[], float],
+        chance: random.Random,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        at_once: bool = False,
+    ) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._sign = sign
+        self._metrics = metrics
+        self._changed = changed
+        self._clock, self._chance, self._pause = clock, chance, pause
+        self._at_once = at_once
+        self._for: Wanted | None = None
+        self._other_wanted = asyncio.Event()
+
+    def look(self) -> None:
+        """Another certificate may be wanted."""
+        if self._wanted() != self._for:
+            self._other_wanted.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._other_wanted.clear()
+            self._for = wanted = self._wanted()
+            due = await self._due(wanted) if wanted is not None else self._clock() + LOOK_AGAIN
+            if await self._reached(due):
+                await self._renew_until_it_works()
+                await self._pause(LAST_DELAY)
+
+    async def _reached(self, due: float) -> bool:
+        """Waits until it is time; False where another certificate is wanted before."""
+        while (left := due - self._clock()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                    await self._other_wanted.wait()
+                    return False
+        return True
+
+    async def _due(self, wanted: Wanted) -> float:
+        """When the current certificate is to be renewed; at once where there is none that is good."""
+        path = self._store.current()
+        if path is None:
+            return float("-inf")
+        try:
+            facts = await certificate_facts(read_certificates(path))
+        except KubengineError as error:
+            log.warning("the certificate is asked for anew: %s", error)
+            return float("-inf")
+        self._metrics.ends = facts.not_after
+        if self._at_once or misses(facts, wanted):
+            return float("-inf")
+        return renew_at(facts, self._chance.random())
+
+    async def _renew_until_it_works(self) -> None:
+        after_failure = pauses(self._chance)
+        while (wanted := self._wanted()) is not None:
+            try:
+                await self._renew(wanted)
+            except KubengineError as error:
+                log.warning("%s: no new certificate: %s", self._store.path, error)
+                self._metrics.failed()
+            else:
+                return
+            await self._pause(next(after_failure))
+
+    async def _renew(self, wanted: Wanted) -> None:
+        certificate, key = await self._sign(wanted)
+        self._at_once = False
+        self._metrics.ends = await keep_signed(self._store, certificate, key, self._clock())
+        if self._changed is not None:
+            self._changed()
+
+
+async def keep_signed(store: CertificateStore, certificate: bytes, key: bytes, now: float) -> float:
+    """Keep what was signed; returns when it ends, in Unix seconds.
+
+    Raises Refused where it is for another key or has ended already.
+    """
+    if not await fits(certificate, key):
+        raise Refused("the signed certificate is for another key", subject=str(store.path))
+    ends = (await certificate_facts(certificate)).not_after
+    if ends <= now:
+        raise Refused("the signed certificate has ended already", subject=str(store.path))
+    store.update(certificate, key, now)
+    log.info("%s: a new certificate", store.path)
+    return ends

@@ -1,0 +1,225 @@
+"""Keeps the Node object: registers it, and says how it is when that changes or has not been said for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import KubengineError
+from engine.api.meta import ObjectMeta
+from engine.api.node import Node, NodeSpec, NodeStatus
+from engine.api.resources import is_extended
+from engine.api.struct import to_builtins
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.node_object import (
+    changed_labels,
+    full_patch,
+    left_behind,
+    reconciliation,
+    registration,
+    report_after,
+    status_patch,
+    without_heartbeats,
+)
+from engine.cluster.resource_version import is_newer
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+
+FIRST_DELAY = 0.1
+LAST_DELAY = 7.0
+TRIES = 5
+JITTER = 0.04
+
+log = logging.getLogger("kubengine.cluster")
+
+
+class ApiNode(msgspec.Struct):
+    """The server's Node with its status as it stands there, fields that we do not know included."""
+
+    metadata: ObjectMeta
+    spec: NodeSpec = msgspec.field(default_factory=NodeSpec)
+    status: dict[str, Any] = {}
+
+
+class NodeStatusManager:
+    """`describe()` is the Node as it is now, with images. `update_seconds` (10) is how often it is looked at,
+    `report_seconds` (300) how often it is told unchanged; `soon` asks for a look at once. `changed`
+    is told of labels, taints and whatever else others write into the Node, by `follow`.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        name: str,
+        *,
+        describe: Callable[[], Awaitable[Node]],
+        changed: Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None],
+        register: bool,
+        controller_attaches: bool,
+        update_seconds: float,
+        report_seconds: float,
+        clock: Callable[[], float],
+        chance: random.Random,
+    ) -> None:
+        self.uid = ""
+        self.registered = asyncio.Event()
+        self._client = client
+        self._path = f"/api/v1/nodes/{name}"
+        self._describe = describe
+        self._changed = changed
+        self._register, self._controller_attaches = register, controller_attaches
+        self._update_seconds, self._report_seconds = update_seconds, report_seconds
+        self._clock, self._chance = clock, chance
+        self._known: ApiNode | None = None
+        self._removed = self._lost = False
+        self._told: tuple[ApiNode, NodeStatus] | None = None
+        self._ours: set[str] = set()
+        self._gone: set[str] = set()
+        self._report_at = float("-inf")
+        self._soon = asyncio.Event()
+        self._trouble = ""
+        self._watch = ResourceWatch(
+            client,
+            WatchedResource("/api/v1/nodes", ApiNode, f"metadata.name={name}"),
+            WatchHandler(self._all_heard, self.heard, self._deleted),
+        )
+
+    @property
+    def seen(self) -> asyncio.Event:
+        """Set once the server's Node, or that there is none, has been heard."""
+        return self._watch.synced
+
+    async def follow(self) -> None:
+        """Hear what others write into the Node, until it is cancelled."""
+        await self.registered.wait()
+        await self._watch.run()
+
+    async def run(self) -> None:
+        if self._register:
+            await self._register_until_it_works()
+        while True:
+            if self._lost:
+                await self._begin_anew()
+            await self.tell()
+            wait = self._update_seconds * (1 + JITTER * self._chance.random())
+            try:
+                async with asyncio.timeout(wait):
+                    await self._soon.wait()
+            except TimeoutError:
+                continue
+
+    def lost(self) -> None:
+        """The server has lost what it was told: the Node is registered again, unless somebody deleted it."""
+        self._lost = True
+        self._soon.set()
+
+    def soon(self) -> None:
+        """Something that the status shows has changed."""
+        self._soon.set()
+
+    async def tell(self) -> bool:
+        """Say how the node is, where that is due; whether the server knows now."""
+        self._soon.clear()
+        node = await self._describe()
+        said = without_heartbeats(node.status)
+        if self._told == (self._known, said) and self._clock() < self._report_at:
+            return True
+        last: KubengineError | None = None
+        for _ in range(TRIES):
+            try:
+                self._told = await self._tell(node), said
+            except KubengineError as error:
+                last, self._known = error, None
+            else:
+                self._trouble = ""
+                return True
+        if str(last) != self._trouble:
+            self._trouble = str(last)
+            log.warning("the node's status could not be told: %s", last)
+        return False
+
+    async def _tell(self, node: Node) -> ApiNode:
+        """The server's Node to which there is nothing more to say."""
+        wanted = to_builtins(node.status)
+        known = self._known
+        if known is None:
+            known = await self._client.get(self._path, ApiNode)
+            self._learn(known)
+        due = self._clock() >= self._report_at
+        extended = {name for name in wanted.get("capacity", ()) if is_extended(name)}
+        self._gone = (self._gone | self._ours) - extended
+        patch = (full_patch if due else status_patch)(known.status, wanted, self._gone)
+        labels = changed_labels(known.metadata, node.metadata)
+        if labels:
+            patch["metadata"] = {"labels": labels}
+        if patch:
+            known = await self._client.patch(f"{self._path}/status", patch, ApiNode)
+            self._learn(known)
+            self._report_at = self._clock() + report_after(self._report_seconds, self._chance)
+        self._ours |= extended
+        return known
+
+    async def _begin_anew(self) -> None:
+        """The Node comes first: what belongs to it can only be made when it is there."""
+        self._lost = False
+        self._known = None
+        if self._register and not self._removed:
+            await self._register_until_it_works()
+        self._client.set_back()
+
+    async def _register_until_it_works(self) -> None:
+        delay = FIRST_DELAY
+        while True:
+            try:
+                await self._register_once()
+            except KubengineError as error:
+                log.warning("the node could not be registered: %s", error)
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LAST_DELAY)
+            else:
+                return
+
+    async def _register_once(self) -> None:
+        wanted = await self._describe()
+        made = registration(wanted, controller_attaches=self._controller_attaches)
+        try:
+            self._learn(await self._client.create("/api/v1/nodes", made, ApiNode))
+            return
+        except ApiError as error:
+            if error.reason not in ("AlreadyExists", "Forbidden"):
+                raise
+        known = await self._client.get(self._path, Node)
+        self._gone = left_behind(known, wanted)
+        patch = reconciliation(known, wanted, controller_attaches=self._controller_attaches)
+        if patch:
+            self._learn(await self._client.patch(self._path, patch, ApiNode))
+
+    def _learn(self, known: ApiNode) -> None:
+        """Answers and the watch overtake each other: what is older than what is known is passed over."""
+        if self._known is not None and not is_newer(known.metadata, self._known.metadata):
+            return
+        self._known = known
+        self._removed = False
+        self.uid = known.metadata.uid
+        self.registered.set()
+        self._changed(known.metadata, known.spec, known.status)
+
+    def _all_heard(self, nodes: Sequence[ApiNode]) -> None:
+        self._known = None
+        for node in nodes:
+            self._learn(node)
+        if not nodes:
+            self.uid = ""
+
+    def heard(self, node: ApiNode) -> None:
+        """The server's Node as it is now."""
+        self._learn(node)
+
+    def _deleted(self, node: ApiNode) -> None:
+        """It is not made again: who deleted it wants it gone until the agent starts again."""
+        if node.metadata.uid == self.uid:
+            self._known, self._removed, self.uid = None, True, ""

@@ -1,0 +1,153 @@
+"""The objects that pods of this node refer to: each followed while a pod does, none without one.
+
+A node may read a secret or a config map only by its name and only while a pod bound to it names it. So
+each has a watch of its own, on the connection that is there; one that can no longer change has none.
+Source: kubelet v1.36 (`pkg/kubelet/util/manager`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
+
+from engine.api.errors import Missing, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.api.objects.cluster_objects import ConfigMap, Secret
+from engine.cluster.client import ApiClient
+from engine.cluster.names import field_is
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+from engine.host.tasks import Tasks
+
+FIRST_READ_SECONDS: Final = 1.0
+LEAST_WATCH_SECONDS: Final = 1800
+
+Kind = type[Secret] | type[ConfigMap]
+T = TypeVar("T", Secret, ConfigMap)
+
+_RESOURCES: dict[Kind, str] = {Secret: "secrets", ConfigMap: "configmaps"}
+_WORDS: dict[Kind, str] = {Secret: "secret", ConfigMap: "configmap"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One object by its name."""
+
+    kind: Kind
+    namespace: str
+    name: str
+
+
+class ReferredObjects:
+    """`changed(pod uid)` is called when an object that the pod refers to is another one, or has come or gone.
+
+    Belongs to one event loop.
+    """
+
+    def __init__(self, client: ApiClient, tasks: Tasks, changed: Callable[[str], None]) -> None:
+        self._client = client
+        self._changed = changed
+        self._watching = tasks.passing("cluster-object")
+        self._followed: dict[Reference, _Followed] = {}
+        self._of_pods: dict[str, frozenset[Reference]] = {}
+
+    def refer(self, uid: str, references: Iterable[Reference]) -> None:
+        """All that a pod refers to from now on."""
+        before, now = self._of_pods.get(uid, frozenset()), frozenset(references)
+        if now:
+            self._of_pods[uid] = now
+        else:
+            self._of_pods.pop(uid, None)
+        for reference in now - before:
+            self._follow(reference).pods.add(uid)
+        for reference in before - now:
+            followed = self._followed[reference]
+            followed.pods.discard(uid)
+            if not followed.pods:
+                followed.stop()
+                del self._followed[reference]
+
+    async def get(self, kind: type[T], namespace: str, name: str) -> T:
+        """The object as it is known now. Its first reading is waited for, but not long.
+
+        Raises `Missing` where there is none and `Unavailable` where it is not known yet.
+        """
+        words = _WORDS[kind]
+        followed = self._followed.get(Reference(kind, namespace, name))
+        if followed is None:
+            raise Unavailable(f'object "{namespace}"/"{name}" not registered')
+        try:
+            async with asyncio.timeout(FIRST_READ_SECONDS):
+                await followed.watch.synced.wait()
+        except TimeoutError:
+            text = f"failed to sync {words} cache: timed out waiting for the condition"
+            raise Unavailable(text) from None
+        if followed.current is None:
+            raise Missing(f'{words} "{name}" not found')
+        return cast("T", followed.current)
+
+    @property
+    def followed(self) -> int:
+        """How many objects are watched now."""
+        return sum(not followed.task.done() for followed in self._followed.values())
+
+    async def stop(self) -> None:
+        self._followed.clear()
+        self._of_pods.clear()
+        await self._watching.stop()
+
+    def _follow(self, reference: Reference) -> _Followed:
+        followed = self._followed.get(reference)
+        if followed is None:
+            followed = self._followed[reference] = _Followed(reference, self._client, self._changed)
+            name = f"{_WORDS[reference.kind]} {reference.namespace}/{reference.name}"
+            followed.task = self._watching.keep(followed.watch.run, name)
+        return followed
+
+
+class _Followed:
+    """One object and who refers to it. Of its metadata only what names it is kept."""
+
+    __slots__ = ("_changed", "current", "pods", "task", "watch")
+
+    task: asyncio.Task[None]
+
+    def __init__(self, reference: Reference, client: ApiClient, changed: Callable[[str], None]) -> None:
+        self.pods: set[str] = set()
+        self.current: Secret | ConfigMap | None = None
+        self._changed = changed
+        resource = _RESOURCES[reference.kind]
+        self.watch = ResourceWatch(
+            client,
+            WatchedResource(
+                f"/api/v1/namespaces/{reference.namespace}/{resource}",
+                reference.kind,
+                field_is("metadata.name", reference.name),
+            ),
+            WatchHandler(self._replaced, self._heard, self._heard_gone),
+            least_seconds=LEAST_WATCH_SECONDS,
+        )
+
+    def stop(self) -> None:
+        self.task.cancel()
+
+    def _replaced(self, objects: Sequence[Secret | ConfigMap]) -> None:
+        self._take(objects[0] if objects else None)
+
+    def _heard(self, known: Secret | ConfigMap) -> None:
+        self._take(known)
+
+    def _heard_gone(self, _: Secret | ConfigMap) -> None:
+        self._take(None)
+
+    def _take(self, known: Secret | ConfigMap | None) -> None:
+        if known is not None:
+            meta = known.metadata
+            known.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace, uid=meta.uid)
+        if known != self.current:
+            self.current = known
+            for uid in list(self.pods):
+                self._changed(uid)
+        if known is not None and known.immutable:
+            asyncio.get_running_loop().call_soon(self.stop)

@@ -1,0 +1,296 @@
+"""Tells the API server how pods are, and of those that were deleted that nothing is left of them.
+
+Only what has changed is sent, several pods at once: first those that become ready or cease to be, then those
+in another phase or on their way out. Everything else waits a moment for what follows it: of a pod that starts
+at once the server hears once. What fails is tried again with back-off for as long as the pod is there.
+Nothing runs while nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.duration import doubled
+from engine.api.errors import KubengineError, Unavailable
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Pod
+from engine.api.status import PodStatus
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.pod_status import TERMINAL, is_ready, status_patch, status_to_send
+from engine.cluster.resource_version import is_newer
+
+AT_ONCE: Final = 16
+DETAILS_AT_ONCE: Final = 4
+SETTLING_SECONDS: Final = 0.5
+FIRST_RETRY: Final = 0.2
+LAST_RETRY: Final = 10.0
+
+log = logging.getLogger("kubengine.cluster")
+
+
+class _Urgency(IntEnum):
+    """Why a pod is told of, the most urgent first."""
+
+    READINESS = 0
+    PHASE = 1
+    DETAIL = 2
+
+
+class _Answer(msgspec.Struct):
+    metadata: ObjectMeta
+    status: PodStatus
+
+
+@dataclass(slots=True)
+class _Told:
+    """One pod: the server's side, ours, and what of ours the server does not take up."""
+
+    meta: ObjectMeta
+    server: PodStatus
+    ours: PodStatus | None = None
+    may_run: bool = True
+    left: bool = False
+    taken_away: bool = False
+    residue: dict[str, Any] = field(default_factory=dict)
+    failures: int = 0
+    busy: bool = False
+    again: bool = False
+    news: asyncio.Event | None = None
+    """For those who wait for what is said of the pod."""
+
+    @property
+    def path(self) -> str:
+        return f"/api/v1/namespaces/{self.meta.namespace}/pods/{self.meta.name}"
+
+
+class PodStatusManager:
+    """Keyed by the uid in the API. `heard` and `forget` what a watch tells, `tell` and `left` what the node
+    knows; in any order, from the loop's thread."""
+
+    def __init__(self, client: ApiClient, *, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._clock = clock
+        self._pods: dict[str, _Told] = {}
+        self._due: dict[_Urgency, dict[str, float]] = {urgency: {} for urgency in _Urgency}
+        """When each pod may be told of, in the loop's time; the first to come is the first to go."""
+        self._settling: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._followed = True
+
+    def leave(self) -> None:
+        """Nobody waits any more until something is told."""
+        self._followed = False
+        for known in self._pods.values():
+            _settle(known)
+
+    async def stop(self) -> None:
+        """Leaves unsaid what has not been said."""
+        for timer in (*self._timers.values(), self._settling):
+            if timer is not None:
+                timer.cancel()
+        self._pods.clear()
+        for queue in self._due.values():
+            queue.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def heard(self, pod: Pod, *, listed: bool = False) -> None:
+        """The pod as the server has it now; `listed`: whatever was known before."""
+        known = self._pods.get(pod.uid)
+        if known is None:
+            self._pods[pod.uid] = _Told(pod.metadata, pod.status)
+            return
+        generation = pod.metadata.generation
+        if listed or is_newer(pod.metadata, known.meta):
+            known.meta, known.server = pod.metadata, pod.status
+            known.taken_away = known.taken_away and not listed
+        elif known.meta.generation < generation:
+            known.meta.generation = generation
+        else:
+            return  # what the answer to a patch has told
+        self._mark(pod.uid)
+
+    def forget(self, uid: str) -> None:
+        """The server has no such pod any more."""
+        known = self._pods.pop(uid, None)
+        if known is not None:
+            _settle(known)
+        for queue in self._due.values():
+            queue.pop(uid, None)
+        timer = self._timers.pop(uid, None)
+        if timer is not None:
+            timer.cancel()
+
+    def tell(self, uid: str, status: PodStatus, *, may_run: bool) -> None:
+        """The pod as the node has it now; one that the server has not is passed over."""
+        known = self._pods.get(uid)
+        if known is not None:
+            known.ours, known.may_run = status, may_run
+            self._mark(uid)
+
+    def left(self, uid: str) -> None:
+        """Nothing of the pod runs, and it has nothing of the node any more."""
+        known = self._pods.get(uid)
+        if known is not None:
+            known.left, known.may_run = True, False
+            self._mark(uid)
+
+    async def settled(self, uid: str) -> None:
+        """Returns when the server has all that was told of the pod, or has no such pod."""
+        known = self._pods.get(uid)
+        while known is not None and self._followed and known is self._pods.get(uid):
+            if not self._patch(known):
+                return
+            news = known.news = known.news or asyncio.Event()
+            if not known.busy:
+                self._mark(uid)
+            await news.wait()
+
+    def has_left(self, uid: str) -> bool:
+        known = self._pods.get(uid)
+        return known is not None and known.left
+
+    def _mark(self, uid: str) -> None:
+        known = self._pods[uid]
+        if known.busy:
+            known.again = True
+        elif uid not in self._timers:
+            self._line_up(uid, _urgency(known))
+            self._pump()
+
+    def _line_up(self, uid: str, urgency: _Urgency) -> None:
+        """Who waits already keeps the place, or goes to a better one."""
+        if any(uid in self._due[better] for better in _Urgency if better <= urgency):
+            return
+        for queue in self._due.values():
+            queue.pop(uid, None)
+        wait = SETTLING_SECONDS if urgency is _Urgency.DETAIL else 0.0
+        self._due[urgency][uid] = asyncio.get_running_loop().time() + wait
+
+    def _pump(self) -> None:
+        while (uid := self._next()) is not None:
+            known = self._pods[uid]
+            patch = self._patch(known)
+            if not (patch or self._is_to_go(known)):
+                continue
+            known.busy = True
+            task = asyncio.create_task(self._work(uid, known, patch), name=f"status of {known.meta.name}")
+            self._tasks.add(task)
+            task.add_done_callback(self._worked)
+
+    def _next(self) -> str | None:
+        """The uid of who is to be told of now, who waits for it no more."""
+        urgency = next((each for each in _Urgency if self._due[each]), None)
+        at_once = DETAILS_AT_ONCE if urgency is _Urgency.DETAIL else AT_ONCE
+        if urgency is None or len(self._tasks) >= at_once:
+            return None
+        uid, due = next(iter(self._due[urgency].items()))
+        loop = asyncio.get_running_loop()
+        if due > loop.time():
+            self._settling = self._settling or loop.call_at(due, self._has_settled)
+            return None
+        del self._due[urgency][uid]
+        return uid
+
+    def _has_settled(self) -> None:
+        self._settling = None
+        self._pump()
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._pump()
+
+    def _patch(self, known: _Told) -> dict[str, Any]:
+        if known.ours is None:
+            return {}
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        told = status_to_send(known.ours, known.server, known.meta, may_run=known.may_run, now=now)
+        patch = status_patch(known.server, told)
+        return {} if patch == known.residue else patch
+
+    def _is_to_go(self, known: _Told) -> bool:
+        deleted = known.meta.deletion_timestamp is not None
+        return known.left and deleted and known.server.phase in TERMINAL and not known.taken_away
+
+    async def _work(self, uid: str, known: _Told, patch: dict[str, Any]) -> None:
+        try:
+            await self._send(known, patch)
+        except KubengineError as error:
+            if isinstance(error, ApiError) and error.code == 404:
+                log.info("%s; the pod has gone", error)
+                known.ours = None
+            else:
+                self._retry(uid, known, error)
+        else:
+            known.failures = 0
+        finally:
+            known.busy = False
+            _settle(known)
+        if known.again:
+            known.again = False
+            if uid in self._pods:
+                self._mark(uid)
+
+    async def _send(self, known: _Told, patch: dict[str, Any]) -> None:
+        if patch:
+            body = {"metadata": {"uid": known.meta.uid}, "status": patch}
+            answer = await self._client.patch(f"{known.path}/status", body, _Answer)
+            if answer.metadata.uid == known.meta.uid and is_newer(answer.metadata, known.meta):
+                spoken_of = known.meta.generation
+                known.meta, known.server = answer.metadata, answer.status
+                known.meta.generation = spoken_of  # a newer one has yet to reach the node
+                known.residue = {}
+                known.residue = self._patch(known) if not known.again else {}
+                _settle(known)
+        if self._is_to_go(known):
+            options = {
+                "apiVersion": "v1",
+                "kind": "DeleteOptions",
+                "gracePeriodSeconds": 0,
+                "preconditions": {"uid": known.meta.uid},
+            }
+            await self._client.delete(known.path, options)
+            known.taken_away = True
+
+    def _retry(self, uid: str, known: _Told, error: KubengineError) -> None:
+        if self._pods.get(uid) is not known:
+            return
+        known.failures += 1
+        if known.failures == 1 and not isinstance(error, Unavailable):
+            log.warning("%s", error)
+        delay = doubled(FIRST_RETRY, known.failures, LAST_RETRY)
+        self._timers[uid] = asyncio.get_running_loop().call_later(delay, self._try_again, uid)
+
+    def _try_again(self, uid: str) -> None:
+        self._timers.pop(uid, None)
+        if uid in self._pods:
+            self._mark(uid)
+
+
+def _urgency(known: _Told) -> _Urgency:
+    ours, server = known.ours, known.server
+    if ours is not None and is_ready(ours) != is_ready(server):
+        return _Urgency.READINESS
+    leaves = known.left or known.meta.deletion_timestamp is not None
+    if leaves or known.news is not None or (ours is not None and ours.phase != server.phase):
+        return _Urgency.PHASE
+    return _Urgency.DETAIL
+
+
+def _settle(known: _Told) -> None:
+    """Whoever waits for what is said of the pod looks again."""
+    if known.news is not None:
+        known.news.set()
+        known.news = None

@@ -1,0 +1,43 @@
+"""The cluster's services, followed by one watch: containers get their addresses as environment variables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.api.meta import ObjectMeta
+from engine.api.objects.cluster_objects import Service
+from engine.cluster.client import ApiClient
+from engine.cluster.watching import ResourceWatch, WatchedResource, WatchHandler
+
+
+class ServiceLister:
+    """Those that have an address of their own. Of their metadata only what names them is kept."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._known: dict[tuple[str, str], Service] = {}
+        self._watch = ResourceWatch(
+            client,
+            WatchedResource("/api/v1/services", Service, "spec.clusterIP!=None"),
+            WatchHandler(self._replaced, self._changed, self._deleted),
+        )
+
+    async def run(self) -> None:
+        """Follows them until it is cancelled."""
+        await self._watch.run()
+
+    def all(self) -> Sequence[Service] | None:
+        """None as long as they have not been read."""
+        return list(self._known.values()) if self._watch.synced.is_set() else None
+
+    def _replaced(self, services: Sequence[Service]) -> None:
+        self._known.clear()
+        for service in services:
+            self._changed(service)
+
+    def _changed(self, service: Service) -> None:
+        meta = service.metadata
+        service.metadata = ObjectMeta(name=meta.name, namespace=meta.namespace)
+        self._known[meta.namespace, meta.name] = service
+
+    def _deleted(self, service: Service) -> None:
+        self._known.pop((service.metadata.namespace, service.metadata.name), None)

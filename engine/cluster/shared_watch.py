@@ -1,0 +1,87 @@
+"""All objects of one kind, followed by one watch while pods of this node need them; none without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from engine.api.errors import Unavailable
+from engine.cluster.client import ApiClient
+from engine.cluster.object_watches import FIRST_READ_SECONDS
+from engine.cluster.watching import Named, ResourceWatch, WatchedResource, WatchHandler
+from engine.host.tasks import TransientTasks
+
+T = TypeVar("T", bound=Named)
+
+
+class SharedWatch(Generic[T]):
+    """`find` names the resource, once somebody asks; `changed(pod uid)` is called when one of them is
+    another one, or has come or gone. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        watching: TransientTasks,
+        find: Callable[[], Awaitable[WatchedResource[T]]],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._watching = watching
+        self._find = find
+        self._changed = changed
+        self._pods: set[str] = set()
+        self._known: dict[str, T] = {}
+        self._watch: ResourceWatch[T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._finding = asyncio.Lock()
+
+    def refer(self, uid: str, *, needs: bool) -> None:
+        """Whether a pod needs them from now on."""
+        if needs:
+            self._pods.add(uid)
+            return
+        self._pods.discard(uid)
+        if not self._pods:
+            if self._task is not None:
+                self._task.cancel()
+            self._watch = self._task = None
+            self._known.clear()
+
+    async def all(self) -> Mapping[str, T]:
+        """By name. Their first reading is waited for, but not long.
+
+        Raises `Unavailable` where they are not known yet, and what `find` raises.
+        """
+        if not self._pods:
+            raise Unavailable("no pod needs them any more")
+        async with self._finding:
+            watch = self._watch or self._follow(await self._find())
+        try:
+            async with asyncio.timeout(FIRST_READ_SECONDS):
+                await watch.synced.wait()
+        except TimeoutError:
+            raise Unavailable(f"{watch.resource.path} has not been read yet") from None
+        return self._known
+
+    def _follow(self, resource: WatchedResource[T]) -> ResourceWatch[T]:
+        heard: WatchHandler[T] = WatchHandler(self._replaced, self._heard, self._gone)
+        watch = self._watch = ResourceWatch(self._client, resource, heard)
+        self._task = self._watching.keep(watch.run, resource.path)
+        return watch
+
+    def _replaced(self, objects: Sequence[T]) -> None:
+        self._known = {known.metadata.name: known for known in objects}
+        self._tell()
+
+    def _heard(self, known: T) -> None:
+        self._known[known.metadata.name] = known
+        self._tell()
+
+    def _gone(self, known: T) -> None:
+        self._known.pop(known.metadata.name, None)
+        self._tell()
+
+    def _tell(self) -> None:
+        for uid in list(self._pods):
+            self._changed(uid)

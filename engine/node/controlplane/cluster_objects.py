@@ -1,0 +1,196 @@
+"""What pods take from their cluster: the objects that they name, tokens, the services that they may call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol
+
+from engine.api.errors import InvalidInput, Missing, Refused
+from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, Secret, Service
+from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
+from engine.api.pod import Container, Pod, Volume
+from engine.api.references import KeySelector, WholeObject
+
+
+class ServiceAccountToken(Protocol):
+    """Times in Unix seconds."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def renew_at(self) -> float: ...
+
+    @property
+    def expires_at(self) -> float: ...
+
+
+class ClusterObjects(Protocol):
+    """`engine.node.controlplane.cluster_control_plane.ClusterControlPlane` has them; who asks has said before that the pod is here."""
+
+    def follow(self, pod: Pod) -> None:
+        """The pod is worked on: what it names is followed from now on."""
+
+    def leave(self, uid: str) -> None:
+        """The pod needs nothing more of the cluster."""
+
+    def on_change(self, changed: Callable[[str], None]) -> None:
+        """`changed(pod uid)` is called when something that the pod names is another one."""
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        """Raises `Missing` where there is none, `Refused` where it is not known."""
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        """Raises `Missing` where there is none, `Refused` where it is not known."""
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
+        """Raises `Refused`."""
+
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        """Raises `Refused` in the API server's words."""
+
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
+        """Its status (strategic merge). Raises `Refused` in the API server's words."""
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        """Raises `Refused` in the API server's words."""
+
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        """All of the cluster, by name, for a pod that names some. Raises `KubengineError`."""
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        """Of the pod's runtime class, '' without one. Raises `Missing` where there is no such class."""
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        """As it is now, for a volume's driver. Raises `Refused` in the API server's words."""
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        """Raises `Missing` where there is none, `Refused` in the API server's words."""
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        """Raises `Refused` in the API server's words."""
+
+    def services(self) -> Sequence[Service] | None:
+        """None as long as they are not known."""
+
+
+_NONE: Final = "this node belongs to no cluster"
+
+
+def no_such_class(name: str) -> Missing:
+    return Missing(f'runtimeclass.node.k8s.io "{name}" not found')
+
+
+class NoCluster:
+    """Of a node without an API server. `runtime_classes()` are the handlers of its runtime, by class."""
+
+    def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
+        self._runtime_classes = runtime_classes
+
+    def follow(self, pod: Pod) -> None: ...
+
+    def leave(self, uid: str) -> None: ...
+
+    def on_change(self, changed: Callable[[str], None]) -> None: ...
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        raise Refused(_NONE, subject=f"secret {pod.metadata.namespace}/{name}")
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        raise Refused(_NONE, subject=f"config map {pod.metadata.namespace}/{name}")
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
+        raise Refused(_NONE, subject=f"service account {pod.spec.service_account_name}")
+
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        raise Refused(_NONE, subject=f"claim {pod.metadata.namespace}/{name}")
+
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
+        raise Refused(_NONE, subject=f"claim {pod.metadata.namespace}/{name}")
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        raise Refused(_NONE, subject=f"persistent volume {name}")
+
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        raise InvalidInput("ClusterTrustBundle projection is not supported in static kubelet mode")
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        handler = self._runtime_classes().get(name)
+        if handler is None:
+            raise no_such_class(name)
+        return handler
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        raise Refused(_NONE, subject=f"secret {namespace}/{name}")
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        raise Refused(_NONE, subject=f"driver {name}")
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        raise Refused(_NONE, subject=f"volume attachment {name}")
+
+    def services(self) -> Sequence[Service] | None:
+        return ()
+
+
+def secret_names(pod: Pod) -> set[str]:
+    """Every secret that a pod names."""
+    of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_secrets(volume))
+    of_containers = (name for container in pod.every_container for name in secrets_of(container))
+    of_pulls = (reference.name for reference in pod.spec.image_pull_secrets or [])
+    return {name for names in (of_volumes, of_containers, of_pulls) for name in names if name}
+
+
+def config_map_names(pod: Pod) -> set[str]:
+    """Every config map that a pod names."""
+    of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_config_maps(volume))
+    of_containers = (name for container in pod.every_container for name in config_maps_of(container))
+    return {name for names in (of_volumes, of_containers) for name in names if name}
+
+
+def names_trust_bundles(pod: Pod) -> bool:
+    sources = (
+        s for v in pod.spec.volumes or [] if v.projected is not None for s in v.projected.sources or []
+    )
+    return any(source.cluster_trust_bundle is not None for source in sources)
+
+
+def _volume_secrets(volume: Volume) -> Iterator[str]:
+    if volume.secret is not None:
+        yield volume.secret.secret_name
+    for source in (volume.projected and volume.projected.sources) or []:
+        if source.secret is not None:
+            yield source.secret.name
+
+
+def _volume_config_maps(volume: Volume) -> Iterator[str]:
+    if volume.config_map is not None:
+        yield volume.config_map.name
+    for source in (volume.projected and volume.projected.sources) or []:
+        if source.config_map is not None:
+            yield source.config_map.name
+
+
+def secrets_of(container: Container) -> dict[str, bool]:
+    """The secrets that a container's environment names, and whether each may be missing."""
+    whole = [source.secret_ref for source in container.env_from or []]
+    keys = [v.value_from.secret_key_ref for v in container.env or [] if v.value_from is not None]
+    return _optional([*whole, *keys])
+
+
+def config_maps_of(container: Container) -> dict[str, bool]:
+    """The config maps that a container's environment names, and whether each may be missing."""
+    whole = [source.config_map_ref for source in container.env_from or []]
+    keys = [v.value_from.config_map_key_ref for v in container.env or [] if v.value_from is not None]
+    return _optional([*whole, *keys])
+
+
+def _optional(references: Iterable[WholeObject | KeySelector | None]) -> dict[str, bool]:
+    found: dict[str, bool] = {}
+    for reference in references:
+        if reference is not None and reference.name:
+            found[reference.name] = bool(reference.optional) and found.get(reference.name, True)
+    return found

@@ -1,0 +1,134 @@
+"""A cluster's objects for its pods (`engine.node.controlplane.cluster_objects.ClusterObjects`), from its API server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from engine.api.errors import Missing, Unavailable
+from engine.api.objects.cluster_objects import ClusterTrustBundle, ConfigMap, RuntimeClass, Secret, Service
+from engine.api.objects.storage import CSIDriver, PersistentVolume, PersistentVolumeClaim, VolumeAttachment
+from engine.api.pod import Pod
+from engine.cluster.client import ApiClient, ApiError
+from engine.cluster.names import object_path
+from engine.cluster.object_watches import Reference, ReferredObjects
+from engine.cluster.service_lister import ServiceLister
+from engine.cluster.shared_watch import SharedWatch
+from engine.cluster.tokens import Token, Tokens
+from engine.cluster.trust_bundles import trust_bundles_of
+from engine.cluster.watching import WatchedResource
+from engine.host.tasks import Tasks
+from engine.node.controlplane.cluster_objects import (
+    config_map_names,
+    names_trust_bundles,
+    no_such_class,
+    secret_names,
+)
+
+_STORAGE: Final = "/apis/storage.k8s.io/v1"
+
+
+class PodReferences:
+    """Names are looked up in the pod's own namespace. `clock` gives Unix seconds."""
+
+    def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._heard: list[Callable[[str], None]] = []
+        self._objects = ReferredObjects(client, tasks, self._changed)
+        self._tokens = Tokens(client, clock=clock)
+        self._services = ServiceLister(client)
+        self._kinds = tasks.passing("cluster-kind")
+        self._classes = SharedWatch(client, self._kinds, _runtime_classes, lambda _: None)
+        self._bundles = SharedWatch(client, self._kinds, partial(trust_bundles_of, client), self._changed)
+
+    async def run(self) -> None:
+        """Follows the services until it is cancelled; the objects of pods are followed with their pods."""
+        await self._services.run()
+
+    async def stop(self) -> None:
+        await self._objects.stop()
+        await self._kinds.stop()
+
+    def follow(self, pod: Pod) -> None:
+        namespace = pod.metadata.namespace
+        wanted = [Reference(Secret, namespace, name) for name in secret_names(pod)]
+        wanted += [Reference(ConfigMap, namespace, name) for name in config_map_names(pod)]
+        self._objects.refer(pod.uid, wanted)
+        self._classes.refer(pod.uid, needs=bool(pod.spec.runtime_class_name))
+        self._bundles.refer(pod.uid, needs=names_trust_bundles(pod))
+
+    def leave(self, uid: str) -> None:
+        self._objects.refer(uid, ())
+        self._classes.refer(uid, needs=False)
+        self._bundles.refer(uid, needs=False)
+        self._tokens.forget(uid)
+
+    def on_change(self, changed: Callable[[str], None]) -> None:
+        self._heard.append(changed)
+
+    async def secret(self, pod: Pod, name: str) -> Secret:
+        return await self._objects.get(Secret, pod.metadata.namespace, name)
+
+    async def config_map(self, pod: Pod, name: str) -> ConfigMap:
+        return await self._objects.get(ConfigMap, pod.metadata.namespace, name)
+
+    async def token(self, pod: Pod, audience: str, seconds: int) -> Token:
+        return await self._tokens.token(pod, audience, seconds)
+
+    async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
+        return await self._client.get(_claim_path(pod, name), PersistentVolumeClaim)
+
+    async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
+        return await self._client.patch(f"{_claim_path(pod, name)}/status", patch, PersistentVolumeClaim)
+
+    async def persistent_volume(self, name: str) -> PersistentVolume:
+        return await self._client.get(object_path("/api/v1/persistentvolumes", name), PersistentVolume)
+
+    async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
+        try:
+            return await self._bundles.all()
+        except Unavailable as error:
+            raise Unavailable(f"ClusterTrustBundle informer has not yet synced: {error}") from error
+
+    async def runtime_handler(self, pod: Pod) -> str:
+        name = pod.spec.runtime_class_name
+        if not name:
+            return ""
+        known = (await self._classes.all()).get(name)
+        if known is None:
+            raise no_such_class(name)
+        return known.handler
+
+    async def read_secret(self, namespace: str, name: str) -> Secret:
+        return await self._client.get(_path(namespace, "secrets", name), Secret)
+
+    async def csi_driver(self, name: str) -> CSIDriver:
+        try:
+            return await self._client.get(object_path(f"{_STORAGE}/csidrivers", name), CSIDriver)
+        except ApiError as error:
+            if error.code == 404:
+                raise Missing(error.message, subject=error.subject) from error
+            raise
+
+    async def volume_attachment(self, name: str) -> VolumeAttachment:
+        return await self._client.get(object_path(f"{_STORAGE}/volumeattachments", name), VolumeAttachment)
+
+    def services(self) -> Sequence[Service] | None:
+        return self._services.all()
+
+    def _changed(self, uid: str) -> None:
+        for heard in self._heard:
+            heard(uid)
+
+
+def _claim_path(pod: Pod, name: str) -> str:
+    return _path(pod.metadata.namespace, "persistentvolumeclaims", name)
+
+
+def _path(namespace: str, resource: str, name: str) -> str:
+    return object_path(f"{object_path('/api/v1/namespaces', namespace)}/{resource}", name)
+
+
+async def _runtime_classes() -> WatchedResource[RuntimeClass]:
+    return WatchedResource("/apis/node.k8s.io/v1/runtimeclasses", RuntimeClass)

@@ -1,0 +1,1 @@
+"""Publishes the decisions of the agent over HTTP and in a file."""

@@ -1,0 +1,50 @@
+"""Shows the agent's latest decisions, and those to come, to who asks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from engine.api.decisions import Decision, Decisions
+from engine.api.errors import InvalidInput
+from engine.api.query import is_set
+from engine.api.struct import to_json
+
+
+class DecisionsEndpoint:
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+
+    def describe(
+        self, pod: str = "", since: str = "", follow: str = "false"
+    ) -> dict[str, Any] | AsyncGenerator[bytes, None]:
+        """The decisions that are held, oldest first; with `follow=true` JSON lines of them and of all that
+        come, until the reader goes.
+
+        `pod` is `namespace/name` (a name alone is one of `default`) or a uid, `since` a Unix time.
+        """
+        wanted = _filter(pod, since)
+        if is_set({"follow": follow}, "follow", "decisions"):
+            return self._follow(wanted)
+        return {"decisions": [each for each in self._decisions.after(0) if wanted(each)]}
+
+    async def _follow(self, wanted: Callable[[Decision], bool]) -> AsyncGenerator[bytes, None]:
+        seen = 0
+        while True:
+            news = await self._decisions.news(seen)
+            seen = news[-1].number
+            lines = b"".join(to_json(each) + b"\n" for each in news if wanted(each))
+            if lines:
+                yield lines
+
+
+def _filter(pod: str, since: str) -> Callable[[Decision], bool]:
+    name = pod if "/" in pod else f"default/{pod}"
+    try:
+        earliest = float(since or "-inf")
+    except ValueError:
+        earliest = math.nan
+    if math.isnan(earliest):
+        raise InvalidInput(f"expected a Unix time in seconds, got {since!r}", subject="decisions: since")
+    return lambda each: each.time >= earliest and (not pod or each.pod == name or each.uid == pod)

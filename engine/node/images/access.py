@@ -1,0 +1,220 @@
+"""Whether a pod may use an image that is there, and with which credentials one is pulled for it.
+
+Source: kubelet v1.36 (KubeletEnsureSecretPulledImages, `pkg/kubelet/images`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.events import WARNING, EventRecorder
+from engine.api.objects.cluster_objects import Secret
+from engine.api.pod import Pod
+from engine.cri.client import RuntimeClient
+from engine.node.images.docker_config import NodeCredentials
+from engine.node.images.keyring import Credential, Credentials, SecretSource, docker_config, keyring
+from engine.node.images.name import repository_of
+from engine.node.images.pull_records import (
+    MOST_SECRETS,
+    PullCredentials,
+    PullRecords,
+    secret_of,
+    without_tag,
+)
+
+NEVER: Final = "NeverVerify"
+PRELOADED: Final = "NeverVerifyPreloadedImages"
+ALLOWED: Final = "NeverVerifyAllowlistedImages"
+ALWAYS: Final = "AlwaysVerify"
+_JSON_TYPE, _JSON_KEY = "kubernetes.io/dockerconfigjson", ".dockerconfigjson"
+_LEGACY_TYPE, _LEGACY_KEY = "kubernetes.io/dockercfg", ".dockercfg"
+
+log = logging.getLogger("kubengine.images")
+
+GetSecret = Callable[[Pod, str], Awaitable[Secret]]
+CredentialPrograms = Callable[[str], Awaitable[Sequence[Credentials]]]
+_Account = tuple[bool, PullCredentials | None]
+"""Whether a pod has to show that it may use an image that is there, and who may."""
+
+
+class ImageAccess:
+    """One per node. `secret` reads a pod's pull secret; `programs` ask for credentials for a repository."""
+
+    def __init__(
+        self,
+        config: KubeletConfiguration,
+        *,
+        records: PullRecords,
+        node: NodeCredentials,
+        programs: CredentialPrograms | None,
+        secret: GetSecret,
+        recorder: EventRecorder,
+    ) -> None:
+        """Raises `InvalidInput` for a policy or a pattern that is none."""
+        self._policy = config.image_pull_credentials_verification_policy or PRELOADED
+        self._allowed = config.preloaded_images_verification_allowlist or []
+        check_policy(self._policy, self._allowed)
+        self._records = records
+        self._node = node
+        self._programs = programs
+        self._secret = secret
+        self._recorder = recorder
+        self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
+        """By image and reference: the edition of the records that it was read of, and what they said."""
+
+    async def settle(self, runtime: RuntimeClient) -> None:
+        """Before the first image is asked for: what an earlier agent left is brought up to date."""
+        try:
+            if await asyncio.to_thread(lambda: self._records.empty):
+                return
+            images = await runtime.list_images()
+            present = [(image.id, [*image.repo_tags, *image.repo_digests]) for image in images]
+            await asyncio.to_thread(self._records.settle, present)
+        except (Refused, OSError) as error:
+            log.error("records of pulled images are left as they are: %s", error)
+
+    async def looked_at(self, present: Sequence[str], at: float) -> None:
+        """The ids of all images that were there at a moment: of others nothing is kept any more."""
+        self._accounts.clear()
+        try:
+            await asyncio.to_thread(self._records.prune, present, at)
+        except OSError as error:
+            log.error("records of images that are gone are left as they are: %s", error)
+
+    async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
+        """Whether a pod may use an image that is there without pulling it again."""
+        try:
+            must_show, known = await self._account(image, reference)
+        except OSError as error:
+            log.error("image %s: who may use it cannot be read, it is pulled again: %s", image, error)
+            return False
+        if not must_show:
+            return True
+        if known is None:
+            return False
+        if known.node_pods_accessible:
+            return True
+        if not known.kubernetes_secrets:
+            return False
+        return await self._has_one_of(pod, image, reference, known)
+
+    async def _account(self, image: str, reference: str) -> _Account:
+        """Read once for as long as no record changes: a node's pods share few images."""
+        edition = self._records.edition
+        known = self._accounts.get((image, reference))
+        if known is not None and known[0] is edition:
+            return known[1]
+        account = await asyncio.to_thread(self._read_account, image, reference)
+        self._accounts[image, reference] = edition, account
+        return account
+
+    def _read_account(self, image: str, reference: str) -> _Account:
+        """For a thread."""
+        ours = self._records.is_ours(image, reference)
+        if not must_verify(self._policy, self._allowed, image, ours=ours):
+            return False, None
+        return True, self._records.who_may_use(image, reference)
+
+    async def _has_one_of(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
+        """A credential that is the same, or one of the same secret, which may have changed."""
+        secrets = known.kubernetes_secrets or []
+        hashes = {secret.credential_hash for secret in secrets}
+        places = {(secret.namespace, secret.name, secret.uid) for secret in secrets}
+        for credential in keyring(await self._of_secrets(pod)).lookup(repository_of(image)):
+            own = secret_of(credential)
+            if own is None:
+                continue
+            same, placed = own.credential_hash in hashes, (own.namespace, own.name, own.uid) in places
+            if not (same or placed):
+                continue
+            if not same and len(secrets) >= MOST_SECRETS:
+                continue
+            if same != placed and len(secrets) < MOST_SECRETS:
+                more = PullCredentials(kubernetes_secrets=[own])
+                try:
+                    await asyncio.to_thread(self._records.allow, image, reference, more)
+                except (Refused, OSError) as error:
+                    log.error("image %s: %s", image, error)
+            return True
+        return False
+
+    async def credentials(self, pod: Pod, image: str) -> Sequence[Credential]:
+        """All that may be good for pulling it, in the order in which they are tried; none: without."""
+        repository = repository_of(image)
+        found = keyring(await self._of_secrets(pod)).lookup(repository)
+        own = await asyncio.to_thread(self._node.all)
+        found = [*found, *keyring([own]).lookup(repository)]
+        if self._programs is not None:
+            found += keyring(await self._programs(repository)).lookup(repository)
+        return found
+
+    async def begins(self, image: str) -> None:
+        """Raises `Refused` where that cannot be kept."""
+        try:
+            await asyncio.to_thread(self._records.begins, image)
+        except (Refused, OSError) as error:
+            text = f'Failed to record image pull intent for container image "{image}"'
+            raise Refused(f"{text}: {error}") from error
+
+    async def failed(self, image: str) -> None:
+        await asyncio.to_thread(self._records.failed, image)
+
+    async def came(self, image: str, reference: str, credential: Credential | None) -> None:
+        try:
+            await asyncio.to_thread(self._records.came, image, reference, credential)
+        except (Refused, OSError) as error:
+            log.error("image %s: who may use it is not kept: %s", image, error)
+
+    async def _of_secrets(self, pod: Pod) -> list[Credentials]:
+        found: list[Credentials] = []
+        failed = []
+        for reference in pod.spec.image_pull_secrets or []:
+            if not reference.name:
+                continue
+            try:
+                found.append(_of_secret(await self._secret(pod, reference.name)))
+            except KubengineError as error:
+                log.warning("pod %s: pull secret %s: %s", pod.full_name, reference.name, error)
+                failed.append(reference.name)
+        if failed:
+            text = f"Unable to retrieve some image pull secrets ({', '.join(failed)})"
+            text += "; attempting to pull the image may not succeed."
+            self._recorder.pod(pod, WARNING, "FailedToRetrieveImagePullSecret", text)
+        return found
+
+
+def must_verify(policy: str, allowed: Sequence[str], image: str, *, ours: bool) -> bool:
+    """Whether a pod has to show that it may use an image; `ours`: the node pulled it."""
+    if policy == ALLOWED:
+        name = without_tag(image)
+        return not any(name.startswith(p[:-1]) if p.endswith("/*") else name == p for p in allowed)
+    return policy == ALWAYS or (policy == PRELOADED and ours)
+
+
+def check_policy(policy: str, allowed: Sequence[str]) -> None:
+    """Raises `InvalidInput` naming the field."""
+    known = (NEVER, PRELOADED, ALLOWED, ALWAYS)
+    if policy not in known:
+        text = f"expected one of {', '.join(known)}; got {policy!r}"
+        raise InvalidInput(text, subject="imagePullCredentialsVerificationPolicy")
+    for pattern in allowed:
+        whole = pattern.removesuffix("/*")
+        if not whole or "*" in whole or whole != whole.strip() or without_tag(whole) != whole:
+            text = f"expected an image without tag, or a prefix that ends with /*, got {pattern!r}"
+            raise InvalidInput(text, subject="preloadedImagesVerificationAllowlist")
+
+
+def _of_secret(secret: Secret) -> Credentials:
+    """Empty for a secret of another type. Raises `InvalidInput`."""
+    meta, data = secret.metadata, secret.data or {}
+    source = SecretSource(meta.namespace, meta.name, meta.uid)
+    if secret.type == _JSON_TYPE and data.get(_JSON_KEY):
+        return docker_config(data[_JSON_KEY], source)
+    if secret.type == _LEGACY_TYPE and data.get(_LEGACY_KEY):
+        return docker_config(data[_LEGACY_KEY], source, legacy=True)
+    return {}

@@ -1,0 +1,264 @@
+"""Makes sure that images are there, as their pull policies ask, with back-off after failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from engine.api.config import KubeletConfiguration
+from engine.api.duration import Duration
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.pod import Container, Pod
+from engine.cri.client import RuntimeClient
+from engine.node.images.access import ImageAccess
+from engine.node.images.keyring import Credential
+from engine.node.images.name import fault_of_name
+from engine.node.pod.backoff import Backoff
+from engine.node.pod.waiting import Waiting
+from engine.wire import cri_v1_pb2 as cri
+
+PULLS_AT_ONCE = 10
+PULL_DEADLINE_SECONDS = 600.0
+_OF_IMAGES = (
+    "ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "ImageInspectError", "InvalidImageName",
+)  # fmt: skip
+
+Lease = Callable[[str], AbstractAsyncContextManager[None]]
+
+
+class StartRefused(KubengineError):
+    """A container that can't be started now: what its status says, and the event that goes with it."""
+
+    def __init__(self, waiting: Waiting, *, event: str, text: str = "", kind: str = WARNING) -> None:
+        self.waiting = waiting
+        self.event, self.text, self.kind = event, text or waiting.message, kind
+        super().__init__(f"{waiting.reason}: {waiting.message}")
+
+    def say(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
+        """The event, and after one about an image the container's failure."""
+        recorder.pod(pod, self.kind, self.event, self.text, container=container)
+        if self.waiting.reason in _OF_IMAGES:
+            recorder.pod(pod, WARNING, "Failed", f"Error: {self.waiting.reason}", container=container)
+
+
+@dataclass(frozen=True, slots=True)
+class WantedImage:
+    """An image that a container needs: its own, or that of a volume that it mounts."""
+
+    container: str
+    image: str
+    policy: str
+    volume: str = ""
+
+    @property
+    def named(self) -> str:
+        """For messages."""
+        return f'image "{self.image}"' + (f' of volume "{self.volume}"' if self.volume else "")
+
+
+@dataclass(frozen=True, slots=True)
+class PresentImage:
+    """An image in the runtime's store and the user that it asks for."""
+
+    reference: str
+    uid: int | None
+    username: str
+    size: int
+
+
+def wanted_images(pod: Pod, container: Container) -> list[WantedImage]:
+    """A container's own image, then those of the image volumes that it mounts."""
+    wanted = [WantedImage(container.name, container.image, container.image_pull_policy)]
+    mounted = {mount.name for mount in container.volume_mounts or []}
+    for volume in pod.spec.volumes or []:
+        if volume.image is not None and volume.name in mounted:
+            image = volume.image
+            wanted.append(WantedImage(container.name, image.reference, image.pull_policy, volume.name))
+    return wanted
+
+
+def pulls_at_once(config: KubeletConfiguration) -> int:
+    """Raises `InvalidInput` where `maxParallelImagePulls` contradicts `serializeImagePulls`."""
+    most = config.max_parallel_image_pulls
+    if most is not None and most < 1:
+        raise InvalidInput(f"expected at least 1, got {most}", subject="maxParallelImagePulls")
+    if not config.serialize_image_pulls:
+        return most or PULLS_AT_ONCE
+    if most is not None and most > 1:
+        text = f"{most} at once needs serializeImagePulls: false"
+        raise InvalidInput(text, subject="maxParallelImagePulls")
+    return 1
+
+
+class ImagePuller:
+    """One per node; pulls one image at a time unless the configuration allows more.
+
+    `lease(image)` is held around making an image present and creating the container that uses it: image GC
+    takes it away at no time in between.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimeClient,
+        config: KubeletConfiguration,
+        recorder: EventRecorder,
+        clock: Callable[[], float],
+        lease: Lease,
+        access: ImageAccess,
+    ) -> None:
+        self.lease = lease
+        self._access = access
+        self._runtime = runtime
+        self._recorder = recorder
+        self._clock = clock
+        self._backoff = Backoff()
+        self._failed_at: dict[str, float] = {}
+        self._last_failure: dict[str, str] = {}
+        self._slots = asyncio.Semaphore(pulls_at_once(config))
+
+    async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+        """The image if it is there and need not be pulled again, None if it has to be pulled.
+
+        Raises `StartRefused` (InvalidImageName, ErrImageNeverPull, ImageInspectError).
+        """
+        fault = fault_of_name(wanted.image)
+        if fault:
+            name = f'"{wanted.image}"'
+            text = f"Failed to apply default image tag {name}: couldn't parse image name {name}: {fault}"
+            raise StartRefused(Waiting("InvalidImageName", text), event="InspectFailed")
+        if wanted.policy == "Always":
+            return None
+        found = await self._usable(pod, wanted)
+        if found is None and wanted.policy == "Never":
+            text = f"Container {wanted.named} is not present with pull policy of Never"
+            raise StartRefused(Waiting("ErrImageNeverPull", text), event="ErrImageNeverPull")
+        if found is not None:
+            text = f"Container {wanted.named} already present on machine and can be accessed by the pod"
+            self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+        return found
+
+    async def pull(
+        self, pod: Pod, wanted: WantedImage, sandbox: cri.PodSandboxConfig | None = None
+    ) -> PresentImage:
+        """Waits for its turn, then for the runtime; one that came meanwhile is not pulled again unless
+        the policy is Always. Raises `StartRefused` (ErrImagePull, ImagePullBackOff, ImageInspectError)."""
+        key = f"{pod.uid}/{wanted.image}"
+        if self._remaining(key) > 0:
+            text = f"Back-off pulling {wanted.named}"
+            waiting = Waiting("ImagePullBackOff", f"{text}: {self._last_failure[key]}")
+            raise StartRefused(waiting, event="BackOff", text=text, kind=NORMAL)
+        async with self._slots:
+            found = await self._usable(pod, wanted) if wanted.policy != "Always" else None
+            if found is not None:
+                return found
+            self._recorder.pod(pod, NORMAL, "Pulling", f"Pulling {wanted.named}", container=wanted.container)
+            began = self._clock()
+            try:
+                credential = await self._pull(pod, wanted.image, sandbox)
+            except Refused as error:
+                now = self._clock()
+                self._failed_at[key] = now
+                self._backoff.attempt(key, now, now)
+                self._last_failure[key] = f"ErrImagePull: {error.message}"
+                text = f"Failed to pull {wanted.named}: {error.message}"
+                raise StartRefused(
+                    Waiting("ErrImagePull", error.message), event="Failed", text=text
+                ) from error
+            seconds = Duration(int((self._clock() - began) * 1000) / 1000)
+            found = await self._look(wanted)
+            if found is not None:
+                await self._access.came(wanted.image, found.reference, credential)
+        if found is None:
+            text = f"{wanted.named} was pulled but the runtime does not have it"
+            raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed")
+        self._failed_at.pop(key, None)
+        self._last_failure.pop(key, None)
+        text = f"Successfully pulled {wanted.named} in {seconds}. Image size: {found.size} bytes."
+        self._recorder.pod(pod, NORMAL, "Pulled", text, container=wanted.container)
+        return found
+
+    async def pull_for_node(self, image: str) -> None:
+        """Makes an image present that no pod asked for, with the node's own credentials, in its turn.
+
+        Raises `KubengineError`.
+        """
+        fault = fault_of_name(image)
+        if fault:
+            raise InvalidInput(fault, subject=f"image {image!r}")
+        async with self._slots:
+            if await self._runtime.image_status(image) is not None:
+                return
+            credential = await self._pull(Pod(), image, None)
+            found = await self._runtime.image_status(image)
+            if found is None:
+                raise Refused("it was pulled but the runtime does not have it", subject=f"image {image!r}")
+            await self._access.came(image, found.id, credential)
+
+    def retry_in(self, pod: Pod, container: Container) -> float:
+        """Seconds until the pulls that a container needs may be tried again."""
+        return max(self._remaining(f"{pod.uid}/{wanted.image}") for wanted in wanted_images(pod, container))
+
+    def forget(self, uid: str) -> None:
+        """A pod has gone."""
+        self._backoff.forget(f"{uid}/")
+        for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
+            del self._failed_at[key], self._last_failure[key]
+
+    async def _usable(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
+        """The image if it is there and the pod may use it as it is: others do not learn that it is there."""
+        found = await self._look(wanted)
+        if found is None or await self._access.may_use(pod, wanted.image, found.reference):
+            return found
+        return None
+
+    async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
+        """With each credential that may be good, in turn; the one that was, None where none was needed.
+
+        Raises `Refused` with what all of them were answered.
+        """
+        await self._access.begins(image)
+        try:
+            credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]
+            refusals: list[Refused] = []
+            for credential in credentials:
+                try:
+                    await self._runtime.pull_image(
+                        image, sandbox, auth=_auth(credential), timeout=PULL_DEADLINE_SECONDS
+                    )
+                except Refused as error:
+                    refusals.append(error)
+                else:
+                    return credential
+        except BaseException:
+            await self._access.failed(image)
+            raise
+        await self._access.failed(image)
+        if len(refusals) == 1:
+            raise refusals[0]
+        raise Refused(f"[{', '.join(error.message for error in refusals)}]")
+
+    async def _look(self, wanted: WantedImage) -> PresentImage | None:
+        try:
+            found = await self._runtime.image_status(wanted.image)
+        except Refused as error:
+            text = f"Failed to inspect {wanted.named}: {error.message}"
+            raise StartRefused(Waiting("ImageInspectError", text), event="InspectFailed") from error
+        return _present(found) if found is not None else None
+
+    def _remaining(self, key: str) -> float:
+        failed_at = self._failed_at.get(key)
+        return self._backoff.remaining(key, failed_at, self._clock()) if failed_at is not None else 0.0
+
+
+def _auth(credential: Credential | None) -> cri.AuthConfig | None:
+    if credential is None:
+        return None
+    return cri.AuthConfig(username=credential.username, password=credential.password)
+
+
+def _present(image: cri.Image) -> PresentImage:
+    uid = image.uid.value if image.HasField("uid") else None
+    return PresentImage(image.id, uid, image.username, image.size)

@@ -1,0 +1,241 @@
+"""What the node has pulled and with which credentials: an image pulled with a secret is not for everybody.
+
+Files beneath `<root>/image_manager`, as a kubelet v1.36 keeps them: `pulling/` has a name for as long as it
+is being pulled, so that an agent that dies meanwhile does not take the image for one that was always there;
+`pulled/` has, for each image, who may use it under which name. Both are named by the SHA-256 of what they
+are about.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from engine.api.digest import sha256
+from engine.api.moments import rfc3339
+from engine.api.struct import Struct, to_json
+from engine.host.files import replace_file
+from engine.node.images.keyring import Credential, SecretSource
+
+API_VERSION: Final = "kubelet.config.k8s.io/v1beta1"
+MOST_SECRETS: Final = 100
+"""So many secrets are kept of one image that were only found to fit, not pulled with."""
+
+T = TypeVar("T")
+log = logging.getLogger("kubengine.images")
+
+
+class PullSecret(Struct):
+    uid: str
+    namespace: str
+    name: str
+    credential_hash: str
+
+
+class PullCredentials(Struct):
+    """Who may use an image under one name: pods with one of these, or all of the node."""
+
+    kubernetes_secrets: list[PullSecret] | None = None
+    kubernetes_service_accounts: list[dict[str, str]] | None = None
+    node_pods_accessible: bool = False
+
+
+class PulledRecord(Struct):
+    image_ref: str
+    last_updated_time: str
+    credential_mapping: dict[str, PullCredentials] | None = None
+    kind: str = "ImagePulledRecord"
+    api_version: str = API_VERSION
+
+    @property
+    def written_at(self) -> float:
+        """Unix seconds, in the whole; 0 where it does not say."""
+        try:
+            return datetime.fromisoformat(self.last_updated_time).timestamp()
+        except ValueError:
+            return 0.0
+
+
+class PullIntent(Struct):
+    image: str
+    kind: str = "ImagePullIntent"
+    api_version: str = API_VERSION
+
+
+_pulled: Final = msgspec.json.Decoder(PulledRecord)
+_intents: Final = msgspec.json.Decoder(PullIntent)
+
+
+class PullRecords:
+    """One per node. Every method touches the disk. `clock` gives Unix seconds."""
+
+    def __init__(self, root: Path, clock: Callable[[], float]) -> None:
+        self._pulling = root / "image_manager" / "pulling"
+        self._pulled = root / "image_manager" / "pulled"
+        self._clock = clock
+        self._under_way: dict[str, int] = {}
+        self.edition = object()
+        """Another one whenever anything has changed: who holds the same one has read what there is."""
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Who reads meanwhile has read of neither edition."""
+        self.edition = object()
+        try:
+            yield
+        finally:
+            self.edition = object()
+
+    def begins(self, image: str) -> None:
+        """Raises `Refused` where it cannot be written: such an image is not pulled."""
+        self._pulling.mkdir(mode=0o700, parents=True, exist_ok=True)
+        intent = {"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}
+        with self._changing():
+            replace_file(_file(self._pulling, image), to_json(intent))
+            self._under_way[image] = self._under_way.get(image, 0) + 1
+
+    def failed(self, image: str) -> None:
+        """Nothing came of it."""
+        left = self._under_way.get(image, 1) - 1
+        if left > 0:
+            self._under_way[image] = left
+            return
+        with self._changing():
+            self._under_way.pop(image, None)
+            with suppress(OSError):
+                _file(self._pulling, image).unlink(missing_ok=True)
+
+    def came(self, image: str, reference: str, credential: Credential | None) -> None:
+        """Pulled with this credential, or with none. Raises `Refused`: the intent stays then."""
+        self.allow(image, reference, _who(credential))
+        self.failed(image)
+
+    def is_ours(self, image: str, reference: str) -> bool:
+        """Whether the node pulled it, or was about to."""
+        if image in self._under_way or _file(self._pulled, reference).exists():
+            return True
+        intent = _read(_file(self._pulling, image), _intents)
+        return intent is not None and intent.image == image
+
+    def who_may_use(self, image: str, reference: str) -> PullCredentials | None:
+        record = self._record(reference)
+        return (record.credential_mapping or {}).get(without_tag(image)) if record is not None else None
+
+    def allow(self, image: str, reference: str, more: PullCredentials | None) -> None:
+        """More who may use it; None: nobody is known, so all have to show that they may. Raises `Refused`."""
+        name = without_tag(image)
+        record = self._record(reference)
+        mapping = dict((record and record.credential_mapping) or {})
+        before = mapping.get(name)
+        after = before if more is None else merged(before, more)
+        if record is not None and after == before:
+            return
+        if after is not None:
+            mapping[name] = after
+        document = {
+            "kind": "ImagePulledRecord",
+            "apiVersion": API_VERSION,
+            "lastUpdatedTime": rfc3339(self._clock()),
+            "imageRef": reference,
+            "credentialMapping": mapping,
+        }
+        self._pulled.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._changing():
+            replace_file(_file(self._pulled, reference), to_json(document))
+
+    @property
+    def empty(self) -> bool:
+        return not _files(self._pulling) and not _files(self._pulled)
+
+    def settle(self, present: Iterable[tuple[str, Sequence[str]]]) -> None:
+        """At start: an image (its id, its names) that a dead agent was pulling has come, for nobody known;
+        of images that are gone nothing is kept. Raises `Refused` or `OSError`."""
+        intents = [_read(file, _intents) for file in _files(self._pulling)]
+        names = {intent.image for intent in intents if intent is not None}
+        ids = set()
+        for reference, tags in present:
+            ids.add(reference)
+            for name in names.intersection(tags):
+                self.allow(name, reference, None)
+        for name in names:
+            self.failed(name)
+        self.prune(ids, math.inf)
+
+    def prune(self, present: Collection[str], looked_at: float) -> None:
+        """Of images that are gone nothing is kept; `present` are the ids that were there at a moment in Unix
+        seconds, and what came later stays. Raises `OSError`."""
+        kept = {_file(self._pulled, reference).name for reference in present}
+        for file in _files(self._pulled):
+            if file.name in kept:
+                continue
+            record = _read(file, _pulled)
+            if record is None or record.written_at + 1 <= looked_at:
+                with self._changing():
+                    file.unlink(missing_ok=True)
+
+    def _record(self, reference: str) -> PulledRecord | None:
+        record = _read(_file(self._pulled, reference), _pulled)
+        return record if record is not None and record.image_ref == reference else None
+
+
+def merged(before: PullCredentials | None, more: PullCredentials) -> PullCredentials:
+    """Who may use an image when `more` may; once it is for all of the node it stays so."""
+    if before is None or more.node_pods_accessible:
+        return more
+    if before.node_pods_accessible:
+        return before
+    secrets = {(s.namespace, s.name, s.uid): s for s in before.kubernetes_secrets or []}
+    secrets |= {(s.namespace, s.name, s.uid): s for s in more.kubernetes_secrets or []}
+    return PullCredentials(
+        kubernetes_secrets=[secrets[key] for key in sorted(secrets)],
+        kubernetes_service_accounts=before.kubernetes_service_accounts,
+    )
+
+
+def secret_of(credential: Credential) -> PullSecret | None:
+    source: SecretSource | None = credential.source
+    if source is None:
+        return None
+    return PullSecret(source.uid, source.namespace, source.name, credential.digest)
+
+
+def without_tag(image: str) -> str:
+    """An image's name as it was written, without tag and digest."""
+    name = image.partition("@")[0]
+    repository, colon, tag = name.rpartition(":")
+    return repository if colon and "/" not in tag else name
+
+
+def _who(credential: Credential | None) -> PullCredentials:
+    secret = secret_of(credential) if credential is not None else None
+    if secret is None:
+        return PullCredentials(node_pods_accessible=True)
+    return PullCredentials(kubernetes_secrets=[secret])
+
+
+def _file(directory: Path, about: str) -> Path:
+    return directory / f"sha256-{sha256(about.encode())}"
+
+
+def _files(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [file for file in directory.glob("sha256-*") if not file.name.endswith(".tmp")]
+
+
+def _read(file: Path, decoder: msgspec.json.Decoder[T]) -> T | None:
+    """None for a file that is not there, and for a damaged one, which is said."""
+    try:
+        return decoder.decode(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        log.warning("%s: %s; it is not used", file, error)
+        return None

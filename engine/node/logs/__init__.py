@@ -1,0 +1,1 @@
+"""Reads, follows, links and rotates container logs, and opens streams into containers."""

@@ -1,0 +1,202 @@
+"""Reads a container's log from its file, and follows it while the container runs, over rotations too.
+
+Reading and cutting is done in threads, so that a long log keeps nobody else waiting. What was written is
+learned from the kernel (inotify), one watch for all readers; a look each second stands in for what it
+misses, as with the kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from io import FileIO
+from pathlib import Path
+
+from engine.api.errors import InvalidInput, KubengineError
+from engine.host.inotify import FILES_CHANGED, IN_CREATE, IN_MODIFY, InotifyWatch
+from engine.host.safe_open import open_regular, opened_parent
+from engine.node.logs.container_logs import LogOptions, LogText
+
+PIECE = 256 * 1024
+LONGEST_LINE = 1 << 20
+LOOK_AGAIN_SECONDS = 1.0
+
+
+class LogWatch:
+    """Tells readers that something happened in the directory of a log."""
+
+    def __init__(self) -> None:
+        self._watch: InotifyWatch | None = None
+        self._readers: dict[Path, set[asyncio.Event]] = {}
+
+    @contextmanager
+    def changes(self, directory: Path) -> Iterator[asyncio.Event]:
+        """Set with each change in it. Where the kernel grants no watch the event is never set."""
+        news = asyncio.Event()
+        readers = self._readers.setdefault(directory, set())
+        try:
+            readers.add(news)
+            self._begin(directory, first=len(readers) == 1)
+            yield news
+        finally:
+            readers.discard(news)
+            if not readers and self._readers.pop(directory, None) is not None:
+                self._end(directory)
+
+    def _begin(self, directory: Path, *, first: bool) -> None:
+        try:
+            if self._watch is None:
+                self._watch = InotifyWatch(self._tell)
+            if first:
+                self._watch.add(directory, FILES_CHANGED | IN_MODIFY | IN_CREATE)
+        except KubengineError:
+            return
+
+    def _end(self, directory: Path) -> None:
+        if self._watch is None:
+            return
+        self._watch.remove(directory)
+        if not self._readers:
+            self._watch.close()
+            self._watch = None
+
+    def _tell(self, _mask: int, directory: Path, name: str) -> None:
+        """Without a name the kernel has lost count: whoever reads shall look."""
+        told: Iterable[set[asyncio.Event]] = [self._readers.get(directory, set())]
+        for readers in told if name else self._readers.values():
+            for news in readers:
+                news.set()
+
+
+async def _opened(path: Path, top: Path) -> FileIO:
+    """A log beneath `top`. Raises InvalidInput naming the path."""
+
+    def open_it() -> FileIO:
+        with opened_parent(path, top) as (directory, name):
+            return FileIO(open_regular(directory, name))
+
+    try:
+        return await asyncio.to_thread(open_it)
+    except OSError as error:
+        raise InvalidInput(f'failed to open log file "{path}": {error.strerror or error}') from error
+
+
+async def read_log(
+    path: Path, top: Path, options: LogOptions, *, running: Callable[[], bool], watch: LogWatch
+) -> AsyncGenerator[bytes, None]:
+    """What the reader gets of a log beneath `top`, in pieces; the first is empty and says that the log is
+    open. `running` says whether more may come. Raises InvalidInput naming the path."""
+    log = _Log(await _opened(path, top), LogText(options))
+    try:
+        yield b""
+        await asyncio.to_thread(log.seek, options.tail)
+        if not options.follow:
+            while (piece := await asyncio.to_thread(log.read, last=True)) is not None:
+                if piece:
+                    yield piece
+            return
+        with watch.changes(path.parent) as news:
+            while True:
+                alive = running()
+                news.clear()
+                while (piece := await asyncio.to_thread(log.read, last=not alive)) is not None:
+                    if piece:
+                        yield piece
+                if log.done:
+                    return
+                if await asyncio.to_thread(log.is_another, path):
+                    try:
+                        replacement = await _opened(path, top)
+                    except InvalidInput:
+                        pass  # between the two steps of a rotation
+                    else:
+                        while (piece := await asyncio.to_thread(log.read, last=True)) is not None:
+                            if piece:
+                                yield piece
+                        log.go_on_in(replacement)
+                        continue
+                if not alive:
+                    return
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                        await news.wait()
+                except TimeoutError:
+                    continue
+    finally:
+        log.close()
+
+
+class _Log:
+    """One reader's place in a file. A thread may still be at it when the reader has gone: it meets a closed
+    file then, not what has come under the number of its descriptor."""
+
+    def __init__(self, file: FileIO, text: LogText) -> None:
+        self._file = file
+        self._text = text
+        self._rest = b""
+
+    @property
+    def done(self) -> bool:
+        return self._text.done
+
+    def seek(self, tail: int | None) -> None:
+        if tail is not None:
+            self._file.seek(_tail_offset(self._file, tail))
+
+    def read(self, *, last: bool) -> bytes | None:
+        """What the reader gets of one stretch, which may be nothing; None at the end of the file or of what
+        is wanted. `last`: a line without its end is taken too."""
+        if self.done:
+            return None
+        data = self._file.read(PIECE)
+        if not data and not (last and self._rest):
+            return None
+        lines = _lines(self._rest + data)
+        self._rest = b""
+        if data and lines and not lines[-1].endswith(b"\n") and len(lines[-1]) < LONGEST_LINE:
+            self._rest = lines.pop()
+        return self._text.take_all(lines)
+
+    def is_another(self, path: Path) -> bool:
+        """Whether the path stands for another file by now, or for none."""
+        held = os.fstat(self._file.fileno())
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            return error.errno == errno.ENOENT
+        return (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino)
+
+    def go_on_in(self, file: FileIO) -> None:
+        self._file.close()
+        self._file, self._rest = file, b""
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """With their newlines; no other sign ends a line."""
+    *whole, rest = data.split(b"\n")
+    lines = [line + b"\n" for line in whole]
+    return [*lines, rest] if rest else lines
+
+
+def _tail_offset(file: FileIO, lines: int) -> int:
+    """Where the last `lines` whole lines begin; what comes after them belongs to them."""
+    at = file.seek(0, os.SEEK_END)
+    wanted = lines + 1
+    while at > 0:
+        start = max(0, at - PIECE)
+        data = os.pread(file.fileno(), at - start, start)
+        found = data.count(b"\n")
+        if found >= wanted:
+            end = len(data)
+            for _ in range(wanted):
+                end = data.rindex(b"\n", 0, end)
+            return start + end + 1
+        wanted -= found
+        at = start
+    return 0

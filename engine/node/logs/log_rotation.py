@@ -1,0 +1,152 @@
+"""Keeps containers' logs within `containerLogMaxSize` and `containerLogMaxFiles`, as the kubelet names them.
+
+A log that has grown too large is moved to `<log>.<time>` and the runtime opens a new one; of the moved
+ones the latest stays plain (a reader may be in it), earlier ones are compressed, the oldest deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.quantity import Quantity
+from engine.cri.client import RuntimeClient
+from engine.cri.records import ContainerRecord
+from engine.host.files import remove_unfinished, replacing_file
+from engine.host.safe_open import open_regular, opened, opened_parent, same_file
+from engine.host.tasks import Tasks
+from engine.host.trees import remove_tree
+
+log = logging.getLogger("kubengine.logs")
+
+COMPRESSED = ".gz"
+UNFINISHED = ".tmp"
+STEP_SECONDS = 600.0
+
+
+def log_limits(config: KubeletConfiguration) -> tuple[int, int]:
+    """Bytes of one file, negative for no limit, and the number of files. Raises `InvalidInput`."""
+    size = Quantity.parse(config.container_log_max_size).value
+    if config.container_log_max_files <= 1:
+        text = f"expected more than 1, got {config.container_log_max_files}"
+        raise InvalidInput(text, subject="containerLogMaxFiles")
+    return size, config.container_log_max_files
+
+
+def rotated_name(path: Path, now: float) -> Path:
+    return path.with_name(f"{path.name}.{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}")
+
+
+def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[Path]]:
+    """Of a log's moved files: which to delete and which to compress, leaving room for one more.
+
+    Names sort by time. What a kubelet left half compressed is deleted.
+    """
+    names = sorted(rotated, key=lambda path: path.name.removesuffix(COMPRESSED))
+    unfinished = [path for path in names if path.name.endswith(UNFINISHED)]
+    finished = [path for path in names if not path.name.endswith(UNFINISHED)]
+    excess = max(0, len(finished) - (max_files - 2))
+    plain = [path for path in finished[excess:] if path.suffix != COMPRESSED]
+    return [*unfinished, *finished[:excess]], plain
+
+
+class LogRotation:
+    """`running()` gives the containers whose logs are looked at every `containerLogMonitorInterval`."""
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        runtime: RuntimeClient,
+        running: Callable[[], Iterable[ContainerRecord]],
+        clock: Callable[[], float],
+        tasks: Tasks | None = None,
+    ) -> None:
+        self._max_size, self._max_files = log_limits(config)
+        self._interval = float(config.container_log_monitor_interval)
+        self._logs = config.pod_logs_dir
+        self._runtime = runtime
+        self._running = running
+        self._clock = clock
+        self._task = (tasks or Tasks()).task("log-rotation")
+
+    async def start(self) -> None:
+        if self._max_size >= 0:
+            self._task.start(self._loop)
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    async def _loop(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            with self._task.step(STEP_SECONDS):
+                await self._look()
+
+    async def _look(self) -> None:
+        logs = {container.log_path: container for container in self._running() if container.log_path}
+        for path in await asyncio.to_thread(_larger_than, self._max_size, list(logs)):
+            try:
+                await self._rotate(logs[path], Path(path))
+            except FileNotFoundError:
+                continue
+            except (KubengineError, OSError) as error:
+                log.warning("log %s was not rotated: %s", path, error)
+
+    async def _rotate(self, container: ContainerRecord, path: Path) -> None:
+        with opened_parent(path, self._logs) as (directory, name):
+            held = Path(same_file(directory), name)
+            await asyncio.to_thread(_make_room, held, self._max_files)
+            moved = rotated_name(held, self._clock())
+            held.rename(moved)
+            try:
+                await self._runtime.reopen_container_log(container.id)
+            except Refused:
+                with contextlib.suppress(OSError):
+                    moved.rename(held)
+                raise
+
+
+def _larger_than(size: int, paths: Sequence[str]) -> list[str]:
+    """In a thread: to look at thousands of files would keep the agent's loop from everything else."""
+    found = []
+    for path in paths:
+        try:
+            if os.lstat(path).st_size > size:
+                found.append(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("log %s was not looked at: %s", path, error)
+    return found
+
+
+def _make_room(path: Path, max_files: int) -> None:
+    """`path` begins with a descriptor: nobody can put another directory in the place of the log's."""
+    remove_unfinished(path.parent)
+    delete, compress = surplus(path.parent.glob(f"{path.name}.*"), max_files)
+    for old in delete:
+        remove_tree(old)
+    with opened(path.parent) as directory:
+        for old in compress:
+            try:
+                plain = open_regular(directory, old.name)
+            except OSError:
+                remove_tree(old)  # a link or a FIFO, which no runtime leaves there
+                continue
+            with (
+                os.fdopen(plain, "rb") as source,
+                replacing_file(old.with_name(f"{old.name}{COMPRESSED}")) as target,
+                gzip.open(target, "wb") as zipped,
+            ):
+                shutil.copyfileobj(source, zipped)
+            old.unlink()

@@ -1,0 +1,1 @@
+"""Describes the node: machine, addresses, resources, events and its Node object."""

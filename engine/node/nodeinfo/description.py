@@ -1,0 +1,146 @@
+"""The node as an API object: what admission decides with, and what `/kubengine/node` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import KubengineError
+from engine.api.meta import ObjectMeta
+from engine.api.moments import whole_second
+from engine.api.node import ContainerImage, Node, NodeCondition, NodeSpec, NodeStatus
+from engine.api.struct import to_builtins
+from engine.node.nodeinfo import machine
+from engine.node.nodeinfo.addresses import HostAddresses, node_addresses
+from engine.node.nodeinfo.node_resources import NodeResources
+from engine.node.runtime_view.runtime_health import ShownFeatures
+from engine.wire import cri_v1_pb2 as cri
+
+NAMES_PER_IMAGE: Final = 5
+DECLARED_FEATURES: Final = (
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+)
+"""What a control plane may ask of this node beyond what every node can (KEP-5328)."""
+
+
+class NodeDescription:
+    """`pressures()` are the node's pressure conditions, `problems()` is what keeps the node from
+    being ready, `images()` what the runtime has. Clock in Unix seconds."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        config: KubeletConfiguration,
+        labels: Mapping[str, str],
+        resources: NodeResources,
+        addresses: HostAddresses,
+        runtime: str,
+        clock: Callable[[], float],
+        pressures: Callable[[], list[NodeCondition]],
+        problems: Callable[[], list[str]],
+        images: Callable[[], Awaitable[Sequence[cri.Image]]],
+        features: Callable[[], ShownFeatures],
+        volumes_in_use: Callable[[], list[str] | None],
+    ) -> None:
+        self._config = config
+        self._port = config.port if config.enable_server else 0
+        self._resources = resources
+        self._clock = clock
+        self._pressures, self._problems, self._images = pressures, problems, images
+        self._features, self._volumes_in_use = features, volumes_in_use
+        self._ready_before: NodeCondition | None = None
+        self._metadata = ObjectMeta(name=name, labels={**machine.node_labels(name), **labels})
+        self._spec = NodeSpec(provider_id=config.provider_id, taints=config.register_with_taints)
+        self._known: tuple[ObjectMeta, NodeSpec] | None = None
+        self._addresses = addresses
+        self._info = machine.node_info(runtime)
+
+    def learn(self, metadata: ObjectMeta, spec: NodeSpec) -> bool:
+        """The API server's Node: pods are judged by the labels and taints that stand there. Whether those
+        are other ones now."""
+        before, before_spec = self._known or (self._metadata, self._spec)
+        self._known = metadata, spec
+        return (before.labels, before_spec.taints) != (metadata.labels, spec.taints)
+
+    def own(self) -> Node:
+        """As `complete`, without images, with the labels and taints that the agent was started with."""
+        return msgspec.structs.replace(self.current(), metadata=self._metadata, spec=self._spec)
+
+    def current(self) -> Node:
+        """The node with its capacity, allocatable and conditions of this moment, without images."""
+        metadata, spec = self._known or (self._metadata, self._spec)
+        shown = self._features()
+        return Node(
+            metadata=metadata,
+            spec=spec,
+            status=NodeStatus(
+                capacity=self._resources.capacity(),
+                allocatable=self._resources.allocatable(),
+                addresses=node_addresses(self._addresses.ips, self._metadata.name),
+                conditions=[*self._pressures(), self._ready()],
+                node_info=self._info,
+                daemon_endpoints={"kubeletEndpoint": {"Port": self._port}},
+                runtime_handlers=shown.handlers,
+                features=shown.features,
+                declared_features=[*DECLARED_FEATURES],
+                volumes_in_use=self._volumes_in_use(),
+            ),
+        )
+
+    def judging(self) -> Node:
+        """As `current`, with no more than what pods are judged by: labels, taints, what can be given."""
+        metadata, spec = self._known or (self._metadata, self._spec)
+        return Node(
+            metadata=metadata, spec=spec, status=NodeStatus(allocatable=self._resources.allocatable())
+        )
+
+    async def complete(self) -> Node:
+        """As `own`, with images (without where the runtime doesn't answer), and addresses found anew."""
+        await self._addresses.look()
+        node = self.own()
+        try:
+            node.status.images = node_images(await self._images(), self._config.node_status_max_images)
+        except KubengineError:
+            node.status.images = None
+        return node
+
+    async def describe(self) -> dict[str, Any]:
+        """A v1 Node as `kubectl get node -o json` prints it."""
+        node = await self.complete()
+        return {"apiVersion": node.api_version, "kind": node.kind, **to_builtins(node)}
+
+    def _ready(self) -> NodeCondition:
+        wrong = list(dict.fromkeys(self._problems()))
+        now = whole_second(self._clock())
+        status, before = "False" if wrong else "True", self._ready_before
+        same = before is not None and before.status == status
+        self._ready_before = NodeCondition(
+            type="Ready",
+            status=status,
+            last_heartbeat_time=now,
+            last_transition_time=before.last_transition_time if before is not None and same else now,
+            reason="KubeletNotReady" if wrong else "KubeletReady",
+            message=_aggregate(wrong) if wrong else "kubelet is posting ready status",
+        )
+        return self._ready_before
+
+
+def _aggregate(errors: list[str]) -> str:
+    """Several errors in one line, as Kubernetes joins them."""
+    return errors[0] if len(errors) == 1 else f"[{', '.join(errors)}]"
+
+
+def node_images(images: Iterable[cri.Image], most: int) -> list[ContainerImage]:
+    """The `most` largest images (-1: all), each with its first five names, digests before tags."""
+    listed = [
+        ContainerImage(names=[*image.repo_digests, *image.repo_tags][:NAMES_PER_IMAGE], size_bytes=image.size)
+        for image in images
+    ]
+    listed.sort(key=lambda image: image.size_bytes, reverse=True)
+    return listed if most == -1 else listed[:most]

@@ -1,0 +1,85 @@
+"""The node's own events: that its agent started, that the machine was rebooted, how its conditions change.
+
+Reasons and texts: kubelet v1.36 (`nodestatus` setters, `kubelet_node_status`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from engine.api.errors import Refused
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.node import NodeCondition
+from engine.cgroups.formulas.names import to_path
+from engine.cgroups.formulas.settings import CgroupSettings
+from engine.host.checksummed_file import keep, kept
+
+log = logging.getLogger("kubengine.node")
+
+CGROUP_V1: Final = (
+    "cgroup v1 detected. cgroup v1 support is deprecated and will be removed in a future release. "
+    "Please migrate to cgroup v2. More information at "
+    "https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1"
+)
+_REASONS: Final = {
+    "MemoryPressure": {"True": "NodeHasInsufficientMemory", "False": "NodeHasSufficientMemory"},
+    "DiskPressure": {"True": "NodeHasDiskPressure", "False": "NodeHasNoDiskPressure"},
+    "PIDPressure": {"True": "NodeHasInsufficientPID", "False": "NodeHasSufficientPID"},
+    "Ready": {"True": "NodeReady", "False": "NodeNotReady"},
+}
+
+
+class NodeEvents:
+    """Says each change of a condition once, and at the first look what holds. `record` keeps the boot id
+    that the last agent saw."""
+
+    def __init__(self, recorder: EventRecorder, node: str, record: Path) -> None:
+        self._recorder = recorder
+        self._node = node
+        self._record = record
+        self._seen: dict[str, str] = {}
+        self._unschedulable = False
+
+    def started(self, boot_id: str) -> None:
+        """A boot id that cannot be read or kept is said in the log, and the agent starts."""
+        self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
+        try:
+            known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
+            if known == boot_id:
+                return
+            if known:
+                text = f"Node {self._node} has been rebooted, boot id: {boot_id}"
+                self._recorder.node(WARNING, "Rebooted", text)
+            keep(self._record, boot_id.encode())
+        except Refused as error:
+            log.warning("%s", error)
+
+    def enforced(self, settings: CgroupSettings) -> None:
+        """What is kept back for the system holds, and so does what pods may have together."""
+        if not settings.containers.cgroup_v2:
+            self._recorder.node(WARNING, "CgroupV1", CGROUP_V1)
+        enforced = [
+            f"Updated limits on {group.kind.replace('-', ' ')} cgroup {to_path(group.name, settings.driver)}"
+            for group in settings.reserved_groups
+        ]
+        for text in ("Updated Node Allocatable limit across pods", *enforced):
+            self._recorder.node(NORMAL, "NodeAllocatableEnforced", text)
+
+    def look_at_schedulable(self, *, unschedulable: bool) -> None:
+        """Whether the Node is cordoned, as the API server has it."""
+        if unschedulable is self._unschedulable:
+            return
+        self._unschedulable = unschedulable
+        reason = "NodeNotSchedulable" if unschedulable else "NodeSchedulable"
+        self._recorder.node(NORMAL, reason, f"Node {self._node} status is now: {reason}")
+
+    def look(self, conditions: Iterable[NodeCondition]) -> None:
+        for condition in conditions:
+            reason = _REASONS.get(condition.type, {}).get(condition.status)
+            if reason is None or self._seen.get(condition.type) == condition.status:
+                continue
+            self._seen[condition.type] = condition.status
+            self._recorder.node(NORMAL, reason, f"Node {self._node} status is now: {reason}")

@@ -1,0 +1,55 @@
+"""`end.json` in a pod's directory: that it has ended for good, and how.
+
+The runtime forgets dead containers and never knew why the node ended a pod. An end is written before the
+pod is stopped for it, and again with its last status, so that an agent that comes back goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.api.lifecycle import PodEnd
+from engine.api.status import PodStatus
+from engine.api.struct import decode_hook, encode_hook
+from engine.host.checksummed_file import keep, kept
+from engine.node.pod.life import LifeState, PodLife
+
+FILE = "end.json"
+
+
+class TerminationRecord(msgspec.Struct, frozen=True):
+    """`end` is None for a pod that ended by itself; `status` is None until nothing of it runs."""
+
+    end: PodEnd | None = None
+    status: PodStatus | None = None
+
+    @property
+    def life(self) -> PodLife:
+        """Where the pod is in its life."""
+        if self.end is None:
+            return PodLife(LifeState.FINISHED)
+        return PodLife(LifeState.FAILING if self.status is None else LifeState.FAILED, self.end)
+
+
+class TerminationRecords:
+    """`pod_directory(uid)` is where a pod's files are."""
+
+    def __init__(self, pod_directory: Callable[[str], Path]) -> None:
+        self._pod_directory = pod_directory
+        self._encoder = msgspec.json.Encoder(enc_hook=encode_hook)
+        self._decoder = msgspec.json.Decoder(TerminationRecord, dec_hook=decode_hook)
+
+    def write(self, uid: str, end: TerminationRecord) -> None:
+        """For a thread. Raises `OSError` or `Refused`."""
+        directory = self._pod_directory(uid)
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        keep(directory / FILE, self._encoder.encode(end))
+
+    def read(self, uid: str) -> TerminationRecord | None:
+        """None if the pod has not ended, as far as is known."""
+        path = self._pod_directory(uid) / FILE
+        end = kept(path, self._decoder.decode, without="whether the pod has ended is not known")
+        return end if end is not None and (end.end is not None or end.status is not None) else None

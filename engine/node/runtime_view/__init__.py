@@ -1,0 +1,1 @@
+"""Follows the state and health of the container runtime."""

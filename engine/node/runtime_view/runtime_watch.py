@@ -1,0 +1,451 @@
+"""Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
+
+Without a stream, when one has failed, or in doubt, a relist runs after a second. With a stream they run ever
+more seldom, as nothing tells when a slow runtime has begun to listen: after as long as it has stood, up to
+every 300 s. A relist compares ids and states and asks for the full status only of pods in which something
+differs, so a quiet node costs two lists, of which nothing is decoded while they say what they said when all
+was as known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from engine._fast.messages.message_fields import Picker
+from engine.api.errors import Refused
+from engine.cri import labels
+from engine.cri.client import NotFound, RuntimeClient, Undecodable, Unimplemented
+from engine.cri.records import (
+    PodRecord,
+    container_record,
+    pod_of,
+    sandbox_record,
+)
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+from engine.wire import cri_v1_pb2 as cri
+
+log = logging.getLogger("kubengine.runtime")
+
+RELIST_SECONDS = 1.0
+RELIST_WITH_EVENTS_SECONDS = 300.0
+UNHEALTHY_AFTER_SECONDS = 180.0
+RETRY_SECONDS = 1.0
+STREAM_SETTLED_SECONDS = 1.0
+STEP_SECONDS = 600.0
+"""A relist that takes longer is stuck."""
+
+OnChange = Callable[[str], None]
+
+
+_UID: Final = f"labels[{labels.POD_UID}]"
+_IDENTITY: Final = [_UID, f"labels[{labels.POD_NAME}]", f"labels[{labels.POD_NAMESPACE}]"]
+_SANDBOX_STATES: Final = Picker("ListPodSandboxResponse", [_UID, "id", "state"])
+_CONTAINER_STATES: Final = Picker("ListContainersResponse", [_UID, "id", "state"])
+_SANDBOXES: Final = Picker("ListPodSandboxResponse", [*_IDENTITY, "id", "state"])
+_CONTAINERS: Final = Picker("ListContainersResponse", [*_IDENTITY, "id", "state", "pod_sandbox_id"])
+_States = dict[str, tuple[str, int]]
+"""By id: the uid of its pod, and its state."""
+
+
+class _Sandbox(NamedTuple):
+    uid: str
+    name: str
+    namespace: str
+    id: str
+    state: int
+
+
+class _Container(NamedTuple):
+    uid: str
+    name: str
+    namespace: str
+    id: str
+    state: int
+    sandbox_id: str
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What two lists say about one pod."""
+
+    sandboxes: list[_Sandbox] = field(default_factory=list)
+    containers: list[_Container] = field(default_factory=list)
+
+    def states(self) -> dict[str, int]:
+        states = {sandbox.id: int(sandbox.state == cri.SANDBOX_READY) for sandbox in self.sandboxes}
+        states.update({container.id: container.state for container in self.containers})
+        return states
+
+    def identity(self) -> tuple[str, str, str] | None:
+        if self.sandboxes:
+            return self.sandboxes[0][:3] if self.sandboxes[0].uid else None
+        return self.containers[0][:3] if self.containers and self.containers[0].uid else None
+
+
+class RuntimeWatch:
+    """All pods of the runtime by uid, and a call of `on_change(uid)` whenever one changed; of `on_trouble`
+    when the runtime's stream broke or a relist failed."""
+
+    def __init__(
+        self,
+        runtime: RuntimeClient,
+        *,
+        on_change: OnChange,
+        clock: Callable[[], float],
+        registry: Registry,
+        on_trouble: Callable[[], None] = lambda: None,
+        tasks: Tasks | None = None,
+        relist_seconds: float = RELIST_SECONDS,
+    ) -> None:
+        self._runtime = runtime
+        self._on_change = on_change
+        self._on_trouble = on_trouble
+        self._clock = clock
+        self._relist_seconds = relist_seconds
+        self._began = clock()
+        self._streaming = False
+        self._streaming_since = 0.0
+        self._stream_lost_at = 0.0
+        tasks = tasks or Tasks()
+        self._following = tasks.task("runtime-events")
+        self._relisting = tasks.task("runtime-relist")
+        self._wake = asyncio.Event()
+        self._seconds = registry.histogram(
+            "kubelet_pleg_relist_duration_seconds", "Duration of a relist of the runtime."
+        )
+        self._interval = registry.histogram(
+            "kubelet_pleg_relist_interval_seconds", "Time from one relist of the runtime to the next."
+        )
+        registry.collected(
+            "gauge",
+            "kubelet_pleg_last_seen_seconds",
+            "When the runtime was last known to answer, in Unix seconds.",
+            [],
+            lambda: [((), self.last_contact())],
+        )
+        self._touched: dict[str, float] = {}
+        """When something newer than any list asked for earlier was heard of a pod, monotonic."""
+        self._doubts: asyncio.TimerHandle | None = None
+        self._agreed: tuple[int, int] | None = None
+        """What the lists said when they said what is known, while nothing of that has changed."""
+        self.pods: dict[str, PodRecord] = {}
+        self.last_relist = 0.0
+        self.last_error = ""
+
+    async def start(self) -> None:
+        """Reads the runtime once. Raises what the runtime says if it can't be read."""
+        await self.relist()
+        self._following.start(self._follow_events)
+        self._relisting.start(self._keep_relisting)
+
+    async def stop(self) -> None:
+        await self._following.stop()
+        await self._relisting.stop()
+        self._dispel()
+
+    def doubt(self) -> None:
+        """Something may have happened of which no event will tell: a relist is due in a moment."""
+        if self._doubts is None:
+            loop = asyncio.get_running_loop()
+            self._doubts = loop.call_later(self._relist_seconds, self._wake.set)
+
+    def _dispel(self) -> None:
+        if self._doubts is not None:
+            self._doubts.cancel()
+            self._doubts = None
+
+    def health(self) -> str:
+        """Empty, or why the picture is too old to trust."""
+        age = self._clock() - self.last_relist
+        limit = UNHEALTHY_AFTER_SECONDS
+        if self._streaming:
+            limit += RELIST_WITH_EVENTS_SECONDS
+        return f"the runtime was last read {age:.0f} s ago: {self.last_error}" if age > limit else ""
+
+    def runs(self, uid: str, container: str) -> bool:
+        """Whether the newest container of that name runs."""
+        newest = self.pod(uid).container(container)
+        return newest is not None and newest.running
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the runtime's event stream stands."""
+        return self._streaming
+
+    def last_contact(self) -> float:
+        """When the runtime was last known to answer, in Unix seconds."""
+        return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
+
+    def pod(self, uid: str) -> PodRecord:
+        """The record of a pod, empty if the runtime holds nothing of it."""
+        return self.pods.get(uid) or PodRecord(uid, "", "")
+
+    async def relist(self) -> None:
+        """Raises the first failure, after every pod that can be read has been."""
+        began = self._clock()
+        if self.last_relist:
+            self._interval.observe(began - self.last_relist)
+        listed_at = time.monotonic()
+        sandboxes, digest = await self._runtime.read_pod_sandboxes(_with_sandbox_digest)
+        containers, of_containers = await self._runtime.read_containers(_with_container_digest)
+        if (digest, of_containers) != self._agreed:
+            changed = self._changed(_sandbox_states(sandboxes) | _container_states(containers))
+            if changed:
+                await self._reread_changed(_listed(sandboxes, containers, changed), listed_at)
+            else:
+                self._agreed = digest, of_containers
+        self._touched = {uid: at for uid, at in self._touched.items() if at >= listed_at}
+        self.last_relist = self._clock()
+        self.last_error = ""
+        self._seconds.observe(self.last_relist - began)
+
+    async def _reread_changed(self, found: dict[str, _Listed], listed_at: float) -> None:
+        failure: Exception | None = None
+        for uid, listed in found.items():
+            if listed.states() == _states(self.pod(uid)):
+                continue
+            if self._is_older(listed_at, uid):
+                self.doubt()
+                continue
+            try:
+                await self._reread(uid, listed)
+            except Exception as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _is_older(self, listed_at: float, uid: str) -> bool:
+        """Whether something of the pod was heard after a list was asked for: the list may not have it."""
+        return self._touched.get(uid, 0.0) >= listed_at
+
+    def _changed(self, listed: _States) -> set[str]:
+        """The uids of the pods of which a list says something else than is known."""
+        known = {
+            id: (uid, state) for uid, record in self.pods.items() for id, state in _states(record).items()
+        }
+        if listed == known:
+            return set()
+        return {uid for _, (uid, _) in listed.items() ^ known.items()} - {""}
+
+    async def _reread(self, uid: str, listed: _Listed) -> None:
+        """Brings one pod's record in line with the lists just read."""
+        identity = listed.identity()
+        self._agreed = None
+        if identity is None:
+            record = self.pods.pop(uid, None)
+            if record is not None:
+                record.drop(set(_states(record)))
+                self._on_change(uid)
+            return
+        record = self.pods.setdefault(uid, PodRecord(*identity))
+        states = _states(record)
+        record.drop(states.keys() - listed.states().keys())
+        for sandbox in listed.sandboxes:
+            if states.get(sandbox.id) != int(sandbox.state == cri.SANDBOX_READY):
+                await self.refresh_sandbox(uid, sandbox.id, notify=False)
+        for container in listed.containers:
+            if states.get(container.id) != container.state:
+                await self.refresh_container(uid, container.id, container.sandbox_id, notify=False)
+        self._on_change(uid)
+
+    async def reread_pod(self, uid: str) -> PodRecord:
+        """Asks the runtime about one pod only, for a pod whose picture is in doubt; again where an event came
+        meanwhile."""
+        while True:
+            listed_at = time.monotonic()
+            listed = await self._list_pod(uid)
+            if not self._is_older(listed_at, uid):
+                await self._reread(uid, listed)
+                return self.pod(uid)
+
+    async def _list_pod(self, uid: str) -> _Listed:
+        selector = {labels.POD_UID: uid}
+        sandboxes = await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(label_selector=selector))
+        containers = await self._runtime.list_containers(cri.ContainerFilter(label_selector=selector))
+        return _Listed(
+            [_Sandbox(*_identity(s.labels), s.id, s.state) for s in sandboxes],
+            [_Container(*_identity(c.labels), c.id, c.state, c.pod_sandbox_id) for c in containers],
+        )
+
+    async def refresh_container(
+        self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
+    ) -> None:
+        """Reads one container's status after something was done to it. One that is not found is gone only
+        if it is not listed either."""
+        self._touched[uid] = time.monotonic()
+        try:
+            answer = await self._runtime.container_status(container_id)
+        except NotFound:
+            if not await self._runtime.list_containers(cri.ContainerFilter(id=container_id)):
+                self._forget(uid, container_id)
+                return
+            answer = await self._runtime.container_status(container_id)
+        self._put(answer.status, sandbox_id, notify=notify)
+
+    async def refresh_sandbox(self, uid: str, sandbox_id: str, *, notify: bool = True) -> None:
+        """Reads one sandbox's status after something was done to it; one that is gone, as a container."""
+        self._touched[uid] = time.monotonic()
+        try:
+            answer = await self._runtime.pod_sandbox_status(sandbox_id)
+        except NotFound:
+            if not await self._runtime.list_pod_sandboxes(cri.PodSandboxFilter(id=sandbox_id)):
+                self._forget(uid, sandbox_id)
+                return
+            answer = await self._runtime.pod_sandbox_status(sandbox_id)
+        record = self._record(answer.status.labels)
+        if record is not None and record.put_sandbox(sandbox_record(answer.status)) and notify:
+            self._on_change(record.uid)
+
+    def forget(self, uid: str, ids: Iterable[str]) -> None:
+        """Removed by ourselves: no need to ask."""
+        self._touched[uid] = time.monotonic()
+        for removed in ids:
+            self._forget(uid, removed)
+
+    def _forget(self, uid: str, removed: str) -> None:
+        self._agreed = None
+        record = self.pods.get(uid)
+        if record is not None and record.drop({removed}):
+            if record.empty:
+                del self.pods[uid]
+            self._on_change(uid)
+
+    def _record(self, labels: Mapping[str, str]) -> PodRecord | None:
+        """The record of the pod with these labels, about to be changed."""
+        self._agreed = None
+        identity = pod_of(labels)
+        return self.pods.setdefault(identity[0], PodRecord(*identity)) if identity is not None else None
+
+    def _put(self, status: cri.ContainerStatus, sandbox_id: str, *, notify: bool) -> None:
+        record = self._record(status.labels)
+        if (
+            record is not None
+            and record.put_container(container_record(status, sandbox_id, self._began))
+            and notify
+        ):
+            self._on_change(record.uid)
+
+    async def _follow_events(self) -> None:
+        while True:
+            settled = asyncio.get_running_loop().call_later(STREAM_SETTLED_SECONDS, self._stream_is_up)
+            try:
+                async for event in self._runtime.events():
+                    self._apply(event)
+                raise Refused("the event stream ended", subject=self._runtime.endpoint)
+            except Unimplemented:
+                log.info("the runtime has no event stream; relisting every %g s", self._relist_seconds)
+                return
+            except Undecodable:
+                raise
+            except Refused as error:
+                if self._streaming:
+                    log.warning("%s", error)
+            finally:
+                settled.cancel()
+                if self._streaming:
+                    self._stream_lost_at = self._clock()
+                    self._streaming = False
+                    self._on_trouble()
+                self._wake.set()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def _stream_is_up(self) -> None:
+        """The stream has stood for a moment; relists catch what came before it."""
+        self._streaming = True
+        self._streaming_since = time.monotonic()
+        self._following.works()
+        self._wake.set()
+
+    def _apply(self, event: cri.ContainerEventResponse) -> None:
+        sandbox = event.pod_sandbox_status
+        record = self._record(sandbox.labels)
+        if record is None:
+            return
+        self._touched[record.uid] = time.monotonic()
+        changed = False
+        if event.container_event_type == cri.CONTAINER_DELETED_EVENT:
+            changed = record.drop({event.container_id})
+        elif sandbox.id:
+            changed = record.put_sandbox(sandbox_record(sandbox))
+        for status in event.containers_statuses:
+            changed |= record.put_container(container_record(status, sandbox.id, self._began))
+        if record.empty:
+            self.pods.pop(record.uid, None)
+        if changed:
+            self._on_change(record.uid)
+
+    async def _keep_relisting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            stood = (
+                time.monotonic() - self._streaming_since if self._streaming and not self.last_error else 0.0
+            )
+            timer = loop.call_later(relist_period(stood, self._relist_seconds), self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+            self._wake.clear()
+            self._dispel()
+            try:
+                with self._relisting.step(STEP_SECONDS):
+                    await self.relist()
+            except Exception as error:
+                if isinstance(error, Undecodable) or not isinstance(error, Refused):
+                    self._relisting.failed(error)
+                elif not self.last_error:
+                    log.error("%s", error)
+                self.last_error = str(error) or type(error).__name__
+                self._on_trouble()
+
+
+def relist_period(stood: float, least: float = RELIST_SECONDS) -> float:
+    """Seconds until the next relist, if nothing calls for one, when the stream has stood so long."""
+    return min(max(stood, least), RELIST_WITH_EVENTS_SECONDS)
+
+
+def _with_sandbox_digest(message: bytes) -> tuple[bytes, int]:
+    return message, _SANDBOX_STATES.digest(message)
+
+
+def _with_container_digest(message: bytes) -> tuple[bytes, int]:
+    return message, _CONTAINER_STATES.digest(message)
+
+
+def _sandbox_states(message: bytes) -> _States:
+    uids, ids, states = _SANDBOX_STATES.pick(message)
+    ready = [int(state == cri.SANDBOX_READY) for state in states]
+    return dict(zip(ids, zip(uids, ready, strict=True), strict=True))
+
+
+def _container_states(message: bytes) -> _States:
+    uids, ids, states = _CONTAINER_STATES.pick(message)
+    return dict(zip(ids, zip(uids, states, strict=True), strict=True))
+
+
+def _listed(sandboxes: bytes, containers: bytes, uids: set[str]) -> dict[str, _Listed]:
+    """What the lists say of these pods."""
+    found = {uid: _Listed() for uid in uids}
+    for sandbox in map(_Sandbox, *_SANDBOXES.pick(sandboxes)):
+        if sandbox.uid in uids:
+            found[sandbox.uid].sandboxes.append(sandbox)
+    for container in map(_Container, *_CONTAINERS.pick(containers)):
+        if container.uid in uids:
+            found[container.uid].containers.append(container)
+    return found
+
+
+def _identity(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    return pod_of(labels) or ("", "", "")
+
+
+def _states(record: PodRecord) -> dict[str, int]:
+    states = {sandbox.id: int(sandbox.ready) for sandbox in record.sandboxes}
+    states.update({container.id: container.state for container in record.containers})
+    return states

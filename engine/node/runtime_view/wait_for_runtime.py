@@ -1,0 +1,37 @@
+"""Start-up beside a runtime that starts, or dies and comes back, at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from engine.api.errors import Unavailable
+
+RUNTIME_WAIT_SECONDS = 30.0
+PAUSE_SECONDS = 0.2
+
+T = TypeVar("T")
+
+log = logging.getLogger("kubengine.node")
+
+
+async def wait_for_runtime(call: Callable[[], Awaitable[T]]) -> T:
+    """What `call` returns, which can be made again, once the runtime answers.
+
+    Raises `Unavailable` where it does not within 30 s, and at once what it answers with.
+    """
+    deadline = time.monotonic() + RUNTIME_WAIT_SECONDS
+    said = False
+    while True:
+        try:
+            return await call()
+        except Unavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            if not said:
+                log.warning("%s; waiting for it up to %g s", error, RUNTIME_WAIT_SECONDS)
+            said = True
+            await asyncio.sleep(PAUSE_SECONDS)

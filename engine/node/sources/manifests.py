@@ -1,0 +1,281 @@
+"""Where pods come from: a directory of manifests, watched and re-read.
+
+A file that cannot be read as pods keeps the pods that it held when it last could, and its fault is
+reported once per content; other files are not affected. An API server would be another source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.api.documents import parse_pods, read_with_status
+from engine.api.errors import InvalidInput, Refused, Unavailable
+from engine.api.pod import Pod
+from engine.cri.records import PodRecord
+from engine.host.inotify import IN_DELETE, IN_MOVED_FROM, InotifyWatch
+from engine.host.tasks import Tasks
+from engine.node.sources.static_pods import static_pod
+from engine.node.sources.static_uids import StaticUids
+
+log = logging.getLogger("kubengine.sources")
+
+Stamp = tuple[int, int, int]
+SETTLE_SECONDS = 0.02
+"""How long further changes are waited for at most before a look; not longer than the last look took."""
+TICK_SECONDS = 0.02
+"""A file written twice within a tick of the file system's clock may carry one time for both."""
+READ_AT_ONCE = 64
+"""So many manifests are read before what they say is followed, then as many again as have been read: who is
+told has the whole list to go through."""
+STEP_SECONDS = 60.0
+"""A look at the directory, or the reading of a manifest, that takes longer is stuck."""
+RETRY_SECONDS = 0.2
+"""How soon what could not be read is tried again the first time; each pause is twice the one before."""
+FIRST_LOOK_SECONDS = 10.0
+"""How long a manifest that cannot be read keeps the pods of all from being known."""
+
+
+@dataclass(slots=True)
+class _File:
+    stamp: Stamp | None = None
+    pods: list[Pod] = field(default_factory=list)
+
+
+class ManifestDirectory:
+    """The static pods of one directory (or one file).
+
+    `uids` says under which uid a pod is here already. `on_change(pods)` gets the whole desired list
+    after every change; a pod whose manifest was taken away and is there again, the same, is missing once.
+    `on_fault(error)` gets what could not be used. What the disk does not give is no change:
+    it is tried again, and nothing is said of any pod before everything was read once, but for a manifest
+    that stays unreadable. `looked` is set after the first look, whatever came of it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        node_name: str,
+        period: float,
+        clock: Callable[[], float],
+        uids: StaticUids,
+        on_change: Callable[[list[Pod]], None],
+        on_fault: Callable[[InvalidInput], None],
+        tasks: Tasks | None = None,
+    ) -> None:
+        self._path = path
+        self._node_name = node_name
+        self._period = period
+        self._clock = clock
+        self._uids = uids
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._files: dict[Path, _File] = {}
+        self._reported: set[str] = set()
+        self._dirty = asyncio.Event()
+        self._watch: InotifyWatch | None = None
+        self._task = (tasks or Tasks()).task("manifests")
+        self._known = self._changed = False
+        self._unread: set[Path] = set()
+        self._taken_away: set[Path] = set()
+        self._back: set[str] = set()
+        self.looked = asyncio.Event()
+
+    async def start(self) -> None:
+        self._task.start(self._run)
+
+    async def stop(self) -> None:
+        await self._task.stop()
+        if self._watch is not None:
+            self._watch.close()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        patient_until = loop.time() + FIRST_LOOK_SECONDS
+        pause = RETRY_SECONDS
+        while True:
+            began = loop.time()
+            await self._look()
+            took = loop.time() - began
+            patient = loop.time() < patient_until
+            if not (self._known or (self._unread if patient else self._path in self._unread)):
+                self._known = self._changed = True
+            self._tell_changes()
+            self.looked.set()
+            pause = min(2 * pause, self._period) if self._unread else RETRY_SECONDS
+            try:
+                async with asyncio.timeout(pause if self._unread else self._period):
+                    await self._dirty.wait()
+                await asyncio.sleep(min(took, SETTLE_SECONDS))
+            except TimeoutError:
+                pass
+
+    def _ensure_watch(self) -> None:
+        directory = self._path if self._path.is_dir() else self._path.parent
+        if self._watch is not None or not directory.is_dir():
+            return
+        try:
+            self._watch = InotifyWatch(self._hear)
+            self._watch.add(directory)
+        except Refused as error:
+            log.warning("%s; manifests are re-read every %g s only", error, self._period)
+
+    def _hear(self, mask: int, directory: Path, name: str) -> None:
+        if mask & (IN_DELETE | IN_MOVED_FROM) and directory / name in self._files:
+            self._taken_away.add(directory / name)
+        self._dirty.set()
+
+    def _tell_changes(self) -> None:
+        if not (self._known and self._changed):
+            return
+        pods = self._desired()
+        if self._back:
+            self._on_change([pod for pod in pods if pod.uid not in self._back])
+            self._back.clear()
+        self._on_change(pods)
+        self._changed = False
+
+    async def _look(self) -> None:
+        """Re-reads what changed, and says so part by part: the first of many start while the others are read.
+        Pods stay where something can't be read."""
+        self._dirty.clear()
+        with self._task.step(STEP_SECONDS):
+            self._ensure_watch()
+            unread = await self._take_stock()
+        held = self._uids.held() if unread else {}
+        told = READ_AT_ONCE
+        for count, path in enumerate(unread, 1):
+            with self._task.step(STEP_SECONDS):
+                self._changed |= self._read_file(path, held)
+                await asyncio.sleep(0)
+                if count in (told, len(unread)):
+                    self._tell_changes()
+                    told = 2 * count
+
+    async def _take_stock(self) -> list[Path]:
+        """Forgets files that are gone; those to be read."""
+        self._unread.clear()
+        try:
+            found, faults = await asyncio.to_thread(_stamps, self._path)
+        except OSError as error:
+            self._not_read(self._path, InvalidInput(error.strerror or str(error), subject=str(self._path)))
+            return []
+        for path, fault in faults.items():
+            self._not_read(path, fault)
+        for path in self._files.keys() - found.keys() - faults.keys():
+            del self._files[path]
+            self._taken_away.discard(path)
+            self._changed = True
+        return [path for path, stamp in found.items() if self._has_changed(path, stamp)]
+
+    def _has_changed(self, path: Path, stamp: Stamp) -> bool:
+        known = self._files.get(path)
+        return known is None or known.stamp != stamp or path in self._taken_away
+
+    def _not_read(self, path: Path, fault: InvalidInput) -> None:
+        self._unread.add(path)
+        self._report(fault)
+
+    def _read_file(self, path: Path, held: Mapping[str, PodRecord]) -> bool:
+        file = self._files.setdefault(path, _File())
+        file.stamp = None
+        try:
+            data, status = read_with_status(path)
+        except InvalidInput as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                self._unread.add(path)  # it went while others were read
+            elif isinstance(error.__cause__, OSError):
+                self._not_read(path, error)
+            else:
+                self._report(error)
+            return False
+        if status.st_mtime < time.time() - TICK_SECONDS:
+            file.stamp = _stamp(status)
+        try:
+            manifests, warnings = parse_pods(data, str(path))
+            pods = [self._pod(manifest, path, index, held) for index, manifest in enumerate(manifests)]
+        except InvalidInput as error:
+            self._report(error)
+            return False
+        except Unavailable as error:
+            file.stamp = None
+            self._not_read(path, InvalidInput(str(error), subject=str(path)))
+            return False
+        except Exception as error:
+            log.exception("manifest %s", path)
+            self._report(InvalidInput(f"unexpected {type(error).__name__}: {error}", subject=str(path)))
+            return False
+        for warning in warnings:
+            log.warning("%s", warning)
+        if path in self._taken_away:
+            self._taken_away.discard(path)
+            before = {pod.uid: pod.spec for pod in file.pods}
+            self._back.update(pod.uid for pod in pods if before.get(pod.uid) == pod.spec)
+        file.pods = pods
+        return True
+
+    def _pod(self, manifest: Pod, path: Path, index: int, held: Mapping[str, PodRecord]) -> Pod:
+        origin = str(path) if index == 0 else f"{path}[{index}]"
+        return static_pod(
+            manifest,
+            node_name=self._node_name,
+            origin=origin,
+            seen_at=self._clock(),
+            uid_of=lambda pod, digest, new: self._uids.choose(pod, digest, new, held),
+        )
+
+    def _desired(self) -> list[Pod]:
+        """All pods; the first file (by name) keeps a pod name or uid, the others' pods are refused."""
+        owners: dict[str, Path] = {}
+        pods: list[Pod] = []
+        for path, file in sorted(self._files.items()):
+            for pod in file.pods:
+                owner = owners.get(pod.full_name) or owners.get(pod.uid)
+                if owner is None:
+                    owners[pod.full_name] = owners[pod.uid] = path
+                    pods.append(pod)
+                else:
+                    text = f"metadata.name: pod {pod.full_name} is already defined in {owner}"
+                    self._report(InvalidInput(text, subject=str(path)))
+        self._uids.keep_only(pod.uid for pod in pods)
+        return pods
+
+    def _report(self, error: InvalidInput) -> None:
+        if str(error) not in self._reported:
+            self._reported = {*list(self._reported)[-999:], str(error)}
+            self._on_fault(error)
+
+
+def _stamps(path: Path) -> tuple[dict[Path, Stamp], dict[Path, InvalidInput]]:
+    """Size, time and inode of every manifest, in the order of their names, and what can't be looked at.
+
+    For a thread: to look at thousands of files would keep the agent's loop from everything else.
+    """
+    if not path.exists():
+        return {}, {}
+    stamps: dict[Path, Stamp] = {}
+    faults = {}
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if each.name.startswith("."):
+            continue
+        try:
+            info = each.stat()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            faults[each] = InvalidInput(error.strerror or str(error), subject=str(each))
+            continue
+        if stat.S_ISREG(info.st_mode):
+            stamps[each] = _stamp(info)
+    return stamps, faults
+
+
+def _stamp(info: os.stat_result) -> Stamp:
+    return info.st_size, info.st_mtime_ns, info.st_ino

@@ -1,0 +1,93 @@
+"""From manifests to the node's pods: names, uids and annotations as a kubelet gives static pods.
+
+Pure, but that a manifest becomes its pod. One that says of itself that it came from an API server (annotation
+`kubernetes.io/config.source: api`) is such a pod: not static, so not critical unless its priority is, and
+its name stays as it is. A uid comes from a manifest's file and content, so a changed one is a new pod.
+Amounts of cpu and memory that keep the QoS class are left out of the digest by which a pod is known again,
+so that they can be resized in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from engine.api.defaults import apply_defaults, default_selectors
+from engine.api.digest import blake2b
+from engine.api.meta import ObjectMeta
+from engine.api.moments import rfc3339_micro
+from engine.api.pod import Pod, Toleration
+from engine.api.qos import (
+    HASH_ANNOTATION,
+    SEEN_ANNOTATION,
+    SOURCE_ANNOTATION,
+    SOURCE_API,
+    SOURCE_FILE,
+    compute_qos_class,
+)
+from engine.api.resources import CPU, MEMORY
+from engine.api.struct import to_builtins
+from engine.api.validation import check_pod
+from engine.node.sources.kubelet_uid import Unprintable, kubelet_uid
+
+UidOf = Callable[[Pod, str, Callable[[], str]], str]
+
+
+def static_pod(
+    manifest: Pod,
+    *,
+    node_name: str,
+    origin: str,
+    seen_at: float,
+    uid_of: UidOf = lambda pod, digest, new: digest,
+) -> Pod:
+    """The pod that a manifest stands for on this node, which `manifest` becomes. `origin` is its file, and
+    position in it.
+
+    `uid_of(pod, digest, new)` gives a pod without a uid one, the digest if nobody knows better: the pod
+    has its final name then, the digest stays the same as long as nothing in the manifest changes that would
+    make it another pod, and `new()` is what a kubelet would give. Raises `InvalidInput` naming the origin
+    and every wrong field.
+    """
+    pod, given = manifest, msgspec.structs.replace(manifest.metadata)
+    apply_defaults(pod)
+    check_pod(pod, origin)
+    meta = pod.metadata
+    from_api = pod.annotations.get(SOURCE_ANNOTATION) == SOURCE_API
+    digest = _digest(pod, node_name, origin)
+    if not from_api:
+        meta.name = f"{meta.name}-{node_name.lower()}"
+    if not meta.uid:
+        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, digest))
+    default_selectors(pod)
+    meta.annotations = {
+        **pod.annotations,
+        HASH_ANNOTATION: meta.uid,
+        SEEN_ANNOTATION: rfc3339_micro(seen_at),
+        SOURCE_ANNOTATION: SOURCE_API if from_api else SOURCE_FILE,
+    }
+    pod.spec.node_name = node_name
+    if not from_api:
+        everything = Toleration(operator="Exists", effect="NoExecute")
+        pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
+    pod.status.phase = "Pending"
+    return pod
+
+
+def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, digest: str) -> str:
+    """A kubelet's, or the digest for what a kubelet's is not known for."""
+    try:
+        return kubelet_uid(pod, metadata=given, node_name=node_name, path=origin)
+    except Unprintable:
+        return digest
+
+
+def _digest(pod: Pod, node_name: str, origin: str) -> str:
+    content = to_builtins(pod.spec)
+    for holder in (content, *content.get("containers", ()), *content.get("initContainers", ())):
+        for amounts in holder.get("resources", {}).values():
+            for name in (CPU, MEMORY) if isinstance(amounts, dict) else ():
+                amounts.pop(name, None)
+    parts = [node_name, origin, to_builtins(pod.metadata), content, compute_qos_class(pod)]
+    return blake2b(msgspec.json.encode(parts, order="deterministic"), digest_size=16).hexdigest()

@@ -1,0 +1,212 @@
+"""Pods and containers as a kubelet describes them to a CRI runtime: names, labels, paths.
+
+Pure: messages out, nothing touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from engine.api.config import KubeletConfiguration
+from engine.api.pod import Container, Pod, PodSecurityContext
+from engine.api.struct import to_json
+from engine.cri import labels
+from engine.cri.paths import container_log, pod_log_directory
+from engine.node.spec.container_hash import container_hash
+from engine.node.spec.environment import expand
+from engine.node.spec.security import container_security, sandbox_security
+from engine.wire import cri_v1_pb2 as cri
+
+_PROTOCOLS = {"TCP": cri.TCP, "UDP": cri.UDP, "SCTP": cri.SCTP}
+_PROPAGATION = {
+    None: cri.PROPAGATION_PRIVATE,
+    "None": cri.PROPAGATION_PRIVATE,
+    "HostToContainer": cri.PROPAGATION_HOST_TO_CONTAINER,
+    "Bidirectional": cri.PROPAGATION_BIDIRECTIONAL,
+}
+
+
+@dataclass(slots=True)
+class ContainerInputs:
+    """What a container's configuration depends on beside its spec."""
+
+    attempt: int
+    image: str
+    image_uid: int | None
+    image_username: str
+    environment: Mapping[str, str]
+    mounts: Sequence[cri.Mount]
+    resources: cri.LinuxContainerResources | None
+    seccomp_root: Path
+    users: cri.UserNamespace | None = None
+    target_id: str = ""
+    devices: Sequence[cri.Device] = ()
+    cdi_devices: Sequence[cri.CDIDevice] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def pod_labels(pod: Pod) -> dict[str, str]:
+    meta = pod.metadata
+    return {
+        labels.POD_NAME: meta.name,
+        labels.POD_NAMESPACE: meta.namespace,
+        labels.POD_UID: meta.uid,
+    }
+
+
+def sandbox_config(
+    pod: Pod,
+    *,
+    attempt: int,
+    config: KubeletConfiguration,
+    cgroup_parent: str,
+    dns: cri.DNSConfig,
+    hostname: str,
+    overhead: cri.LinuxContainerResources,
+    resources: cri.LinuxContainerResources,
+    users: cri.UserNamespace | None = None,
+) -> cri.PodSandboxConfig:
+    """The sandbox of a pod. `attempt` counts sandboxes of this pod from 0; `resources` are what its
+    containers have together and `overhead` what the pod has beside them; `users` is its user namespace."""
+    meta = pod.metadata
+    context = pod.spec.security_context or PodSecurityContext()
+    return cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(
+            name=meta.name, uid=meta.uid, namespace=meta.namespace, attempt=attempt
+        ),
+        hostname=hostname,
+        log_directory=str(pod_log_directory(Path(config.pod_logs_dir), pod)),
+        dns_config=dns,
+        port_mappings=_port_mappings(pod),
+        labels={**(meta.labels or {}), **pod_labels(pod)},
+        annotations=meta.annotations or {},
+        linux=cri.LinuxPodSandboxConfig(
+            cgroup_parent=cgroup_parent,
+            security_context=sandbox_security(pod, users),
+            sysctls={sysctl.name: sysctl.value for sysctl in context.sysctls or []},
+            overhead=overhead,
+            resources=resources,
+        ),
+    )
+
+
+def _port_mappings(pod: Pod) -> list[cri.PortMapping]:
+    """Of containers and sidecars; a port that a container names twice counts once."""
+    mappings = []
+    for container in (*(c for c in pod.init_containers if c.is_sidecar), *pod.spec.containers):
+        ports = {
+            port.name or (port.protocol, port.host_ip, port.container_port, port.host_port): port
+            for port in reversed(container.ports or [])
+        }
+        mappings += [
+            cri.PortMapping(
+                protocol=_PROTOCOLS[port.protocol],
+                container_port=port.container_port,
+                host_port=port.host_port,
+                host_ip=port.host_ip,
+            )
+            for port in reversed(ports.values())
+        ]
+    return mappings
+
+
+def container_config(
+    pod: Pod, container: Container, inputs: ContainerInputs, config: KubeletConfiguration
+) -> cri.ContainerConfig:
+    """One container."""
+    variables = inputs.environment
+    security = container_security(
+        pod,
+        container,
+        image_uid=inputs.image_uid,
+        image_username=inputs.image_username,
+        seccomp_root=inputs.seccomp_root,
+        seccomp_default=config.seccomp_default,
+        users=inputs.users,
+        target_id=inputs.target_id,
+    )
+    return cri.ContainerConfig(
+        metadata=cri.ContainerMetadata(name=container.name, attempt=inputs.attempt),
+        image=cri.ImageSpec(image=inputs.image, user_specified_image=container.image),
+        command=[expand(word, variables) for word in container.command or []],
+        args=[expand(word, variables) for word in container.args or []],
+        working_dir=container.working_dir,
+        envs=[
+            cri.KeyValue(key=name, value=value.encode(errors="surrogateescape"))
+            for name, value in variables.items()
+        ],
+        mounts=[_mapped(mount, inputs.users) for mount in inputs.mounts],
+        devices=inputs.devices,
+        CDI_devices=inputs.cdi_devices,
+        labels={**pod_labels(pod), labels.CONTAINER_NAME: container.name},
+        annotations={**inputs.annotations, **_annotations(pod, container, inputs.attempt)},
+        log_path=container_log(container.name, inputs.attempt),
+        stdin=container.stdin,
+        stdin_once=container.stdin_once,
+        tty=container.tty,
+        stop_signal=_stop_signal(container),
+        linux=cri.LinuxContainerConfig(resources=inputs.resources, security_context=security),
+    )
+
+
+def _stop_signal(container: Container) -> cri.Signal:
+    """The default where there is none; SIGRTMIN+1 is SIGRTMINPLUS1 there."""
+    given = container.lifecycle.stop_signal if container.lifecycle is not None else None
+    if given is None:
+        return cri.RUNTIME_DEFAULT
+    name = given.replace("+", "PLUS").replace("-", "MINUS")
+    return cast("cri.Signal", cri.Signal.Value(name))
+
+
+def _annotations(pod: Pod, container: Container, attempt: int) -> dict[str, str]:
+    annotations = {
+        labels.HASH: container_hash(container),
+        labels.RESTART_COUNT: str(attempt),
+        labels.MESSAGE_PATH: container.termination_message_path,
+        labels.MESSAGE_POLICY: container.termination_message_policy,
+    }
+    if pod.spec.termination_grace_period_seconds is not None:
+        annotations[labels.POD_GRACE] = str(pod.spec.termination_grace_period_seconds)
+    if container.lifecycle is not None and container.lifecycle.pre_stop is not None:
+        annotations[labels.PRE_STOP] = to_json(container.lifecycle.pre_stop).decode()
+    if container.ports:
+        annotations[labels.PORTS] = to_json(container.ports).decode()
+    return annotations
+
+
+def _mapped(mount: cri.Mount, users: cri.UserNamespace | None) -> cri.Mount:
+    """The mount as the pod's users see it."""
+    if users is None:
+        return mount
+    mapped = cri.Mount(uidMappings=users.uids, gidMappings=users.gids)
+    mapped.MergeFrom(mount)
+    return mapped
+
+
+def mount(
+    container_path: str,
+    host_path: Path,
+    *,
+    read_only: bool = False,
+    recursive: bool = False,
+    propagation: str | None = None,
+) -> cri.Mount:
+    return cri.Mount(
+        container_path=container_path,
+        host_path=str(host_path),
+        readonly=read_only,
+        recursive_read_only=recursive,
+        propagation=_PROPAGATION[propagation],
+    )
+
+
+def image_mount(container_path: str, reference: str, image: str) -> cri.Mount:
+    """An image volume: `reference` as the manifest names it, `image` as the runtime does."""
+    return cri.Mount(
+        container_path=container_path,
+        readonly=True,
+        image=cri.ImageSpec(image=image, user_specified_image=reference),
+    )

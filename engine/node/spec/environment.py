@@ -1,0 +1,223 @@
+"""Environment, command and downward-API values of a container. Pure."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from engine.api.errors import InvalidInput
+from engine.api.objects.cluster_objects import ConfigMap, Secret, Service
+from engine.api.pod import Container, EnvVarSource, Pod, ResourceFieldSelector
+from engine.api.qos import is_static
+from engine.api.quantity import Quantity
+from engine.api.references import FileKeySelector
+from engine.api.resources import CPU, EPHEMERAL_STORAGE, MEMORY, is_hugepage, supports_pod_level
+from engine.node.spec.env_file import EnvFile, value_of
+from engine.node.spec.service_variables import service_variables
+
+_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+log = logging.getLogger("kubengine.pods")
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` by its value if there is one; `$$` is a dollar sign."""
+    if "$" not in text:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] == "$":
+            return "$"
+        return variables.get(match[2], match[0])
+
+    return _REFERENCE.sub(replace, text)
+
+
+def references(text: str) -> set[str]:
+    """The names that `expand` looks up."""
+    return {match[2] for match in _REFERENCE.finditer(text) if match[1] != "$"}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSources:
+    """What a container's variables are made of beside its spec: the pod's addresses, what its node can give,
+    the cluster's objects that it names, the services it may call (None: not known yet), files in its pod's
+    volumes by volume and path."""
+
+    pod_ips: tuple[str, ...]
+    host_ips: tuple[str, ...]
+    allocatable: Mapping[str, Quantity]
+    services: Sequence[Service] | None = ()
+    config_maps: Mapping[str, ConfigMap] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    files: Mapping[tuple[str, str], EnvFile] = field(default_factory=dict)
+
+
+def container_environment(pod: Pod, container: Container, given: EnvSources) -> dict[str, str]:
+    """Variables in order: those that `envFrom` names, then the container's own, each of which may refer to
+    those before it and to services, then the services. Raises `InvalidInput`.
+
+    An object that is not in `given` is missing, which only an optional reference allows.
+    """
+    if given.services is None and not is_static(pod):
+        raise InvalidInput("services have not yet been read at least once, cannot construct envvars")
+    linked = bool(pod.spec.enable_service_links)
+    links = service_variables(given.services or (), pod.metadata.namespace, linked)
+    variables = _from_whole_objects(container, given)
+    for variable in container.env or []:
+        if variable.value or variable.value_from is None:
+            value: str | None = expand(variable.value, ChainMap(variables, links))
+        else:
+            value = _from_source(pod, container, variable.value_from, given)
+        if value is not None:
+            variables[variable.name] = value
+    return {**links, **variables} if links else variables
+
+
+def _from_whole_objects(container: Container, given: EnvSources) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for source in container.env_from or []:
+        if source.config_map_ref is not None:
+            config_map = given.config_maps.get(source.config_map_ref.name)
+            texts = (config_map and config_map.data) or {}
+        elif source.secret_ref is not None:
+            secret = given.secrets.get(source.secret_ref.name)
+            texts = {key: _text(value) for key, value in ((secret and secret.data) or {}).items()}
+        else:
+            continue
+        variables |= {source.prefix + key: texts[key] for key in sorted(texts)}
+    return variables
+
+
+def _from_source(pod: Pod, container: Container, source: EnvVarSource, given: EnvSources) -> str | None:
+    """None for an optional value that is not there."""
+    namespace = pod.metadata.namespace
+    if source.field_ref is not None:
+        path = source.field_ref.field_path
+        return field_value(pod, path, pod_ips=given.pod_ips, host_ips=given.host_ips)
+    if source.resource_field_ref is not None:
+        return resource_value(pod, source.resource_field_ref, container, given.allocatable)
+    if source.config_map_key_ref is not None:
+        wanted = source.config_map_key_ref
+        config_map = given.config_maps.get(wanted.name)
+        text = ((config_map and config_map.data) or {}).get(wanted.key)
+        if text is None and not wanted.optional:
+            raise InvalidInput(f"couldn't find key {wanted.key} in ConfigMap {namespace}/{wanted.name}")
+        return text
+    if source.secret_key_ref is not None:
+        wanted = source.secret_key_ref
+        secret = given.secrets.get(wanted.name)
+        value = ((secret and secret.data) or {}).get(wanted.key)
+        if value is None and not wanted.optional:
+            raise InvalidInput(f"couldn't find key {wanted.key} in Secret {namespace}/{wanted.name}")
+        return None if value is None else _text(value)
+    if source.file_key_ref is not None:
+        return _from_file(pod, source.file_key_ref, given)
+    raise InvalidInput("valueFrom: no source that this node knows", subject=pod.full_name)
+
+
+def _from_file(pod: Pod, wanted: FileKeySelector, given: EnvSources) -> str | None:
+    """An empty value is none, and only a variable may be missing, not its file (kubelet v1.36).
+
+    What is wrong with the file is for the log: its text is the containers'.
+    """
+    file = given.files.get((wanted.volume_name, wanted.path))
+    if file is None:
+        raise InvalidInput(f'cannot find the volume "{wanted.volume_name}" referenced by FileKeyRef')
+    unusable = InvalidInput("couldn't parse env file")
+    if file.text is None:
+        raise unusable
+    try:
+        value = value_of(file.text, wanted.key.encode())
+    except InvalidInput as error:
+        log.error("pod %s: %s: %s", pod.full_name, file.path, error)
+        raise unusable from error
+    if not value and not wanted.optional:
+        raise InvalidInput(f'environment variable key "{wanted.key}" not found in file "{file.path}"')
+    return _text(value) if value else None
+
+
+def _text(value: bytes) -> str:
+    """Bytes that are no UTF-8 are kept as surrogates, which the runtime gets as the bytes that they were."""
+    return value.decode(errors="surrogateescape")
+
+
+def field_value(pod: Pod, path: str, *, pod_ips: tuple[str, ...] = (), host_ips: tuple[str, ...] = ()) -> str:
+    """A pod field as the downward API gives it. Raises `InvalidInput` for one that it has not."""
+    match = _SUBSCRIPT.fullmatch(path)
+    if match is not None:
+        texts: dict[str, str] = getattr(pod.metadata, match[1]) or {}
+        return texts.get(match[2], "")
+    meta = pod.metadata
+    values = {
+        "metadata.name": meta.name,
+        "metadata.namespace": meta.namespace,
+        "metadata.uid": meta.uid,
+        "metadata.labels": _lines(meta.labels),
+        "metadata.annotations": _lines(meta.annotations),
+        "spec.nodeName": pod.spec.node_name,
+        "spec.serviceAccountName": pod.spec.service_account_name,
+        "status.hostIP": host_ips[0] if host_ips else "",
+        "status.hostIPs": ",".join(host_ips),
+        "status.podIP": pod_ips[0] if pod_ips else "",
+        "status.podIPs": ",".join(pod_ips),
+    }
+    if path not in values:
+        raise InvalidInput(f"fieldPath {path!r} is not one that the downward API has", subject=pod.full_name)
+    return values[path]
+
+
+def _lines(values: Mapping[str, str] | None) -> str:
+    escaped = {
+        key: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        for key, value in (values or {}).items()
+    }
+    return "\n".join(f'{key}="{escaped[key]}"' for key in sorted(escaped))
+
+
+def resource_value(
+    pod: Pod,
+    selector: ResourceFieldSelector,
+    container: Container | None,
+    allocatable: Mapping[str, Quantity],
+) -> str:
+    """A request or limit in units of the divisor, rounded up; without one, `default_limit` or nothing.
+
+    Source: kubelet v1.36 `kubelet_resources` and `api/v1/resource`.
+    """
+    named = selector.container_name
+    if named:
+        container = next((c for c in pod.all_containers if c.name == named), None)
+    if container is None:
+        raise InvalidInput(f"there is no container {named!r}", subject=pod.full_name)
+    kind, _, resource = selector.resource.partition(".")
+    known = resource in (CPU, MEMORY, EPHEMERAL_STORAGE) or is_hugepage(resource)
+    if kind not in ("limits", "requests") or not known:
+        raise InvalidInput(
+            f"resource {selector.resource!r} is not one that the downward API has", subject=pod.full_name
+        )
+    amounts = container.limits if kind == "limits" else container.requests
+    quantity = amounts.get(resource, Quantity())
+    if kind == "limits" and not quantity:
+        quantity = default_limit(pod, resource, allocatable)
+    divisor = selector.divisor or Quantity.from_value(1)
+    if divisor.nano <= 0:
+        divisor = Quantity.from_value(1)
+    if resource == CPU:
+        return str(-(-quantity.milli // divisor.milli))
+    return str(-(-quantity.value // divisor.value))
+
+
+def default_limit(pod: Pod, resource: str, allocatable: Mapping[str, Quantity]) -> Quantity:
+    """What a container without a limit of its own may use: its pod's limit, else all that the node has.
+    Huge pages are never more than what a container names."""
+    if is_hugepage(resource):
+        return Quantity()
+    of_node = allocatable.get(resource, Quantity())
+    if pod.spec.resources is None or not supports_pod_level(resource) or resource not in allocatable:
+        return of_node
+    return (pod.spec.resources.limits or {}).get(resource) or of_node

@@ -1,0 +1,125 @@
+"""Ranges of host ids for pods with user namespaces of their own (`hostUsers: false`).
+
+Each pod has one range, kept in `userns` of its directory as a kubelet keeps it, so that either finds the
+other's. It stands there twice, for users and for groups, by which damage is seen. Source: kubelet v1.36
+`userns`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.api.errors import InvalidInput, Refused
+from engine.api.pod import Pod
+from engine.host.checksummed_file import set_aside
+from engine.host.files import replace_file
+from engine.node.runtime_view.runtime_health import RuntimeFeatures
+from engine.wire import cri_v1_pb2 as cri
+
+FILE: Final = "userns"
+IDS_PER_POD: Final = 65536
+_ALL_IDS: Final = 1 << 32
+
+log = logging.getLogger("kubengine.pods")
+
+
+class _Mapping(msgspec.Struct, rename="camel"):
+    host_id: int
+    container_id: int
+    length: int
+
+
+class _Mappings(msgspec.Struct, rename="camel"):
+    uid_mappings: list[_Mapping]
+    gid_mappings: list[_Mapping]
+
+
+class UserNamespaces:
+    """Of one node; `directories()` are those of pods that have something on disk."""
+
+    def __init__(self, pods: Path, ids_per_pod: int = IDS_PER_POD) -> None:
+        """Raises `InvalidInput` for a number of ids that is no multiple of 65,536."""
+        if ids_per_pod <= 0 or ids_per_pod % IDS_PER_POD:
+            text = f"expected a multiple of {IDS_PER_POD}, got {ids_per_pod}"
+            raise InvalidInput(text, subject="userNamespaces.idsPerPod")
+        self._pods = pods
+        self._length = ids_per_pod
+        self._ids = range(ids_per_pod, _ALL_IDS)
+
+    def take_from(self, ids: range, most_pods: int) -> None:
+        """New ranges are parts of `ids`. What a pod has already stays its own.
+
+        Raises `InvalidInput` for ids that are not whole ranges, hold those of the host's own users, or are
+        too few for this many pods.
+        """
+        fault = ""
+        if ids.start % self._length or len(ids) % self._length:
+            fault = f"expected whole ranges of {self._length} ids, got {len(ids)} from {ids.start}"
+        elif ids.start < self._length:
+            fault = f"the first id must be at least {self._length}, got {ids.start}"
+        elif len(ids) // self._length < most_pods:
+            fault = f"expected {self._length} ids for each of {most_pods} pods, got {len(ids)}"
+        if fault:
+            raise InvalidInput(fault, subject="subordinate ids of the user kubelet")
+        self._ids = ids
+
+    def of(self, pod: Pod, handler: str, features: RuntimeFeatures) -> cri.UserNamespace | None:
+        """The pod's range, taken now if it has none; None for one that uses the host's.
+
+        Raises `Refused` where the runtime's handler can't, or no range is left.
+        """
+        if pod.spec.host_users is not False:
+            return None
+        if not features.of_handler(handler).user_namespaces:
+            raise Refused(_unsupported(handler, features))
+        file = self._pods / pod.uid / FILE
+        first = self._read(file)
+        if first is None:
+            first = self._free()
+            mapping = _Mapping(host_id=first, container_id=0, length=self._length)
+            content = _Mappings(uid_mappings=[mapping], gid_mappings=[mapping])
+            replace_file(file, msgspec.json.encode(content), mode=0o600)
+        ids = [cri.IDMapping(host_id=first, container_id=0, length=self._length)]
+        return cri.UserNamespace(mode=cri.POD, uids=ids, gids=ids)
+
+    def _free(self) -> int:
+        used = {first for file in self._files() if (first := self._read(file)) is not None}
+        ranges = range(self._ids.start, self._ids.stop - self._length + 1, self._length)
+        found = next((first for first in ranges if first not in used), None)
+        if found is None:
+            raise Refused("could not find an empty slot to allocate a user namespace")
+        return found
+
+    def _files(self) -> Iterable[Path]:
+        return self._pods.glob(f"*/{FILE}")
+
+    def _read(self, file: Path) -> int | None:
+        """The first host id of a pod's range, None where it has none that can be trusted."""
+        try:
+            return self._first(msgspec.json.decode(file.read_bytes(), type=_Mappings))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.error("%s: %s; %s; the pod gets another range", file, error, set_aside(file))
+            return None
+
+    def _first(self, mappings: _Mappings) -> int:
+        users = mappings.uid_mappings
+        if len(users) != 1 or users != mappings.gid_mappings or users[0].container_id != 0:
+            raise ValueError("not one mapping of root, the same for users and groups")
+        if users[0].length != self._length or users[0].host_id % self._length:
+            text = f"expected a range of {self._length} ids, got {users[0].length} from {users[0].host_id}"
+            raise ValueError(text)
+        return users[0].host_id
+
+
+def _unsupported(handler: str, features: RuntimeFeatures) -> str:
+    who = f'RuntimeClass handler "{handler}"' if handler else "runtime"
+    text = f"can't set `spec.hostUsers: false`, {who} does not support user namespaces"
+    unknown = features.handlers and handler not in features.handlers
+    return f'{text}: the handler "{handler}" is not known' if unknown else text

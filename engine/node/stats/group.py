@@ -1,0 +1,288 @@
+"""What cgroups say, v1 or v2: many are read at once, and each is a row. What the kernel has not got is None.
+
+Times are nanoseconds, amounts bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.reading.groups import ABSENT, COLUMNS, PRESSURE, refresh_groups
+
+MOUNT: Final = Path("/sys/fs/cgroup")
+WIDTH: Final = len(COLUMNS) + 4 * len(PRESSURE)
+SETTINGS_SECONDS: Final = 600.0
+SPREAD: Final = 100
+"""Groups that were met at the same time are not all due again at the same time."""
+SHORTEST_RATE, LONGEST_RATE = 0.5, 600.0
+_FASTEST: Final = 2.0**62
+_COLUMN: Final = {name: at for at, name in enumerate(COLUMNS)}
+_OF_CONTROLLER: Final = {
+    "cpuacct": slice(_COLUMN["cpu"], _COLUMN["periods"]),
+    "cpu": slice(_COLUMN["periods"], _COLUMN["memory"]),
+    "pids": slice(_COLUMN["threads"], _COLUMN["processes"]),
+}
+"""What a hierarchy of v1 says that need not have a process in the same place as memory's."""
+_STALLED: Final = {name: len(COLUMNS) + 4 * at for at, name in enumerate(PRESSURE)}
+
+
+@dataclass(frozen=True, slots=True)
+class PressureStall:
+    """PSI: `total` in microseconds, averages in percent."""
+
+    total: int
+    avg10: float
+    avg60: float
+    avg300: float
+
+
+class GroupTable:
+    """One reading. `numbers` has a row for each group, `io` rows of `IO_COLUMNS`; `looked_at` are the groups
+    in which something ran since the reading before, and those whose turn it was; `rates` are nanoseconds of
+    CPU per second, `ABSENT` where there is nothing to compare with. `time` is Unix seconds."""
+
+    def __init__(
+        self,
+        time: float,
+        numbers: NDArray[np.int64],
+        looked_at: NDArray[np.bool_],
+        io: NDArray[np.int64],
+        rates: NDArray[np.int64],
+    ) -> None:
+        self.time, self.numbers, self.looked_at = time, numbers, looked_at
+        self.io, self.rates = io, rates
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """A number of each group, `ABSENT` where it has none."""
+        return self.numbers[:, _COLUMN[name]]
+
+    def stalled(self, resource: str, kind: str) -> NDArray[np.int64]:
+        """PSI's microseconds of each group."""
+        return self.numbers[:, _STALLED[resource, kind]]
+
+    def averages(self, resource: str, kind: str) -> list[NDArray[np.int64]]:
+        """The same, and the averages over 10, 60 and 300 seconds in hundredths of a percent."""
+        begin = _STALLED[resource, kind]
+        return [self.numbers[:, at] for at in range(begin, begin + 4)]
+
+    @cached_property
+    def working_set(self) -> NDArray[np.int64]:
+        """Bytes in use less the page cache that nobody touched lately."""
+        memory, idle = self.column("memory"), self.column("inactive_file")
+        left = np.maximum(memory - np.where(idle == ABSENT, 0, idle), 0)
+        return np.where(memory == ABSENT, ABSENT, left)
+
+    def sample(self, row: int) -> GroupSample:
+        return GroupSample(self, row)
+
+
+class Groups:
+    """Groups that are read again and again. Each has a row as long as it is here.
+
+    What is known of a group is looked at again only where something ran; what is set from outside, and what
+    the kernel does with memory that nobody uses, every `SETTINGS_SECONDS`.
+    `borrowed`: what a controller of v1 says of a group is in another row, as (row, other, controller).
+    """
+
+    def __init__(self) -> None:
+        self._names: list[bytes | None] = []
+        self._parents: list[int] = []
+        self._settings_read: NDArray[np.float64] = np.empty(0)
+        self._free: dict[int, list[int]] = {}
+        self._new: dict[int, int] = {}
+        self.borrowed: list[tuple[int, int, str]] = []
+        self._last: GroupTable | None = None
+        self._read: NDArray[np.int64] = np.empty((0, WIDTH), np.int64)
+
+    def add(self, cgroups: Sequence[str], known: Mapping[str, int] | None = None, within: bool = True) -> int:
+        """Rows one after another, the first of which is returned. The others are groups within the first's,
+        or, if not `within`, anywhere.
+
+        `known` are rows that groups had until now: what was read there goes on here.
+        """
+        count = len(cgroups)
+        free = self._free.get(count)
+        first = free.pop() if free else len(self._names)
+        if first == len(self._names):
+            self._names += [None] * count
+            self._parents += [-1] * count
+        self._parents[first + 1 : first + count] = [first if within else -1] * (count - 1)
+        for row, cgroup in enumerate(cgroups, first):
+            self._names[row] = cgroup.strip("/").encode()
+            self._new[row] = (known or {}).get(cgroup, -1)
+        return first
+
+    def drop(self, first: int, count: int) -> None:
+        """Nobody asks for these rows any more, that were added together."""
+        self._names[first : first + count] = [None] * count
+        self._new |= dict.fromkeys(range(first, first + count), -1)
+        self._free.setdefault(count, []).append(first)
+
+    def read(self, mount: Path = MOUNT, time: float = 0.0) -> GroupTable:
+        """All that can be read now; a group that is gone has nothing."""
+        last, count = self._last, len(self._names)
+        now_at = self._take_in(count)
+        numbers = self._read
+        used = numbers[:, _COLUMN["cpu"]].copy()
+        due = ~(np.abs(time - self._settings_read) < SETTINGS_SECONDS)
+        parents = np.array(self._parents, np.int64)
+        moved, io = refresh_groups(
+            str(mount), self._names, parents, due.astype(np.uint8), numbers, is_v1(mount)
+        )
+        spread = (np.arange(count) % SPREAD) * (SETTINGS_SECONDS / SPREAD)
+        self._settings_read[due] = time - np.where(np.isfinite(self._settings_read[due]), 0.0, spread[due])
+        if last is not None:
+            io = _merged(last.io, now_at, moved, io)
+        rates = _rates(used, numbers[:, _COLUMN["cpu"]], time - last.time if last is not None else 0.0)
+        shown = numbers.copy()
+        for row, other, controller in self.borrowed:
+            columns = _OF_CONTROLLER[controller]
+            shown[row, columns] = numbers[other, columns]
+            if controller == "cpuacct":
+                rates[row] = rates[other]
+        self._last = GroupTable(time, shown, due | (moved > 0), io, rates)
+        return self._last
+
+    def _take_in(self, count: int) -> NDArray[np.intp]:
+        """Makes the rows of new groups; where each row of the reading before is now, -1 for nowhere."""
+        before, looked_at = self._read, self._settings_read
+        if not self._new and len(before) == count:
+            return np.arange(count)
+        self._read = np.full((count, WIDTH), ABSENT, np.int64)
+        self._read[: len(before)] = before
+        self._settings_read = np.full(count, -np.inf)
+        self._settings_read[: len(looked_at)] = looked_at
+        now_at = np.arange(len(before))
+        if self._new:
+            rows, known = np.array(list(self._new.items()), np.intp).T
+            carried = known >= 0
+            now_at[rows[rows < len(before)]] = -1
+            now_at[known[carried]] = rows[carried]
+            self._read[rows] = ABSENT
+            self._settings_read[rows] = -np.inf
+            self._read[rows[carried]] = before[known[carried]]
+            self._new.clear()
+        return now_at
+
+
+def _merged(
+    before: NDArray[np.int64], now_at: NDArray[np.intp], moved: NDArray[np.uint8], io: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """What was read now, and of groups that rest what was read before."""
+    rows = now_at[before[:, 0]]
+    resting = (rows >= 0) & (moved[rows] == 0)
+    if not len(io) and resting.all() and (rows == before[:, 0]).all():
+        return before
+    kept = before[resting]
+    kept[:, 0] = rows[resting]
+    whole = np.concatenate((kept, io))
+    return whole[np.lexsort((whole[:, 2], whole[:, 1], whole[:, 0]))]
+
+
+def _rates(used: NDArray[np.int64], now: NDArray[np.int64], seconds: float) -> NDArray[np.int64]:
+    """Nanoseconds of CPU per second since the reading before."""
+    if not SHORTEST_RATE <= seconds <= LONGEST_RATE:
+        return np.full(len(now), ABSENT, np.int64)
+    known = (used != ABSENT) & (now != ABSENT) & (now >= used)
+    rates = np.where(known, now - used, 0) / seconds
+    return np.where(known, np.minimum(rates, _FASTEST).astype(np.int64), ABSENT)
+
+
+class _Column:
+    def __init__(self, name: str) -> None:
+        self._at = _COLUMN[name]
+
+    def __get__(self, sample: GroupSample, owner: type[GroupSample]) -> int | None:
+        value = sample.numbers[self._at]
+        return None if value == ABSENT else value
+
+
+class GroupSample:
+    """One group's numbers: `numbers` by `COLUMNS`, `ABSENT` where there is none; pressure follows."""
+
+    __slots__ = ("numbers", "row", "table")
+
+    def __init__(self, table: GroupTable, row: int) -> None:
+        self.table, self.row = table, row
+        self.numbers: list[int] = table.numbers[row].tolist()
+
+    cpu = _Column("cpu")
+    cpu_user = _Column("cpu_user")
+    cpu_system = _Column("cpu_system")
+    periods = _Column("periods")
+    throttled_periods = _Column("throttled_periods")
+    throttled = _Column("throttled")
+    shares = _Column("shares")
+    quota = _Column("quota")
+    period = _Column("period")
+    memory = _Column("memory")
+    memory_limit = _Column("memory_limit")
+    memory_peak = _Column("memory_peak")
+    memory_failures = _Column("memory_failures")
+    swap_limit = _Column("swap_limit")
+    inactive_file = _Column("inactive_file")
+    rss = _Column("rss")
+    cache = _Column("cache")
+    mapped = _Column("mapped")
+    swap = _Column("swap")
+    faults = _Column("faults")
+    major_faults = _Column("major_faults")
+    oom_kills = _Column("oom_kills")
+    threads = _Column("threads")
+    threads_limit = _Column("threads_limit")
+    processes = _Column("processes")
+    first_process = _Column("first_process")
+    dirty = _Column("dirty")
+    writeback = _Column("writeback")
+
+    @property
+    def rate(self) -> int | None:
+        """Nanoseconds of CPU per second since it was read before."""
+        return _known(self.table.rates[self.row])
+
+    @property
+    def working_set(self) -> int | None:
+        """Bytes in use less the page cache that nobody touched lately."""
+        return _known(self.table.working_set[self.row])
+
+    @property
+    def has_pressure(self) -> bool:
+        numbers = self.numbers
+        return any(numbers[at] != ABSENT for at in _STALLED.values())
+
+    def pressure(self, resource: str, kind: str) -> PressureStall | None:
+        """Of `cpu`, `memory` or `io`; `some` or `full`."""
+        begin, row = _STALLED[resource, kind], self.numbers
+        if row[begin] == ABSENT:
+            return None
+        return PressureStall(row[begin], *(average / 100 for average in row[begin + 1 : begin + 4]))
+
+
+def _known(value: np.int64) -> int | None:
+    return None if value == ABSENT else int(value)
+
+
+def is_v1(mount: Path = MOUNT) -> bool:
+    return (mount / "memory").is_dir()
+
+
+def directory_of(cgroup: str, mount: Path = MOUNT) -> Path:
+    """Where its memory is accounted."""
+    return (mount / "memory" if is_v1(mount) else mount) / cgroup.strip("/")
+
+
+def children(cgroup: str, mount: Path = MOUNT) -> Iterable[str]:
+    """Names of the groups right below it."""
+    try:
+        with os.scandir(directory_of(cgroup, mount)) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []

@@ -1,0 +1,89 @@
+"""What the runtime measures of pods and containers, as columns out of its own bytes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.messages.message_fields import Picker
+from engine._fast.reading.groups import ABSENT
+
+CPU: Final = ("usage_core_nano_seconds", "usage_nano_cores")
+MEMORY: Final = (
+    "available_bytes",
+    "usage_bytes",
+    "working_set_bytes",
+    "rss_bytes",
+    "page_faults",
+    "major_page_faults",
+)
+USE: Final = ("cpu_second", *CPU, "memory_second", *MEMORY)
+LAYER: Final = ("layer_second", "used_bytes", "inodes_used")
+PROCESSES: Final = "processes"
+_SECONDS: Final = ("cpu_second", "memory_second", "layer_second")
+
+Columns: TypeAlias = "Mapping[str, NDArray[np.int64]]"
+
+
+def _picked(part: str, numbers: Sequence[str]) -> list[str]:
+    return [f"{part}.timestamp?", *(f"{part}.{name}.value?" for name in numbers)]
+
+
+_IDENTITY: Final = [f"attributes.metadata.{name}" for name in ("name", "namespace", "uid")]
+_PODS: Final = Picker(
+    "ListPodSandboxStatsResponse",
+    [
+        *_IDENTITY,
+        "linux.containers",
+        *_picked("linux.cpu", CPU),
+        *_picked("linux.memory", MEMORY),
+        *_picked("linux.process", ["process_count"]),
+    ],
+)
+_CONTAINERS: Final = Picker(
+    "ListContainerStatsResponse",
+    [
+        "attributes.metadata.name",
+        *_picked("cpu", CPU),
+        *_picked("memory", MEMORY),
+        *_picked("writable_layer", LAYER[1:]),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuntimeStats:
+    """`places` are name, namespace and uid of each pod, `told` the names of its containers. `pods` has
+    columns by `USE` and `PROCESSES`; `containers` by `USE` and `LAYER`, a pod's behind those of the one
+    before. What the runtime does not say is `ABSENT`; times are whole seconds."""
+
+    places: Sequence[tuple[str, str, str]]
+    told: Sequence[Sequence[str]]
+    pods: Columns
+    containers: Columns
+
+
+def read(message: bytes) -> RuntimeStats:
+    """Of a ListPodSandboxStatsResponse. `ValueError` for bytes that are none."""
+    names, namespaces, uids, inside, *numbers = _PODS.pick(message)
+    container_names, *of_containers = _CONTAINERS.pick_items([*chain.from_iterable(inside)])
+    begins = accumulate(map(len, inside), initial=0)
+    told = [container_names[begin:end] for begin, end in pairwise(begins)]
+    *used, measured, processes = map(np.asarray, numbers)
+    pods = _columns(USE, used)
+    pods[PROCESSES] = np.where(measured == ABSENT, ABSENT, np.maximum(processes, 0))
+    places = [*zip(names, namespaces, uids, strict=True)]
+    return RuntimeStats(places, told, pods, _columns((*USE, *LAYER), map(np.asarray, of_containers)))
+
+
+def _columns(names: Sequence[str], columns: Any) -> dict[str, NDArray[np.int64]]:
+    found = dict(zip(names, columns, strict=True))
+    for name in _SECONDS:
+        if name in found:
+            found[name] = np.where(found[name] == ABSENT, ABSENT, found[name] // 10**9)
+    return found

@@ -1,0 +1,62 @@
+"""What the runtime says of containers and pods whose own groups say nothing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine._fast.reading.groups import ABSENT
+from engine.node.stats.runtime_numbers import Columns, RuntimeStats
+from engine.node.stats.used import NodeUsage, UsedGroup
+
+_CPU, _MEMORY = ("usage_core_nano_seconds", "cpu_second"), ("working_set_bytes", "memory_second")
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeUse:
+    """Of a container, or of a pod where `container` is "". `cpu` is nanoseconds in all and `memory` the
+    working set in bytes, each with the Unix second that it was read in; None for what the group says itself,
+    or nobody. `started` is Unix seconds, 0 where it is not known."""
+
+    namespace: str
+    pod: str
+    container: str
+    cpu: tuple[int, int] | None
+    memory: tuple[int, int] | None
+    started: float = 0.0
+
+
+def runtime_use(usage: NodeUsage, stats: RuntimeStats) -> Iterator[RuntimeUse]:
+    """Each container and pod that the runtime knows more of than its group."""
+    groups = {(pod.record.uid, ""): pod.group for pod in usage.pods}
+    groups |= {
+        (pod.record.uid, name): group for pod in usage.pods for name, (group, _) in pod.by_name.items()
+    }
+    first = 0
+    for at, ((name, namespace, uid), containers) in enumerate(zip(stats.places, stats.told, strict=True)):
+        sources = [("", stats.pods, at)]
+        sources += [(container, stats.containers, first + i) for i, container in enumerate(containers)]
+        first += len(containers)
+        for container, columns, row in sources:
+            group = groups.get((uid, container))
+            own_cpu, own_memory = _own(usage, group)
+            cpu = None if own_cpu else _told(columns, *_CPU, row)
+            memory = None if own_memory else _told(columns, *_MEMORY, row)
+            started = 0.0
+            if group is not None and group.container is not None and not (own_cpu or own_memory):
+                started = group.container.started_at
+            if cpu is not None or memory is not None:
+                yield RuntimeUse(namespace, name, container, cpu, memory, started)
+
+
+def _own(usage: NodeUsage, group: UsedGroup | None) -> tuple[bool, bool]:
+    """Whether a group says itself what CPU time and memory it used."""
+    if group is None:
+        return False, False
+    cpu, memory = (usage.table.column(name)[group.row] != ABSENT for name in ("cpu", "memory"))
+    return bool(cpu), bool(memory)
+
+
+def _told(columns: Columns, name: str, second: str, row: int) -> tuple[int, int] | None:
+    value, at = int(columns[name][row]), int(columns[second][row])
+    return None if ABSENT in (value, at) else (value, at)

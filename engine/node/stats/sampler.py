@@ -1,0 +1,178 @@
+"""Reads every group of the node once, for all who ask while it reads or right after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.reading.groups import ABSENT
+from engine.cri.records import PodRecord
+from engine.node.stats.group import MOUNT, Groups, GroupTable, children
+from engine.node.stats.network import Interface, interfaces_of
+from engine.node.stats.system import SystemGroups
+from engine.node.stats.used import NodeUsage, UsedGroup, UsedPod
+
+SHARED_SECONDS = 1.0
+
+_Held = tuple[PodRecord, str, tuple[object, ...]]
+"""A pod, its cgroup, and all that is told of it."""
+
+
+class UsageSampler:
+    """`pods` are those that the runtime holds, `pod_cgroup` says where one's group is, `pods_root` where all
+    are; `runtime` is the runtime's socket."""
+
+    def __init__(
+        self,
+        *,
+        pods: Callable[[], Iterable[PodRecord]],
+        pod_cgroup: Callable[[str], str | None],
+        pods_root: Callable[[], str | None],
+        runtime: Path,
+        clock: Callable[[], float],
+        mount: Path = MOUNT,
+    ) -> None:
+        self._pods, self._pod_cgroup, self._pods_root = pods, pod_cgroup, pods_root
+        self._runtime = runtime
+        self._clock = clock
+        self._mount = mount
+        self._groups = Groups()
+        self._root = UsedGroup("/", self._groups.add(["/"]))
+        self._system = SystemGroups(self._groups)
+        self._known: dict[str, UsedPod] = {}
+        self._gone: set[str] = set()
+        self._shown: tuple[UsedPod, ...] = ()
+        self._inner: NDArray[np.intp] = np.empty(0, np.intp)
+        self._inner_of: NDArray[np.intp] = np.empty(0, np.intp)
+        self._last: NodeUsage | None = None
+        self._reading: asyncio.Task[NodeUsage] | None = None
+
+    async def sample(self) -> NodeUsage:
+        """What is used now, or was less than a second ago."""
+        if self._last is not None and 0 <= self._clock() - self._last.time < SHARED_SECONDS:
+            return self._last
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read(), name="usage")
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> NodeUsage:
+        try:
+            held, apart = self._held()
+            self._last = await asyncio.to_thread(self._read_all, held, apart, self._pods_root())
+            return self._last
+        finally:
+            self._reading = None
+
+    def _held(self) -> tuple[list[_Held], bool]:
+        """The pods with a group that may run, with all that is told of them now, and whether others run. One
+        that did before, of which the same is told, still may."""
+        held, apart = [], False
+        for record in self._pods():
+            cgroup = self._pod_cgroup(record.uid)
+            if cgroup is None:
+                apart = apart or bool(record.may_run)
+            else:
+                told = (cgroup, *record.containers, *record.sandboxes)
+                before = self._known.get(record.uid)
+                if (before is not None and before.complete and before.told == told) or record.may_run:
+                    held.append((record, cgroup, told))
+        return held, apart
+
+    def _read_all(self, held: Sequence[_Held], apart: bool, pods_root: str | None) -> NodeUsage:
+        now = self._clock()
+        self._system.look(self._runtime, pods_root)
+        pods = self._place(held)
+        table = self._groups.read(self._mount, now)
+        without_memory, without_cpu = (
+            table.column(name)[self._inner] == ABSENT for name in ("memory", "cpu")
+        )
+        self._gone = {pods[at].record.uid for at in set(self._inner_of[without_memory].tolist())}
+        return NodeUsage(
+            now,
+            table,
+            self._root,
+            self._system.groups,
+            pods,
+            interfaces_of("self"),
+            self._networks(table),
+            apart or bool((without_memory | without_cpu).any()) or not all(pod.complete for pod in pods),
+        )
+
+    def _place(self, held: Sequence[_Held]) -> tuple[UsedPod, ...]:
+        """Each pod with rows for its groups: those that it had, if the runtime says the same of it."""
+        pods = tuple(self._pod(*each) for each in held)
+        if len(pods) != len(self._known):
+            here = {record.uid for record, _, _ in held}
+            for uid in [uid for uid in self._known if uid not in here]:
+                gone = self._known.pop(uid)
+                self._groups.drop(gone.group.row, len(gone.groups))
+        if pods != self._shown:
+            self._shown = pods
+            self._inner = np.array([row for pod in pods for row in pod.inner_rows], np.intp)
+            self._inner_of = np.repeat(np.arange(len(pods)), [len(pod.inner_rows) for pod in pods])
+        return self._shown
+
+    def _pod(self, record: PodRecord, cgroup: str, told: tuple[object, ...]) -> UsedPod:
+        """Its groups, of which those are looked for that nobody has seen before, or that are gone."""
+        before = self._known.get(record.uid)
+        lost = record.uid in self._gone
+        same = before is not None and not lost and before.record is record and before.told == told
+        if before is not None and same and before.complete:
+            return before
+        where = {} if before is None or lost else {group.owner: group.cgroup for group in before.groups}
+        names: list[str] | None = None
+
+        def place(owner: str) -> str | None:
+            nonlocal names
+            if owner not in where:
+                names = list(children(cgroup, self._mount)) if names is None else names
+                name = next((name for name in names if owner in name), None)
+                if name is None:
+                    return None
+                where[owner] = f"{cgroup}/{name}"
+            return where[owner]
+
+        inside = [(each.id, each, at) for each in record.may_run if (at := place(each.id)) is not None]
+        sandbox_at = place(record.sandbox.id) if record.sandbox is not None else None
+        cgroups = [cgroup, *(at for _, _, at in inside), *filter(None, [sandbox_at])]
+        rows: dict[str, int] = {}
+        if before is not None and same and cgroups == [group.cgroup for group in before.groups]:
+            return before
+        if before is not None:
+            rows = {group.cgroup: group.row for group in before.groups}
+            self._groups.drop(before.group.row, len(before.groups))
+        first = self._groups.add(cgroups, rows)
+        complete = len(inside) == len(record.may_run) and (record.sandbox is None or sandbox_at is not None)
+        pod = self._known[record.uid] = UsedPod(
+            record,
+            UsedGroup(cgroup, first),
+            [UsedGroup(at, first + 1 + row, owner, each) for row, (owner, each, at) in enumerate(inside)],
+            None
+            if sandbox_at is None or record.sandbox is None
+            else UsedGroup(sandbox_at, first + 1 + len(inside), record.sandbox.id),
+            told,
+            complete,
+        )
+        return pod
+
+    def _networks(self, table: GroupTable) -> dict[str, Sequence[Interface]]:
+        """Of pods in which nothing ran mostly what was read before: they have sent nothing."""
+        before = self._last.networks if self._last is not None else {}
+        first_process = table.column("first_process").tolist()
+        looked_at = table.looked_at.tolist()
+        found: dict[str, Sequence[Interface]] = {}
+        for pod in self._shown:
+            uid, sandbox = pod.record.uid, pod.record.sandbox
+            if sandbox is None or sandbox.host_network:
+                continue
+            if not looked_at[pod.group.row] and uid in before:
+                found[uid] = before[uid]
+                continue
+            inside = [*filter(None, [pod.sandbox]), *pod.containers]
+            pids = (first_process[group.row] for group in inside)
+            found[uid] = next((interfaces_of(pid) for pid in pids if pid != ABSENT), [])
+        return found

@@ -1,0 +1,200 @@
+"""`/stats/summary`: cgroups and network from the sampler, file systems from the runtime and the disk.
+
+Where there are no cgroups to read, the runtime's own numbers stand in (`engine.node.stats.node_summary`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import Refused, Unavailable
+from engine.api.moments import rfc3339
+from engine.api.pod import Pod
+from engine.api.struct import to_json
+from engine.cri.client import RuntimeClient
+from engine.cri.paths import hosts_path, pod_directory, pod_log_directory
+from engine.cri.records import PodRecord
+from engine.eviction.local_storage import is_local_ephemeral
+from engine.host.trees import disk_usage
+from engine.node.nodeinfo import machine
+from engine.node.stats import runtime_numbers, shown
+from engine.node.stats.node_summary import node_summary
+from engine.node.stats.pod_stats import pod_stats
+from engine.node.stats.runtime_use import RuntimeUse, runtime_use
+from engine.node.stats.sampler import UsageSampler
+from engine.node.stats.summary_pods import PodFiles, SummaryPods
+from engine.node.stats.used import NodeUsage
+from engine.node.stats.volumes import VolumeFigures, file_system
+from engine.wire import cri_v1_pb2 as cri
+
+FILES_SECONDS = 10.0
+
+Entry = dict[str, Any]
+
+
+class Summaries:
+    """The node's summary for whoever asks. `files_seconds` is how old a walk through pods' files may be."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        root: Path,
+        pod_logs: Path,
+        began: float,
+        files_seconds: float,
+        runtime: RuntimeClient,
+        sampler: UsageSampler,
+        volumes: VolumeFigures,
+        held: Callable[[], Sequence[PodRecord]],
+        known: Callable[[str], Pod | None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._name, self._root, self._pod_logs, self._began = name, root, pod_logs, began
+        self._files_seconds = max(files_seconds, FILES_SECONDS)
+        self._runtime, self._sampler, self._volumes = runtime, sampler, volumes
+        self._held, self._known, self._clock = held, known, clock
+        self._files: dict[str, tuple[float, PodFiles]] = {}
+        self._pods, self._pods_use = SummaryPods(), SummaryPods(whole=False)
+
+    async def current(self) -> Iterator[bytes]:
+        """The kubelet's Summary as JSON, in pieces. Raises `Unavailable` where the runtime doesn't answer."""
+        stats = await pod_stats(self._runtime, self._held())
+        usage = await self._sampler.sample()
+        uids = dict.fromkeys(pod.record.uid for pod in usage.pods)
+        uids |= dict.fromkeys(uid for _, _, uid in stats.places)
+        known = [pod for pod in map(self._known, uids) if pod is not None]
+        told = await self._volumes.of_drivers(known)
+        files = await self._files_of(known)
+        opening = b'{"node":' + to_json(await self._node(usage)) + b',"pods":['
+        return self._pods.pages(opening, usage, stats, files, told)
+
+    async def cpu_and_memory(self) -> Iterator[bytes]:
+        """The same with CPU, memory and swap alone. The runtime is asked where a group says nothing of these.
+        Raises `Unavailable` where it doesn't answer."""
+        usage = await self._sampler.sample()
+        stats = await pod_stats(self._runtime, self._held()) if usage.lacking else runtime_numbers.read(b"")
+        node = _cpu_and_memory_of(self._use_of_node(usage))
+        node["systemContainers"] = [_cpu_and_memory_of(each) for each in node["systemContainers"]]
+        opening = b'{"node":' + to_json(node) + b',"pods":['
+        return self._pods_use.pages(opening, usage, stats, {}, {})
+
+    async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
+        """CPU and memory of what the groups of a reading say nothing of; the runtime is asked only where
+        there may be such. Raises `Unavailable` where it doesn't answer."""
+        if not usage.lacking:
+            return []
+        return [*runtime_use(usage, await pod_stats(self._runtime, self._held()))]
+
+    async def _node(self, usage: NodeUsage) -> Entry:
+        time = rfc3339(usage.time)
+        node = self._use_of_node(usage)
+        node["network"] = shown.network(usage.network, usage.time)
+        node["rlimit"] = {"time": time, "maxpid": machine.max_pids(), "curproc": _processes()}
+        node["runtime"] = await self._runtime_fs(time)
+        return node
+
+    def _use_of_node(self, usage: NodeUsage) -> Entry:
+        """What the machine and its groups tell."""
+        now, time = usage.time, rfc3339(usage.time)
+        node = node_summary(self._name, self._root, self._began, now)
+        whole = shown.group(usage.sample(usage.root))
+        node["cpu"] = whole.get("cpu", {"time": time})
+        rss_and_faults = {
+            name: value
+            for name, value in whole.get("memory", {}).items()
+            if name in ("rssBytes", "pageFaults", "majorPageFaults", "psi")
+        }
+        node["memory"] |= rss_and_faults
+        node |= {name: whole[name] for name in ("io",) if name in whole}
+        node["swap"] = {"time": time, **machine_swap()}
+        node["systemContainers"] = [
+            {"name": name, "startTime": rfc3339(self._began), **shown.group(usage.sample(group))}
+            for name, group in usage.system.items()
+        ]
+        return node
+
+    async def _runtime_fs(self, time: str) -> Entry:
+        """Of images and of writable layers: the same where the runtime keeps both in one place."""
+        try:
+            info = await self._runtime.image_fs_info()
+        except Unavailable:
+            raise
+        except Refused:
+            return {"imageFs": {"time": time}, "containerFs": {"time": time}}
+        images = await _filesystem(info.image_filesystems, time)
+        apart = info.image_filesystems and info.container_filesystems
+        if apart and info.image_filesystems[0].fs_id != info.container_filesystems[0].fs_id:
+            return {"imageFs": images, "containerFs": await _filesystem(info.container_filesystems, time)}
+        return {"imageFs": images, "containerFs": images}
+
+    async def _files_of(self, pods: Sequence[Pod]) -> dict[str, PodFiles]:
+        """By pod; those are walked through whose last walk is too long ago."""
+        now = self._clock()
+        kept = {pod.uid: self._files[pod.uid] for pod in pods if pod.uid in self._files}
+        due = [
+            pod
+            for pod in pods
+            if pod.uid not in kept or not 0 <= now - kept[pod.uid][0] < self._files_seconds
+        ]
+        if due:
+            found = await asyncio.to_thread(lambda: [self._walk(pod, rfc3339(now)) for pod in due])
+            kept |= {pod.uid: (now, files) for pod, files in zip(due, found, strict=True)}
+        self._files = kept
+        return {uid: files for uid, (_, files) in kept.items()}
+
+    def _walk(self, pod: Pod, time: str) -> PodFiles:
+        """Logs by container, volumes, with the file systems that they are on, and the pod's hosts."""
+        logs_top = pod_log_directory(self._pod_logs, pod)
+        logs_disk = _place(logs_top)
+        logs = {
+            container.name: _used(logs_top / container.name, {"time": time, **logs_disk})
+            for container in pod.every_container
+        }
+        return PodFiles(
+            logs=logs,
+            volumes=self._volumes.of_files(pod),
+            ephemeral=frozenset(
+                volume.name for volume in pod.spec.volumes or () if is_local_ephemeral(volume)
+            ),
+            hosts=disk_usage(hosts_path(pod_directory(self._root, pod.uid))),
+            disk={"time": time, **_place(self._root)},
+        )
+
+
+def _cpu_and_memory_of(entry: Entry) -> Entry:
+    return {name: value for name, value in entry.items() if name not in ("fs", "io")}
+
+
+async def _filesystem(listed: Sequence[cri.FilesystemUsage], time: str) -> Entry:
+    """The first, as in the kubelet, with what is known of its place."""
+    if not listed:
+        return {"time": time}
+    place = await asyncio.to_thread(_place, Path(listed[0].fs_id.mountpoint))
+    used = {"usedBytes": listed[0].used_bytes.value, "inodesUsed": listed[0].inodes_used.value}
+    return {"time": time, **place, **used}
+
+
+def _used(path: Path, disk: Mapping[str, Any]) -> Entry:
+    used, inodes = disk_usage(path)
+    return {**disk, "usedBytes": used, "inodesUsed": inodes}
+
+
+def _place(path: Path) -> Entry:
+    """The file system that a path is on, without what others use of it."""
+    whole = file_system(machine.existing_parent(path))
+    return {name: whole[name] for name in ("availableBytes", "capacityBytes", "inodesFree", "inodes")}
+
+
+def machine_swap() -> dict[str, int]:
+    """Swap that is free and in use, in bytes."""
+    total, free = machine.swap()
+    return {"swapAvailableBytes": free, "swapUsageBytes": total - free}
+
+
+def _processes() -> int:
+    """How many threads the kernel schedules."""
+    return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])

@@ -1,0 +1,291 @@
+"""The pods of a summary as JSON, in pieces. What stays the same of a pod is kept as text from one summary to
+the next; what it uses are columns, written while somebody takes the text.
+
+Each container and each pod is an item: a pod's containers one after another, and then itself. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.reading.groups import ABSENT
+from engine._fast.writing.exposition import Texts, joined
+from engine._fast.writing.members import filled
+from engine.api.moments import rfc3339
+from engine.api.struct import to_json
+from engine.node.stats import shown
+from engine.node.stats.network import Interface
+from engine.node.stats.runtime_numbers import LAYER, PROCESSES, USE, RuntimeStats
+from engine.node.stats.summary_columns import (
+    CONTAINER,
+    DISK,
+    EPHEMERAL,
+    NETWORK,
+    NONE,
+    POD,
+    Items,
+    Numbers,
+    counted,
+    forms,
+)
+from engine.node.stats.used import NodeUsage, UsedPod
+
+Entry = dict[str, Any]
+Place = tuple[str, str, str]
+"""Name, namespace and uid."""
+_NO_DISK: Final = (ABSENT,) * len(DISK)
+
+
+@dataclass(frozen=True, slots=True)
+class PodFiles:
+    """What was found of a pod's files: `logs` by container, `volumes` and the names of those among them that
+    are `ephemeral`, bytes and inodes of its `hosts`, and the `disk` that all are on."""
+
+    logs: Mapping[str, Entry]
+    volumes: Sequence[Entry]
+    ephemeral: frozenset[str]
+    hosts: tuple[int, int]
+    disk: Entry
+
+
+class _Known(NamedTuple):
+    """All that a pod's text is made of. `told` are the containers that the runtime tells of."""
+
+    place: Place
+    used: UsedPod | None
+    told: Sequence[str]
+    files: PodFiles | None
+    of_drivers: Sequence[Entry]
+    devices: Sequence[Interface]
+
+
+class _Told(NamedTuple):
+    """What all texts are made of: `places` and `containers` are the runtime's, the mappings by uid."""
+
+    pods: Sequence[UsedPod]
+    places: Sequence[Place]
+    containers: Sequence[Sequence[str]]
+    files: Mapping[str, PodFiles]
+    of_drivers: Mapping[str, Sequence[Entry]]
+    networks: Mapping[str, Sequence[Interface]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A pod's texts, the form behind each and, of its items, which one that is of; what doesn't change of the
+    items' numbers; and the items of the containers that the runtime tells of."""
+
+    known: _Known
+    texts: list[bytes]
+    forms: list[int]
+    items: list[int]
+    rows: list[int]
+    disk: tuple[int, ...]
+    files: tuple[int, int]
+    told: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Layout:
+    """All pods behind one another. `told` are the items of the containers that the runtime
+    tells of."""
+
+    pods: Sequence[_Kept]
+    texts: Texts
+    forms: Numbers
+    places: Numbers
+    told: NDArray[np.intp]
+    rows: NDArray[np.intp]
+    disk: Numbers
+    own: NDArray[np.intp]
+    of: NDArray[np.intp]
+    files: Numbers
+
+
+class SummaryPods:
+    """Keeps the texts of pods, as long as they are in the summary. If not `whole`, it says of CPU, memory and
+    swap, and of nothing else."""
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self._whole = whole
+        self._kept: dict[str, _Kept] = {}
+        self._layout: _Layout | None = None
+        self._told: _Told | None = None
+        self._places: NDArray[np.intp] = np.empty(0, np.intp)
+
+    def pages(
+        self,
+        opening: bytes,
+        usage: NodeUsage,
+        stats: RuntimeStats,
+        files: Mapping[str, PodFiles],
+        of_drivers: Mapping[str, Sequence[Entry]],
+    ) -> Iterator[bytes]:
+        """Behind `opening`, a list of pods: those that have a group, and what else the runtime tells."""
+        networks = usage.networks if self._whole else {}
+        told = _Told(usage.pods, stats.places, stats.told, dict(files), dict(of_drivers), dict(networks))
+        if self._layout is None or told != self._told:
+            self._layout, self._places = self._lay_out(told)
+            self._told = told
+        runtime = _runtime_columns(self._layout, self._places, stats, counted(usage.table))
+        return _written(opening, usage, self._layout, runtime, self._whole)
+
+    def _lay_out(self, told: _Told) -> tuple[_Layout, NDArray[np.intp]]:
+        """Texts of pods of which the same is told are those that they had; where each pod is among those of
+        the runtime, -1 for nowhere."""
+        by_uid = {place[2]: at for at, place in enumerate(told.places)}
+        used = {pod.record.uid: pod for pod in told.pods}
+        before, self._kept = self._kept, {}
+        places = []
+        for uid in used | by_uid:
+            pod, at = used.get(uid), by_uid.get(uid, -1)
+            known = _Known(
+                _place(pod) if pod is not None else told.places[at],
+                pod,
+                told.containers[at] if at >= 0 else [],
+                told.files.get(uid),
+                told.of_drivers.get(uid, ()),
+                told.networks.get(uid, ()),
+            )
+            kept = before.get(uid)
+            self._kept[uid] = kept if kept is not None and kept.known == known else _made(known)
+            places.append(at)
+        pods = list(self._kept.values())
+        if self._layout is None or self._layout.pods != pods:
+            return _laid_out(pods), np.array(places, np.intp)
+        return self._layout, np.array(places, np.intp)
+
+
+def _runtime_columns(
+    layout: _Layout, places: NDArray[np.intp], stats: RuntimeStats, read: NDArray[np.bool_]
+) -> dict[str, Numbers]:
+    """By `USE`, `LAYER` and `PROCESSES`. `places` are those of pods in `stats`, -1 where they are not; of
+    groups that are `read` only the layers are taken from there."""
+    told = np.fromiter(map(len, stats.told), np.intp, len(stats.told))
+    here = places[places >= 0]
+    own = layout.own[places >= 0]
+    counts = told[here]
+    begins = (np.cumsum(told) - told)[here]
+    containers = np.repeat(begins - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    columns = {name: np.full(len(layout.rows), ABSENT, np.int64) for name in (*USE, *LAYER, PROCESSES)}
+    for name, values in stats.containers.items():
+        columns[name][layout.told] = values[containers]
+    for name, values in stats.pods.items():
+        columns[name][own] = values[here]
+    of_groups = (layout.rows >= 0) & read[layout.rows]
+    for name in (*USE, PROCESSES):
+        columns[name][of_groups] = ABSENT
+    return columns
+
+
+def _grouped(pod: UsedPod) -> dict[str, tuple[int, float]]:
+    """Row and start of each container by its name."""
+    return {name: (group.row, container.started_at) for name, (group, container) in pod.by_name.items()}
+
+
+def _place(pod: UsedPod) -> Place:
+    return pod.record.name, pod.record.namespace, pod.record.uid
+
+
+def _made(known: _Known) -> _Kept:
+    name, namespace, uid = known.place
+    grouped = _grouped(known.used) if known.used is not None else {}
+    containers = [*dict.fromkeys((*grouped, *known.told))]
+    files = known.files
+    texts: list[bytes] = []
+    forms: list[int] = []
+    items: list[int] = []
+
+    def add(form: int, item: int) -> None:
+        """What was said since the last one is a text, with a form behind it."""
+        texts.append(b"".join(said))
+        said.clear()
+        forms.append(form)
+        items.append(item)
+
+    said = [b'{"podRef":', to_json({"name": name, "namespace": namespace, "uid": uid})]
+    sandbox = known.used.record.sandbox if known.used is not None else None
+    if sandbox is not None:
+        said.append(b',"startTime":' + to_json(rfc3339(sandbox.created_at)))
+    said.append(b',"containers":[')
+    for item, container in enumerate(containers):
+        said.append((b"," if item else b"") + b'{"name":' + to_json(container))
+        if container in grouped:
+            said.append(b',"startTime":' + to_json(rfc3339(grouped[container][1])))
+        add(CONTAINER, item)
+        logs = files.logs.get(container) if files is not None else None
+        if logs is not None:
+            said.append(b',"logs":' + to_json(logs))
+        said.append(b"}")
+    own = len(containers)
+    said.append(b"]")
+    add(POD, own)
+    if known.devices:
+        said.append(b',"network":{')
+        add(NETWORK, own)
+        said.append(b"," + to_json(shown.devices(known.devices))[1:])
+    if files is not None:
+        said.append(b',"volume":' + to_json([*files.volumes, *known.of_drivers]))
+        said.append(b',"ephemeral-storage":' + to_json(files.disk)[:-1])
+        add(EPHEMERAL, own)
+        said.append(b"}")
+    said.append(b"}")
+    add(NONE, own)
+    rows = [grouped[each][0] if each in grouped else -1 for each in containers]
+    rows.append(known.used.group.row if known.used is not None else -1)
+    disk = tuple(files.disk[each] for each in DISK) if files is not None else _NO_DISK
+    told = [containers.index(each) for each in known.told]
+    return _Kept(known, texts, forms, items, rows, disk, _files_used(files, containers), told)
+
+
+def _files_used(files: PodFiles | None, containers: Sequence[str]) -> tuple[int, int]:
+    """Bytes and inodes of a pod's ephemeral storage, but for writable layers."""
+    if files is None:
+        return 0, 0
+    used, inodes = files.hosts
+    logs = (files.logs[name] for name in containers if name in files.logs)
+    volumes = (volume for volume in files.volumes if volume["name"] in files.ephemeral)
+    for part in chain(logs, volumes):
+        used += part["usedBytes"]
+        inodes += part["inodesUsed"]
+    return used, inodes
+
+
+def _laid_out(pods: Sequence[_Kept]) -> _Layout:
+    counts = np.array([len(pod.rows) for pod in pods], np.intp)
+    begins = np.cumsum(counts) - counts
+    places = np.array([item for pod in pods for item in pod.items], np.int64)
+    texts = [
+        text
+        for pod in pods
+        for text in (pod.texts if pod is pods[0] else (b"," + pod.texts[0], *pod.texts[1:]))
+    ]
+    return _Layout(
+        pods,
+        joined(texts),
+        np.array([form for pod in pods for form in pod.forms], np.int64),
+        places + np.repeat(begins, [len(pod.items) for pod in pods]),
+        np.array(
+            [begin + item for pod, begin in zip(pods, begins, strict=True) for item in pod.told], np.intp
+        ),
+        np.array([row for pod in pods for row in pod.rows], np.intp),
+        np.repeat(np.array([pod.disk for pod in pods], np.int64).reshape(-1, len(DISK)), counts, axis=0),
+        begins + counts - 1,
+        np.repeat(np.arange(len(pods)), counts),
+        np.array([pod.files for pod in pods], np.int64).reshape(-1, 2),
+    )
+
+
+def _written(
+    opening: bytes, usage: NodeUsage, layout: _Layout, runtime: Mapping[str, Numbers], whole: bool
+) -> Iterator[bytes]:
+    items = Items(layout.rows, runtime, layout.disk, layout.own, layout.of, layout.files)
+    yield opening
+    yield from filled(layout.texts, forms(usage.table, items, whole), layout.forms, layout.places)
+    yield b"]}"

@@ -1,0 +1,83 @@
+"""The kubelet's system containers: the groups of the agent, of the runtime and of all pods."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+from engine.node.stats.group import Groups, is_v1
+from engine.node.stats.used import UsedGroup
+
+_ELSEWHERE: Final[tuple[str, ...]] = ("cpuacct", "cpu", "pids")
+"""Hierarchies of v1 in which a process need not be in the group where its memory is accounted."""
+
+Places = dict[str, str]
+"""Groups of one process by controller, "memory" first."""
+
+
+class SystemGroups:
+    """`groups` by their names, without those that could not be found."""
+
+    def __init__(self, rows: Groups) -> None:
+        self._rows = rows
+        self._places: dict[str, Places] = {}
+        self.groups: dict[str, UsedGroup] = {}
+
+    def look(self, runtime: Path, pods: str | None) -> None:
+        """Finds them; one that is where it was keeps its rows. `runtime` is the runtime's socket."""
+        found = {
+            "kubelet": own_places("self"),
+            "runtime": _places_of_server(runtime),
+            "pods": {"memory": pods} if pods else {},
+        }
+        if found == self._places:
+            return
+        for name, places in self._places.items():
+            if places:
+                group = self.groups[name]
+                self._rows.drop(group.row, len(set(places.values())))
+        self._rows.borrowed.clear()
+        self._places = found
+        self.groups = {name: self._add(places) for name, places in found.items() if places}
+
+    def _add(self, places: Places) -> UsedGroup:
+        cgroups = list(dict.fromkeys(places.values()))
+        row = self._rows.add(cgroups, within=False)
+        for controller, cgroup in places.items():
+            if cgroup != cgroups[0]:
+                self._rows.borrowed.append((row, row + cgroups.index(cgroup), controller))
+        return UsedGroup(cgroups[0], row)
+
+
+def own_places(pid: int | str) -> Places:
+    """The groups of a process, none where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return {}
+    return read_places(text, is_v1())
+
+
+def read_places(text: str, v1: bool) -> Places:
+    """From `NUMBER:CONTROLLERS:PATH` lines; of v2 there is one path, which is memory's."""
+    lines = [line.split(":", 2) for line in text.splitlines()]
+    by_controller = {name: path for _, names, path in lines for name in names.split(",")}
+    memory = by_controller.get("memory" if v1 else "")
+    if memory is None:
+        return {}
+    others = {name: by_controller[name] for name in _ELSEWHERE if v1 and name in by_controller}
+    return {"memory": memory, **others}
+
+
+def _places_of_server(path: Path) -> Places:
+    """The groups of the process that listens on a unix socket."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(1.0)
+        try:
+            asked.connect(str(path))
+            credentials = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return {}
+    return own_places(struct.unpack("3i", credentials)[0])

@@ -1,0 +1,170 @@
+"""What is used of pods' volumes, in the kubelet's shape: walked, asked of the file system, or of the driver.
+
+As in the kubelet (v1.36) a volume that the agent makes is walked, a local one has the figures of its file
+system and a block device its size; hostPath and image volumes have none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from engine.api.events import WARNING, EventRecorder
+from engine.api.moments import rfc3339
+from engine.api.objects.storage import LocalVolume
+from engine.api.pod import Pod, Volume
+from engine.cri.paths import project_record
+from engine.csi.usage import VolumeMeasurement
+from engine.host.project_quota import volume_usage
+from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.claims import claim_name, is_of_driver
+from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.mounted_volumes import MadeVolume
+
+Entry = dict[str, Any]
+_NONE: Final = dict.fromkeys(
+    ("availableBytes", "capacityBytes", "usedBytes", "inodesFree", "inodes", "inodesUsed"), 0
+)
+
+
+class VolumeFigures:
+    """`made` gives what a pod has by now, by its uid and the volumes' names."""
+
+    def __init__(
+        self,
+        made: Callable[[str], Mapping[str, MadeVolume]],
+        csi: CsiStorage,
+        recorder: EventRecorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._made, self._csi, self._recorder, self._clock = made, csi, recorder, clock
+        self._said: dict[tuple[str, str], str] = {}
+
+    def of_files(self, pod: Pod) -> list[Entry]:
+        """Of volumes that the node can look at itself; a walk, for a thread."""
+        return [
+            entry
+            for volume, made in self._volumes(pod)
+            if (entry := _of_files(pod, volume, made, self._clock())) is not None
+        ]
+
+    async def of_drivers(self, pods: Iterable[Pod]) -> dict[str, list[Entry]]:
+        """By pod, of the volumes whose drivers have told by now."""
+        asked = [
+            (pod, volume, made)
+            for pod in pods
+            for volume, made in self._volumes(pod)
+            if is_of_driver(volume, made.bound)
+        ]
+        if not asked:
+            return {}
+        told = await self._csi.usage({each.path: (pod, volume, each.bound) for pod, volume, each in asked})
+        found: dict[str, list[Entry]] = {}
+        for pod, volume, made in asked:
+            measured = told.get(made.path)
+            if measured is not None and measured.usage is not None:
+                found.setdefault(pod.uid, []).append(_of_driver(pod, volume, measured))
+                self._say(pod, volume, measured)
+        return found
+
+    async def of_claims(self, pods: Iterable[Pod]) -> list[Entry]:
+        """One for each claim that a pod has, without walking through any."""
+        with_claims = [pod for pod in pods if any(made.bound for _, made in self._volumes(pod))]
+        told = await self.of_drivers(with_claims)
+        found: dict[tuple[str, str], Entry] = {}
+        for pod in with_claims:
+            local = await asyncio.to_thread(self._of_local, pod)
+            for entry in (*local, *told.get(pod.uid, ())):
+                claim = entry.get("pvcRef")
+                if claim is not None:
+                    found.setdefault((claim["namespace"], claim["name"]), entry)
+        return list(found.values())
+
+    def _of_local(self, pod: Pod) -> list[Entry]:
+        return [
+            entry
+            for volume, made in self._volumes(pod)
+            if made.bound is not None and (entry := _of_files(pod, volume, made, self._clock())) is not None
+        ]
+
+    def _volumes(self, pod: Pod) -> Iterable[tuple[Volume, MadeVolume]]:
+        made = self._made(pod.uid)
+        return [(volume, made[volume.name]) for volume in pod.spec.volumes or () if volume.name in made]
+
+    def _say(self, pod: Pod, volume: Volume, measured: VolumeMeasurement) -> None:
+        """That a volume is not well is an event, once for each reason."""
+        condition = measured.usage.condition if measured.usage is not None else None
+        message = condition.message if condition is not None and condition.abnormal else None
+        key = pod.uid, volume.name
+        if message is None:
+            self._said.pop(key, None)
+        elif self._said.get(key) != message:
+            self._said = {known: text for known, text in self._said.items() if self._made(known[0])}
+            self._said[key] = message
+            self._recorder.pod(pod, WARNING, "VolumeConditionAbnormal", f"Volume {volume.name}: {message}")
+
+
+def _of_files(pod: Pod, volume: Volume, made: MadeVolume, now: float) -> Entry | None:
+    local = made.bound is not None and isinstance(made.bound.source, LocalVolume)
+    try:
+        if made.bound is not None and made.bound.block:
+            figures = {"capacityBytes": _device_bytes(made.path)} if local else None
+        elif local:
+            figures = file_system(made.path)
+        elif volume.empty_dir is not None or is_agent_written(volume):
+            used, inodes, _by_quota = volume_usage(made.path, project_record(made.path))
+            figures = {**file_system(made.path), "usedBytes": used, "inodesUsed": inodes}
+        else:
+            figures = None
+    except OSError:  # taken away meanwhile
+        return None
+    return None if figures is None else _entry(pod, volume, now, figures)
+
+
+def _of_driver(pod: Pod, volume: Volume, measured: VolumeMeasurement) -> Entry:
+    assert measured.usage is not None
+    space, inodes, condition = measured.usage.space, measured.usage.inodes, measured.usage.condition
+    figures = {
+        "availableBytes": space.available,
+        "capacityBytes": space.total,
+        "usedBytes": space.used,
+        "inodesFree": inodes.available,
+        "inodes": inodes.total,
+        "inodesUsed": inodes.used,
+    }
+    entry = _entry(pod, volume, measured.time, figures)
+    if condition is not None:
+        entry["volumeHealthStats"] = {"abnormal": condition.abnormal}
+    return entry
+
+
+def _entry(pod: Pod, volume: Volume, time: float, figures: Mapping[str, int]) -> Entry:
+    entry: Entry = {"time": rfc3339(time), **_NONE, **figures, "name": volume.name}
+    claim = claim_name(pod, volume)
+    if claim is not None:
+        entry["pvcRef"] = {"name": claim, "namespace": pod.metadata.namespace}
+    return entry
+
+
+def file_system(path: Path) -> dict[str, int]:
+    """What there is and what is used of the file system that a path is on. Raises `OSError`."""
+    disk = os.statvfs(path)
+    return {
+        "availableBytes": disk.f_bavail * disk.f_frsize,
+        "capacityBytes": disk.f_blocks * disk.f_frsize,
+        "usedBytes": (disk.f_blocks - disk.f_bfree) * disk.f_frsize,
+        "inodesFree": disk.f_ffree,
+        "inodes": disk.f_files,
+        "inodesUsed": disk.f_files - disk.f_ffree,
+    }
+
+
+def _device_bytes(path: Path) -> int:
+    device = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.lseek(device, 0, os.SEEK_END)
+    finally:
+        os.close(device)

@@ -1,0 +1,230 @@
+"""What to do next for a pod: the pure core of the pod worker.
+
+`compute_pod_actions` compares a pod's spec with what the runtime holds and says which sandbox to make, which
+containers to kill and which to start now. The worker does it, reads the runtime again and asks again;
+waiting (for an init container, a back-off, a startup probe) is an answer with nothing to do.
+Rules: kubelet v1.32 with sidecar containers (KEP-753) and, of v1.36, restart rules and ephemeral containers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.api.pod import Container, Pod
+from engine.cri.records import CREATED, EXITED, UNKNOWN, ContainerRecord, PodRecord
+from engine.node.sync.ephemeral_containers import ephemeral_containers_to_start
+from engine.node.sync.restart_rules import has_initialized, pod_restarts, policy_of, should_restart, to_reset
+
+Hash = Callable[[Container], str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerHealth:
+    """What probes say about a running container; `failed` names the probe that wants it restarted."""
+
+    started: bool = True
+    failed: str = ""
+
+
+HealthOf = Callable[[ContainerRecord], ContainerHealth]
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    container: ContainerRecord
+    reason: str
+    message: str
+    liveness: str = ""
+    """`liveness` or `startup` when a probe asks: its own grace period applies."""
+
+
+@dataclass(slots=True)
+class PodActions:
+    """`kill_pod`: stop everything of the old sandbox first. `reset`: end these at once and take them away in
+    this order, so that all begin anew. `finished`: nothing will ever run again."""
+
+    kill_pod: bool = False
+    create_sandbox: bool = False
+    attempt: int = 0
+    kill: list[Kill] = field(default_factory=list)
+    start: list[Container] = field(default_factory=list)
+    reset: list[ContainerRecord] = field(default_factory=list)
+    finished: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.kill_pod or self.create_sandbox or self.kill or self.start or self.reset)
+
+
+def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Hash) -> PodActions:
+    """The next step for a pod that should run."""
+    if pod_restarts(pod, record) and _any_ready(record):
+        return PodActions(reset=to_reset(pod, record))
+    if pod_is_finished(pod, record):
+        return PodActions(kill_pod=bool(record.may_run or _any_ready(record)), finished=True)
+    changed, attempt = _sandbox_changed(pod, record)
+    if changed:
+        return _recreate(pod, record, attempt)
+    actions = PodActions(start=list(ephemeral_containers_to_start(pod, record)))
+    if not has_initialized(pod, record):
+        if not _init_phase(pod, record, actions, health, spec_hash):
+            return actions
+    else:
+        _keep_sidecars(pod, record, actions, health, spec_hash)
+    _main_phase(pod, record, actions, health, spec_hash)
+    return actions
+
+
+def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
+    """Whether every container has ended for good, or an init container has failed for good."""
+    if any(init_failed_for_good(pod, container, record) for container in pod.init_containers):
+        return True
+    for container in pod.spec.containers:
+        newest = record.container(container.name)
+        if newest is None or newest.state != EXITED or should_restart(pod, container, newest.exit_code):
+            return False
+    return True
+
+
+def init_failed_for_good(pod: Pod, container: Container, record: PodRecord) -> bool:
+    newest = record.container(container.name)
+    return (
+        not container.is_sidecar
+        and newest is not None
+        and newest.state == EXITED
+        and newest.exit_code != 0
+        and not should_restart(pod, container, newest.exit_code)
+    )
+
+
+def _any_ready(record: PodRecord) -> bool:
+    return any(sandbox.ready for sandbox in record.sandboxes)
+
+
+def _sandbox_changed(pod: Pod, record: PodRecord) -> tuple[bool, int]:
+    """Whether a new sandbox is needed, and its attempt number."""
+    newest = record.sandbox
+    if newest is None:
+        return True, 0
+    usable = (
+        newest.ready
+        and sum(sandbox.ready for sandbox in record.sandboxes) == 1
+        and newest.host_network == pod.spec.host_network
+        and (pod.spec.host_network or bool(newest.ips))
+    )
+    return not usable, newest.attempt + 1 if not usable else newest.attempt
+
+
+def _recreate(pod: Pod, record: PodRecord, attempt: int) -> PodActions:
+    actions = PodActions(kill_pod=not record.empty, attempt=attempt)
+    if pod.spec.restart_policy == "Never" and attempt != 0 and record.containers:
+        actions.finished = True
+        return actions
+    wanted = [c for c in pod.spec.containers if not _has_run_once(pod, c, record)]
+    if not wanted and any(record.container(c.name) is not None for c in pod.spec.containers):
+        actions.finished = True
+        return actions
+    actions.create_sandbox = True
+    if pod.init_containers:
+        actions.start = [pod.init_containers[0]]
+    else:
+        actions.start = wanted
+    return actions
+
+
+def _has_run_once(pod: Pod, container: Container, record: PodRecord) -> bool:
+    """Whether a container that is to succeed once has."""
+    newest = record.container(container.name)
+    succeeded = newest is not None and newest.state == EXITED and newest.exit_code == 0
+    return succeeded and policy_of(pod, container) == "OnFailure"
+
+
+def _current(record: PodRecord, name: str) -> ContainerRecord | None:
+    """The newest container of that name, if it belongs to the newest sandbox."""
+    newest = record.container(name)
+    if newest is None or record.sandbox is None or newest.sandbox_id != record.sandbox.id:
+        return None
+    return newest
+
+
+def _init_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> bool:
+    """Brings init containers forward by one step; true when the regular containers may start."""
+    newest = [_current(record, container.name) for container in pod.init_containers]
+    last = max((i for i, found in enumerate(newest) if found is not None), default=-1)
+    for index, container in enumerate(pod.init_containers):
+        found = newest[index]
+        if container.is_sidecar:
+            if not _advance_sidecar(container, found, actions, health, spec_hash):
+                return False
+        elif found is None or found.state == CREATED:
+            if index >= last:
+                actions.start.append(container)
+                return False
+        elif found.state == UNKNOWN:
+            actions.kill.append(Kill(found, "ContainerUnknown", "its state is unknown"))
+            actions.start.append(container)
+            return False
+        elif found.running:
+            return False
+        elif found.exit_code != 0 and index >= last:
+            actions.start.append(container)
+            return False
+    return True
+
+
+def _advance_sidecar(
+    container: Container,
+    found: ContainerRecord | None,
+    actions: PodActions,
+    health: HealthOf,
+    spec_hash: Hash,
+) -> bool:
+    """Keeps a sidecar running; true when what comes after it may start."""
+    if found is None or found.state in (CREATED, EXITED):
+        actions.start.append(container)
+        return False
+    kill = _reason_to_kill(container, found, health, spec_hash)
+    if kill is not None:
+        actions.kill.append(kill)
+        actions.start.append(container)
+        return False
+    return health(found).started
+
+
+def _keep_sidecars(
+    pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash
+) -> None:
+    for container in pod.init_containers:
+        if container.is_sidecar:
+            _advance_sidecar(container, _current(record, container.name), actions, health, spec_hash)
+
+
+def _main_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> None:
+    for container in pod.spec.containers:
+        found = record.container(container.name)
+        if found is None or found.state == CREATED:
+            actions.start.append(container)
+        elif found.state == EXITED:
+            if should_restart(pod, container, found.exit_code):
+                actions.start.append(container)
+        else:
+            kill = _reason_to_kill(container, found, health, spec_hash)
+            if kill is not None:
+                actions.kill.append(kill)
+                if policy_of(pod, container) != "Never" or kill.reason == "ContainerSpecChanged":
+                    actions.start.append(container)
+
+
+def _reason_to_kill(
+    container: Container, found: ContainerRecord, health: HealthOf, spec_hash: Hash
+) -> Kill | None:
+    if found.state == UNKNOWN:
+        return Kill(found, "ContainerUnknown", "its state is unknown")
+    if found.hash and found.hash != spec_hash(container):
+        return Kill(found, "ContainerSpecChanged", f"Container {container.name} definition changed")
+    failed = health(found).failed
+    if failed:
+        text = f"Container {container.name} failed {failed} probe"
+        return Kill(found, "Unhealthy", text, liveness=failed)
+    return None

@@ -1,0 +1,96 @@
+"""Between pods and their probes: who is probed, what the runtime says of them, and what follows.
+
+What was ready and started is kept, so that an agent that comes back doesn't call ready pods unready until
+their first probe, nor run startup probes again.
+"""
+
+from __future__ import annotations
+
+from engine.api.pod import Pod
+from engine.api.status import ContainerStatus, PodStatus
+from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.pod.readiness_record import ReadinessRecords
+from engine.node.sync.actions import ContainerHealth
+from engine.probes.manager import ProbeManager
+
+_STATES: dict[int, str] = {RUNNING: "running", EXITED: "terminated"}
+
+
+class Probing:
+    def __init__(self, probes: ProbeManager, kept: ReadinessRecords) -> None:
+        self.probes = probes
+        self._kept = kept
+        self._probed: set[str] = set()
+        """Uids of the pods that are here and have probes."""
+
+    async def stop(self) -> None:
+        """Returns when what is to be remembered is."""
+        await self._kept.stop()
+
+    def accepted(self, pod: Pod) -> None:
+        """Begin to probe the pod."""
+        if any(c.readiness_probe or c.startup_probe for c in pod.all_containers):
+            self._probed.add(pod.uid)
+        self.probes.add_pod(pod, restored=self._restored(pod.uid))
+
+    def observed(self, pod: Pod, record: PodRecord) -> None:
+        """What the runtime holds of the pod now."""
+        sandbox = record.sandbox
+        ip = pod.status.pod_ip or (sandbox.ips[0] if sandbox is not None and sandbox.ips else "")
+        ready = sandbox.id if sandbox is not None and sandbox.ready else ""
+        self.probes.update_pod(pod.uid, pod_ip=ip, phase=pod.status.phase, sandbox=ready)
+        for container in pod.all_containers:
+            newest = record.container(container.name)
+            if newest is not None:
+                self.probes.update_container(
+                    pod.uid,
+                    container.name,
+                    container_id=newest.id,
+                    state=_STATES.get(newest.state, "waiting"),
+                    started_at=newest.started_at,
+                )
+
+    def ending(self, uid: str) -> None:
+        self.probes.stop_liveness_and_startup(uid)
+
+    def released(self, uid: str) -> None:
+        self.probes.remove_pod(uid)
+        self._probed.discard(uid)
+        self._kept.forget(uid)
+
+    def health(self, uid: str, container: ContainerRecord) -> ContainerHealth:
+        started = self.probes.is_started(uid, container.name, container.id)
+        return ContainerHealth(started, self.probes.failed(uid, container.name, container.id))
+
+    def ready(self, uid: str, container: ContainerRecord) -> bool:
+        return container.running and self.probes.is_ready(uid, container.name, container.id)
+
+    def remember(self, pod: Pod) -> None:
+        """Keep what the status says of readiness, if it says anything new."""
+        if pod.uid in self._probed:
+            statuses = _statuses(pod.status)
+            known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}
+            self._kept.write(pod.uid, known)
+
+    def _restored(self, uid: str) -> PodStatus | None:
+        known = self._kept.read(uid) if uid in self._probed else {}
+        if not known:
+            return None
+        return PodStatus(
+            container_statuses=[
+                ContainerStatus(
+                    name=name,
+                    container_id=identity.rpartition("/")[2],
+                    ready=ready,
+                    started=started,
+                    restart_count=0,
+                    image="",
+                    image_id="",
+                )
+                for name, (identity, ready, started) in known.items()
+            ]
+        )
+
+
+def _statuses(status: PodStatus) -> list[ContainerStatus]:
+    return [*(status.init_container_statuses or []), *(status.container_statuses or [])]

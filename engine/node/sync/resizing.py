@@ -1,0 +1,129 @@
+"""In-place resize of a running pod: a changed amount of cpu or memory reaches its cgroups and containers.
+
+Decisions are `engine.cgroups.resize`'s; this file carries them out through the cgroup manager and the
+runtime, restarts the containers whose resizePolicy asks for it, and says how far it got as conditions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from engine.api.errors import Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.pod import Pod
+from engine.api.quantity import ZERO, Quantity
+from engine.api.resources import pod_requests
+from engine.cgroups.formulas.containers import ContainerResources
+from engine.cgroups.resize import decide_resize, in_progress, resize_of, resize_text
+from engine.cri.records import ContainerRecord
+from engine.node.pod.resize import Resize, ResizeEvent
+from engine.node.sync.services import Services
+from engine.node.sync.starting import cri_resources
+from engine.node.sync.stopping import grace_seconds, stop_container
+
+
+def can_resize(old: Pod, new: Pod) -> bool:
+    """Whether the two differ only in what an in-place resize may change."""
+    return resize_of(old, new) is not None
+
+
+async def carry_out(
+    pod: Pod, resize: Resize, services: Services, publish: Callable[[], Awaitable[None]]
+) -> Pod | None:
+    """Does the resize if the node has room; the pod as it is then, None while it cannot be done.
+
+    The new amounts count from the decision on, so that nobody else gets the same room. `publish` is called
+    when it begins. Where a step is refused, the next call goes on from there.
+    """
+    wanted = resize.wanted
+    if not resize.begun and not _begins(pod, resize, services):
+        return None
+    services.accounts.resized(wanted)
+    await publish()
+    try:
+        await _apply(pod, wanted, services)
+    except Refused as error:
+        text = str(error)
+        failed = in_progress(text)
+        if resize.condition != failed:
+            services.recorder.pod(pod, WARNING, "ResizeError", resize_text("error", wanted, text))
+            services.decisions.pod(pod, "resize", "failed", text, _inputs(pod, wanted))
+        resize.tell(ResizeEvent.FAIL, failed)
+        raise
+    resize.tell(ResizeEvent.COMPLETE)
+    services.recorder.pod(pod, NORMAL, "ResizeCompleted", resize_text("completed", wanted))
+    services.decisions.pod(pod, "resize", "resized", "", _inputs(pod, wanted))
+    return wanted
+
+
+def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
+    """Whether there is room; says what came out, once while it stays the same."""
+    wanted, before = resize.wanted, resize.state
+    allocatable, others = services.accounts.allocatable(), services.accounts.used_beside(pod.uid)
+    decision = decide_resize(
+        pod,
+        wanted,
+        allocatable=allocatable,
+        others=others,
+        config=services.node.config,
+    )
+    inputs = {
+        **_inputs(pod, wanted),
+        "others": _amounts(others),
+        "allocatable": _amounts({name: allocatable.get(name, ZERO) for name in others}),
+    }
+    pending = decision.condition()
+    if pending is not None:
+        resize.tell(ResizeEvent.DEFER if decision.verdict == "Deferred" else ResizeEvent.REFUSE, pending)
+        if resize.state is not before:
+            why = f"OutOf{decision.short}" if decision.short else pending.reason
+            text = resize_text(why, wanted, pending.message)
+            services.recorder.pod(pod, WARNING, f"Resize{pending.reason}", text)
+            services.decisions.pod(pod, "resize", pending.reason.lower(), pending.message, inputs)
+        return False
+    resize.tell(ResizeEvent.BEGIN, in_progress())
+    services.recorder.pod(pod, NORMAL, "ResizeStarted", resize_text("started", wanted))
+    services.decisions.pod(pod, "resize", "started", "", inputs)
+    return True
+
+
+def _inputs(pod: Pod, wanted: Pod) -> dict[str, Any]:
+    return {"from": _amounts(pod_requests(pod)), "to": _amounts(pod_requests(wanted))}
+
+
+def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, str]:
+    return {name: str(amount) for name, amount in amounts.items()}
+
+
+async def _apply(old: Pod, new: Pod, services: Services) -> None:
+    """Containers that restart for it are stopped first, so that none holds more than its shrunk pod."""
+    running = {container.name: container for container in services.watch.pod(old.uid).may_run}
+    resize = resize_of(old, new)
+    for change in resize.containers if resize is not None else ():
+        if change.restart and change.name in running:
+            container = running.pop(change.name)
+            text = f"Container {change.name} is restarted to be resized"
+            await stop_container(old, container, services, grace_seconds(old, container), text)
+
+    async def update(name: str, values: ContainerResources) -> None:
+        container = running.get(name)
+        if container is not None:
+            services.cgroups.set_burst(new, container.id, 0)
+            await services.runtime.update_container_resources(container.id, cri_resources(values))
+            services.cgroups.set_burst(new, container.id, values.cpu_quota)
+            await services.watch.refresh_container(old.uid, container.id, container.sandbox_id, notify=False)
+
+    usage = await _memory_usage(list(running.values()), services)
+    await services.cgroups.resize_pod(old, new, update, usage)
+
+
+async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:
+    """Bytes in use by container name, for those that the runtime can tell."""
+    usage = {}
+    for container in containers:
+        with contextlib.suppress(Refused):
+            stats = await services.runtime.container_stats(container.id)
+            usage[container.name] = stats.memory.usage_bytes.value or stats.memory.working_set_bytes.value
+    return usage

@@ -1,0 +1,432 @@
+"""Starts what a pod needs: its sandbox, then one container at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from engine.api.errors import InvalidInput, Missing, Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.pod import Container, Pod, VolumeMount
+from engine.cgroups.formulas.containers import ContainerResources
+from engine.cri.client import NotFound
+from engine.cri.paths import logged_attempts, pod_log_directory
+from engine.cri.records import CREATED, PodRecord, SandboxRecord
+from engine.devices.run_options import DeviceRunOptions
+from engine.node.controlplane.cluster_objects import config_maps_of, secrets_of
+from engine.node.images.pull import PresentImage, StartRefused, WantedImage, wanted_images
+from engine.node.logs.log_links import link_log
+from engine.node.nodeinfo.addresses import pod_ips
+from engine.node.pod.waiting import Waiting
+from engine.node.runtime_view.runtime_health import HandlerFeatures
+from engine.node.spec import cri_config
+from engine.node.spec.dns import pod_dns
+from engine.node.spec.env_file import EnvFile
+from engine.node.spec.environment import EnvSources, container_environment
+from engine.node.spec.hostname import pod_hostname, sandbox_hostname
+from engine.node.spec.security import effective_security
+from engine.node.sync.ephemeral_containers import target_id
+from engine.node.sync.hooks import run_hook
+from engine.node.sync.services import Services
+from engine.node.sync.start_slots import StartSlot
+from engine.node.sync.status import is_recursive_read_only
+from engine.node.sync.stopping import grace_seconds, stop_container
+from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.block_device import block_devices
+from engine.node.volumes.claims import is_read_only
+from engine.node.volumes.container_files import hosts_file, termination_message_file
+from engine.node.volumes.env_files import env_files
+from engine.node.volumes.sub_path import mount_sub_path, wanted_part
+from engine.wire import cri_v1_pb2 as cri
+
+T = TypeVar("T")
+_RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources))
+
+
+class SandboxRefused(Refused):
+    """The runtime made no sandbox for a pod."""
+
+
+async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord | None) -> str:
+    """Of the sandbox that there is, else of the pod's runtime class. Raises `SandboxRefused`."""
+    if sandbox is not None:
+        return sandbox.handler
+    try:
+        return await services.belonging.objects.runtime_handler(pod)
+    except Refused as error:
+        raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
+
+
+def sandbox_config(
+    pod: Pod, services: Services, attempt: int, cgroup_parent: str, handler: str
+) -> cri.PodSandboxConfig:
+    """The sandbox's configuration; also given with every container of it. Raises `SandboxRefused`."""
+    try:
+        return cri_config.sandbox_config(
+            pod,
+            attempt=attempt,
+            config=services.node.config,
+            cgroup_parent=cgroup_parent,
+            dns=pod_dns(pod, services.node.config, services.node.host_ip),
+            hostname=sandbox_hostname(pod, services.node.config.cluster_domain),
+            users=services.users.of(pod, handler, services.runtime_health.features),
+            overhead=cri_resources(services.cgroups.overhead_resources(pod)),
+            resources=cri_resources(services.cgroups.sandbox_resources(pod)),
+        )
+    except (InvalidInput, Refused) as error:
+        raise SandboxRefused(f"Failed to create pod sandbox: {error}") from error
+
+
+async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig, handler: str) -> None:
+    """Runs the sandbox and reads it back. Raises `SandboxRefused`."""
+    Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
+    try:
+        with services.starts.sandbox(handler):
+            sandbox_id = await services.runtime.run_pod_sandbox(config, handler)
+    except Refused as error:
+        raise SandboxRefused(f"Failed to create pod sandbox: {error.message}") from error
+    await services.watch.refresh_sandbox(pod.uid, sandbox_id, notify=False)
+
+
+async def start_container(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    volumes: Mapping[str, Path],
+    sandbox: cri.PodSandboxConfig,
+    slot: StartSlot,
+    least_attempt: int = 0,
+) -> None:
+    """Creates and starts one container and runs its postStart hook, in `slot` but for pulls and the hook.
+    Its attempt is `least_attempt` or more.
+
+    Raises `StartRefused` with what the status should say.
+    """
+    await slot.take()
+    record = services.watch.pod(pod.uid)
+    attempt = await _next_attempt(pod, container, services, record)
+    assert record.sandbox is not None
+    async with contextlib.AsyncExitStack() as leases:
+        images = {
+            wanted.volume: await _present(pod, wanted, services, sandbox, slot, leases)
+            for wanted in wanted_images(pod, container)
+        }
+        await slot.take()
+        try:
+            grant = await services.devices.container_config(pod, container.name)
+            attempts = attempt, least_attempt
+            config = await _config(
+                pod, container, services, volumes, record, sandbox, attempts, images, grant
+            )
+        except (InvalidInput, Refused, OSError) as error:
+            raise _refused("CreateContainerConfigError", str(error)) from error
+        try:
+            container_id = await services.runtime.create_container(record.sandbox.id, config, sandbox)
+        except Refused as error:
+            text = error.message
+            if len(images) > 1:
+                text += f" (it mounts image volumes, which {services.node.runtime_name} may be too old for)"
+            raise _refused("CreateContainerError", text) from error
+    services.recorder.pod(pod, NORMAL, "Created", "Container created", container=container.name)
+    try:
+        await services.runtime.start_container(container_id)
+    except Refused as error:
+        await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+        raise _refused("RunContainerError", error.message) from error
+    services.recorder.pod(pod, NORMAL, "Started", "Container started", container=container.name)
+    _let_burst(pod, container, services, container_id, config)
+    link_log(pod, container, container_id, config, sandbox)
+    await services.watch.refresh_container(pod.uid, container_id, record.sandbox.id, notify=False)
+    slot.give_back()
+    await _post_start(pod, container, services, container_id, record)
+
+
+def _let_burst(
+    pod: Pod, container: Container, services: Services, container_id: str, config: cri.ContainerConfig
+) -> None:
+    """A container that may not save up CPU works all the same."""
+    try:
+        services.cgroups.set_burst(pod, container_id, config.linux.resources.cpu_quota)
+    except Refused as error:
+        services.recorder.pod(pod, WARNING, "FailedCPUBurst", str(error), container=container.name)
+
+
+async def _present(
+    pod: Pod,
+    wanted: WantedImage,
+    services: Services,
+    sandbox: cri.PodSandboxConfig,
+    slot: StartSlot,
+    leases: contextlib.AsyncExitStack,
+) -> PresentImage:
+    """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
+    await leases.enter_async_context(services.images.lease(wanted.image))
+    image = await services.images.find(pod, wanted)
+    if image is None:
+        slot.give_back()
+        began = services.node.clock()
+        try:
+            image = await services.images.pull(pod, wanted, sandbox)
+        finally:
+            services.metrics.pulled(pod.uid, services.node.clock() - began)
+    return image
+
+
+async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int | None:
+    """One more than the newest, None where the runtime has none: its logs tell. A container that was created
+    and never started is taken away first.
+
+    Where an earlier agent died in the middle of StartContainer the runtime may not let go of it: its
+    processes are killed, and the worker tries again a little later.
+    """
+    newest = record.container(container.name)
+    if newest is None:
+        return None
+    if newest.state != CREATED:
+        return newest.attempt + 1
+    try:
+        await services.runtime.remove_container(newest.id)
+    except NotFound:
+        pass
+    except Refused as error:
+        services.cgroups.kill_container(pod.uid, newest.id)
+        await services.watch.refresh_container(pod.uid, newest.id, newest.sandbox_id, notify=False)
+        text = f"what a start that was cut short left cannot be removed: {error.message}"
+        raise _refused("CreateContainerError", f"{text}; if this lasts, restart the runtime") from error
+    services.watch.forget(pod.uid, [newest.id])
+    return newest.attempt
+
+
+def _attempts_logged(directory: Path) -> int:
+    """One more than the newest attempt that left a log: the runtime may have lost what it ran before."""
+    try:
+        names = os.listdir(directory)  # noqa: PTH208
+    except OSError:
+        return 0
+    return max(logged_attempts(names), default=-1) + 1
+
+
+async def _config(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    volumes: Mapping[str, Path],
+    record: PodRecord,
+    sandbox: cri.PodSandboxConfig,
+    attempts: tuple[int | None, int],
+    images: Mapping[str, PresentImage],
+    grant: DeviceRunOptions,
+) -> cri.ContainerConfig:
+    """`images` by the name of the volume that they are, the container's own by ''; of `attempts` the higher
+    one is its, the first where it is None what its logs tell."""
+    image = images[""]
+    assert record.sandbox is not None
+    ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
+    files = await asyncio.to_thread(env_files, container, volumes) if container.env else {}
+    given = await _surroundings(pod, container, services, ips, files)
+    environment = container_environment(pod, container, given)
+    environment = {**environment, **grant.envs}
+    features = services.runtime_health.features.of_handler(record.sandbox.handler)
+    attempt, mounts = await asyncio.to_thread(
+        _files, pod, container, services, features, volumes, images, environment, ips, attempts
+    )
+    _check_non_root(pod, container, image)
+    inputs = cri_config.ContainerInputs(
+        attempt=attempt,
+        image=image.reference,
+        image_uid=image.uid,
+        image_username=image.username,
+        environment=environment,
+        mounts=[*mounts, *grant.mounts],
+        resources=cri_resources(services.cgroups.container_resources(pod, container)),
+        users=_users(sandbox),
+        target_id=target_id(container, record),
+        seccomp_root=services.node.root / "seccomp",
+        devices=[*block_devices(pod, container, volumes), *grant.devices],
+        cdi_devices=grant.cdi_devices,
+        annotations=grant.annotations,
+    )
+    return cri_config.container_config(pod, container, inputs, services.node.config)
+
+
+async def _surroundings(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    ips: tuple[str, ...],
+    files: Mapping[tuple[str, str], EnvFile],
+) -> EnvSources:
+    """Raises `Missing` for an object that must be there, `Refused` for one that is not known."""
+    objects = services.belonging.objects
+    return EnvSources(
+        pod_ips=ips,
+        host_ips=services.node.host_ips,
+        allocatable=services.accounts.allocatable(),
+        services=objects.services(),
+        config_maps=await _named(config_maps_of(container), partial(objects.config_map, pod)),
+        secrets=await _named(secrets_of(container), partial(objects.secret, pod)),
+        files=files,
+    )
+
+
+def _users(sandbox: cri.PodSandboxConfig) -> cri.UserNamespace | None:
+    """Those of the sandbox, None where they are the host's."""
+    users = sandbox.linux.security_context.namespace_options.userns_options
+    return users if users.mode == cri.POD else None
+
+
+async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:
+    """Objects by name; `wanted` says of each whether it may be missing."""
+    found = {}
+    for name, optional in wanted.items():
+        try:
+            found[name] = await get(name)
+        except Missing:
+            if not optional:
+                raise
+    return found
+
+
+def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
+    """The cgroup room's values as the runtime takes them; huge pages as (size, limit) pairs."""
+    fields = {name: getattr(values, name) for name in _RESOURCES}
+    limits = fields.pop("hugepage_limits")
+    return cri.LinuxContainerResources(
+        **fields,
+        hugepage_limits=[cri.HugepageLimit(page_size=size, limit=limit) for size, limit in limits.items()],
+    )
+
+
+def _check_non_root(pod: Pod, container: Container, image: PresentImage) -> None:
+    context = effective_security(pod, container)
+    if not context.run_as_non_root:
+        return
+    meta = pod.metadata
+    whose = f'(pod: "{meta.name}_{meta.namespace}({meta.uid})", container: {container.name})'
+    if context.run_as_user is not None:
+        if context.run_as_user == 0:
+            raise InvalidInput(f"container's runAsUser breaks non-root policy {whose}")
+    elif image.uid is None and image.username:
+        text = f"image has non-numeric user ({image.username}), cannot verify user is non-root"
+        raise InvalidInput(f"container has runAsNonRoot and {text} {whose}")
+    elif not image.uid:
+        raise InvalidInput(f"container has runAsNonRoot and image will run as root {whose}")
+
+
+def _files(
+    pod: Pod,
+    container: Container,
+    services: Services,
+    features: HandlerFeatures,
+    volumes: Mapping[str, Path],
+    images: Mapping[str, PresentImage],
+    environment: Mapping[str, str],
+    ips: tuple[str, ...],
+    attempts: tuple[int | None, int],
+) -> tuple[int, list[cri.Mount]]:
+    """The container's attempt and what is mounted into it. In a thread: a volume may lie on a file system
+    that has died."""
+    known, least = attempts
+    logs = pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
+    attempt = max(least, _attempts_logged(logs) if known is None else known)
+    directory = services.volumes.pod_directory(pod.uid)
+    return attempt, [
+        *_volume_mounts(
+            pod,
+            container,
+            directory,
+            volumes,
+            images,
+            environment,
+            features.recursive_read_only_mounts,
+        ),
+        *_own_mounts(pod, container, services, ips, attempt),
+    ]
+
+
+def _volume_mounts(
+    pod: Pod,
+    container: Container,
+    directory: Path,
+    volumes: Mapping[str, Path],
+    images: Mapping[str, PresentImage],
+    environment: Mapping[str, str],
+    recursive: bool,
+) -> Iterator[cri.Mount]:
+    """`recursive`: the runtime can make what is mounted beneath a mount read-only too."""
+    specs = {volume.name: volume for volume in pod.spec.volumes or []}
+    for index, mount in enumerate(container.volume_mounts or []):
+        volume = specs[mount.name]
+        if volume.image is not None:
+            yield cri_config.image_mount(
+                mount.mount_path, volume.image.reference, images[mount.name].reference
+            )
+            continue
+        path = volumes[mount.name]
+        sub_path = wanted_part(mount, environment)
+        if sub_path:
+            path = mount_sub_path(directory, mount.name, path, sub_path, container.name, index)
+        yield cri_config.mount(
+            mount.mount_path,
+            path,
+            read_only=mount.read_only or is_agent_written(volume) or is_read_only(volume),
+            recursive=_is_recursive(mount, recursive),
+            propagation=mount.mount_propagation,
+        )
+
+
+def _is_recursive(mount: VolumeMount, supported: bool) -> bool:
+    """Raises `InvalidInput` where it must be and cannot."""
+    if mount.recursive_read_only == "Enabled" and not supported:
+        text = (
+            f'failed to resolve recursive read-only mode: volume "{mount.name}" requested '
+            "recursive read-only mode, but it is not supported by the runtime"
+        )
+        raise InvalidInput(text)
+    return is_recursive_read_only(mount, supported)
+
+
+def _own_mounts(
+    pod: Pod, container: Container, services: Services, ips: tuple[str, ...], attempt: int
+) -> list[cri.Mount]:
+    """What every container gets: /etc/hosts where no volume is there, and the file of its last words."""
+    mounts = []
+    paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
+    directory = services.volumes.pod_directory(pod.uid)
+    if "/etc/hosts" not in paths:
+        file = hosts_file(directory, pod, ips, pod_hostname(pod, services.node.config.cluster_domain))
+        mounts.append(cri_config.mount("/etc/hosts", file))
+    if container.termination_message_path:
+        file = termination_message_file(directory, container, attempt)
+        mounts.append(cri_config.mount(container.termination_message_path, file))
+    return mounts
+
+
+async def _post_start(
+    pod: Pod, container: Container, services: Services, container_id: str, record: PodRecord
+) -> None:
+    handler = container.lifecycle.post_start if container.lifecycle is not None else None
+    if handler is None:
+        return
+    ip = record.sandbox.ips[0] if record.sandbox is not None and record.sandbox.ips else services.node.host_ip
+    try:
+        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
+    except (Refused, TimeoutError) as error:
+        running = services.watch.pod(pod.uid).container(container.name)
+        if running is not None:
+            with contextlib.suppress(Refused):
+                await stop_container(
+                    pod, running, services, grace_seconds(pod, running), "FailedPostStartHook"
+                )
+        waiting = Waiting("PostStartHookError", str(error) or "the hook did not end within a day")
+        raise StartRefused(waiting, event="FailedPostStartHook", text="PostStartHook failed") from error
+
+
+def _refused(reason: str, text: str) -> StartRefused:
+    return StartRefused(Waiting(reason, text), event="Failed", text=f"Error: {text}")

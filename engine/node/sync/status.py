@@ -1,0 +1,411 @@
+"""A pod's status as the kubelet reports it, from its spec and what the runtime holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from engine.api.lifecycle import PodEnd
+from engine.api.moments import whole_second
+from engine.api.pod import Container, Pod, VolumeMount
+from engine.api.qos import is_static, qos_class
+from engine.api.resources import pod_limits, pod_requests
+from engine.api.status import (
+    IP,
+    ContainerState,
+    ContainerStateRunning,
+    ContainerStateTerminated,
+    ContainerStatus,
+    ContainerUser,
+    LinuxContainerUser,
+    PodCondition,
+    PodStatus,
+    ResourceAmounts,
+    VolumeMountStatus,
+    is_own_condition,
+    lost_end,
+)
+from engine.cri.records import EXITED, RUNNING, ContainerRecord, PodRecord
+from engine.node.nodeinfo.addresses import pod_ips
+from engine.node.pod.waiting import Waiting
+from engine.node.sync.ephemeral_containers import known_begun
+from engine.node.sync.missing_containers import status_of_unseen
+from engine.node.sync.restart_rules import could_restart_all, has_initialized, pod_restarts, should_restart
+
+RESTARTING_ALL = "RestartingAllContainers"
+RESTARTING_ALL_TEXT = "The container is removed because RestartAllContainers in place"
+PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "Failed"
+
+
+@dataclass(slots=True)
+class StatusInputs:
+    """All that a status depends on beside the spec and the runtime's record.
+
+    `ready` and `started` answer for a running container; `end` is why the node itself ends the pod
+    (rejected, evicted, past its deadline); `reset` are restart counts of containers that were taken away so
+    that the pod begins anew; `devices` what a container holds, by resource, and whether each is healthy;
+    times are Unix seconds.
+    """
+
+    now: float
+    runtime_name: str
+    host_ips: tuple[str, ...]
+    ready: Callable[[ContainerRecord], bool]
+    started: Callable[[ContainerRecord], bool]
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
+    waiting_reason: Waiting | None = None
+    end: PodEnd | None = None
+    start_time: float | None = None
+    terminated: bool = False
+    resources: Callable[[ContainerRecord], ResourceAmounts | None] = lambda _: None
+    devices: Callable[[str], Mapping[str, Mapping[str, bool]]] = lambda _: {}
+    message: Callable[[ContainerRecord], str] = lambda record: record.message
+    extra_conditions: tuple[PodCondition, ...] = ()
+    recursive_read_only: bool = False
+    reset: Mapping[str, int] = field(default_factory=dict)
+
+
+def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
+    """The whole status; transition times are kept from `pod.status` where a condition stays, and so are
+    conditions that others say. A pod that was `rejected` has no more than the reason."""
+    end = inputs.end
+    if end is not None and end.rejected:
+        return PodStatus(
+            phase=FAILED,
+            reason=end.reason,
+            message=end.message,
+            start_time=_time(inputs.start_time or 0),
+            qos_class=qos_class(pod),
+        )
+    init = [_container_status(pod, c, record, inputs, is_init=True) for c in pod.init_containers]
+    main = [_container_status(pod, c, record, inputs, is_init=False) for c in pod.spec.containers]
+    for shown in main:
+        shown.allocated_resources_status = _devices(inputs.devices(shown.name))
+    status = PodStatus(
+        phase=_phase(pod, record, init, main, inputs.terminated),
+        host_ip=inputs.host_ips[0],
+        host_ips=[IP(ip=ip) for ip in inputs.host_ips],
+        start_time=_time(inputs.start_time or 0),
+        init_container_statuses=init or None,
+        container_statuses=main or None,
+        ephemeral_container_statuses=_ephemeral_statuses(pod, record, inputs) or None,
+        qos_class=qos_class(pod),
+    )
+    requests = pod_requests(pod) or None
+    status.allocated_resources = requests
+    status.resources = ResourceAmounts(requests=requests, limits=pod_limits(pod) or None)
+    if inputs.waiting_reason is not None:
+        status.reason, status.message = inputs.waiting_reason.reason, inputs.waiting_reason.message
+    well = inputs.terminated and status.phase == SUCCEEDED and not _would_restart(pod, main)
+    if end is not None and not (end.by_exit_codes and well):
+        status.phase, status.reason, status.message = FAILED, end.reason, end.message
+    ips = pod_ips(pod, record.sandbox.ips if record.sandbox is not None else (), inputs.host_ips)
+    if ips:
+        status.pod_ip, status.pod_ips = ips[0], [IP(ip=ip) for ip in ips]
+    status.conditions = _conditions(pod, record, status, init, main, inputs)
+    return status
+
+
+def _ephemeral_statuses(pod: Pod, record: PodRecord, inputs: StatusInputs) -> list[ContainerStatus]:
+    """They are never ready; one that the runtime has lost is as it was known to be, and runs no more."""
+    statuses = []
+    for container in pod.ephemeral_containers:
+        known = known_begun(pod, container)
+        if known is not None and record.container(container.name) is None:
+            statuses.append(_lost(known))
+            continue
+        status = _container_status(pod, container, record, inputs, is_init=False)
+        status.ready, status.started = False, None
+        statuses.append(status)
+    return statuses
+
+
+def _lost(status: ContainerStatus) -> ContainerStatus:
+    ended = status.state.terminated or status.last_state.terminated or lost_end()
+    return msgspec.structs.replace(status, state=ContainerState(terminated=ended))
+
+
+def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
+    """The node's status with the conditions that others say, as an API has them."""
+    own = [c for c in status.conditions or () if is_own_condition(c.type)]
+    others = [c for c in heard if not is_own_condition(c.type)]
+    return msgspec.structs.replace(status, conditions=[*others, *own] or None)
+
+
+def _phase(
+    pod: Pod, record: PodRecord, init: list[ContainerStatus], main: list[ContainerStatus], terminated: bool
+) -> str:
+    """`terminated`: nothing of the pod runs any more, and nothing will."""
+    pending = waiting = running = False
+    for container, status in zip(pod.init_containers, init, strict=True):
+        ended = _ended(status)
+        if container.is_sidecar:
+            running |= status.state.running is not None
+            if ended is None:
+                pending |= not (status.started or has_initialized(pod, record))
+                waiting |= status.state.waiting is not None
+        elif ended is None:
+            pending = True
+        elif ended.exit_code != 0 and not _runs_again(pod, container, ended):
+            return FAILED
+    ends = [_ended(status) for status in main]
+    if not terminated:
+        waiting |= any(s.state.waiting is not None and end is None for s, end in zip(main, ends, strict=True))
+        if pending or waiting:
+            return PENDING
+        if running or not all(ends):
+            return RUNNING_PHASE
+    restarts = any(
+        end is not None and _runs_again(pod, container, end)
+        for container, end in zip(pod.spec.containers, ends, strict=True)
+    )
+    if restarts and not terminated:
+        return RUNNING_PHASE
+    return SUCCEEDED if all(end is not None and end.exit_code == 0 for end in ends) else FAILED
+
+
+def _would_restart(pod: Pod, main: list[ContainerStatus]) -> bool:
+    """Whether it is a static pod with a container that the node would start again."""
+    ends = [(container, _ended(status)) for container, status in zip(pod.spec.containers, main, strict=True)]
+    return is_static(pod) and any(end and _runs_again(pod, container, end) for container, end in ends)
+
+
+def _runs_again(pod: Pod, container: Container, ended: ContainerStateTerminated) -> bool:
+    return should_restart(pod, container, ended.exit_code) or ended.reason == RESTARTING_ALL
+
+
+def _ended(status: ContainerStatus) -> ContainerStateTerminated | None:
+    """How the container ended, if it is not running: now, or before it began to wait."""
+    if status.state.waiting is not None:
+        return status.last_state.terminated
+    return status.state.terminated
+
+
+def _container_status(
+    pod: Pod, container: Container, record: PodRecord, inputs: StatusInputs, *, is_init: bool
+) -> ContainerStatus:
+    newest = record.container(container.name)
+    previous = record.previous(container.name)
+    waiting = inputs.waiting.get(container.name)
+    status = ContainerStatus(
+        name=container.name,
+        ready=False,
+        restart_count=0,
+        image=container.image,
+        image_id="",
+        started=False,
+    )
+    status.volume_mounts = _volume_mounts(container, inputs.recursive_read_only)
+    reset = inputs.reset.get(container.name)
+    if newest is None and reset is not None:
+        status.restart_count = reset
+        status.last_state.terminated = _reset_end()
+        status.state.waiting = (waiting or Waiting(RESTARTING_ALL, RESTARTING_ALL_TEXT)).state()
+        return status
+    if newest is None:
+        why = waiting.state() if waiting is not None else None
+        past = is_init and not container.is_sidecar and has_initialized(pod, record)
+        return status_of_unseen(pod, status, why, past=past)
+    status.restart_count = newest.attempt
+    status.image = newest.image or container.image
+    status.image_id = newest.image_id
+    status.container_id = f"{inputs.runtime_name}://{newest.id}"
+    requests, limits = container.requests or None, container.limits or None
+    status.resources = inputs.resources(newest) or ResourceAmounts(requests=requests, limits=limits)
+    status.allocated_resources = requests
+    if newest.user is not None:
+        uid, gid, *groups = newest.user
+        status.user = ContainerUser(
+            linux=LinuxContainerUser(uid=uid, gid=gid, supplemental_groups=groups or None)
+        )
+    ended = _terminated(newest, inputs)
+    if newest.state == RUNNING:
+        status.state.running = ContainerStateRunning(started_at=_time(newest.started_at))
+        status.started = inputs.started(newest)
+        status.ready = status.started and inputs.ready(newest) and (not is_init or container.is_sidecar)
+    elif newest.state == EXITED and waiting is not None:
+        status.state.waiting = waiting.state()
+        status.last_state.terminated = ended
+        return status
+    elif newest.state == EXITED:
+        status.state.terminated = ended
+        status.ready = is_init and not container.is_sidecar and newest.exit_code == 0
+    else:
+        status.state.waiting = (waiting or Waiting("")).state()
+    if reset is not None:
+        status.last_state.terminated = _reset_end()
+    if previous is not None and previous.state == EXITED:
+        status.last_state = ContainerState(terminated=_terminated(previous, inputs))
+    return status
+
+
+def _devices(held: Mapping[str, Mapping[str, bool]]) -> list[dict[str, Any]] | None:
+    return [
+        {
+            "name": resource,
+            "resources": [
+                {"resourceID": device, "health": "Healthy" if healthy else "Unhealthy"}
+                for device, healthy in devices.items()
+            ],
+        }
+        for resource, devices in held.items()
+    ] or None
+
+
+def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountStatus] | None:
+    return [
+        VolumeMountStatus(
+            name=mount.name,
+            mount_path=mount.mount_path,
+            read_only=mount.read_only,
+            recursive_read_only=("Enabled" if is_recursive_read_only(mount, recursive) else "Disabled")
+            if mount.read_only
+            else None,
+        )
+        for mount in container.volume_mounts or []
+    ] or None
+
+
+def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
+    """Whether all that is mounted beneath is read-only too, where the runtime can see to it."""
+    return supported and mount.recursive_read_only in ("Enabled", "IfPossible")
+
+
+def _reset_end() -> ContainerStateTerminated:
+    """How a container ended that was taken away so that its pod begins anew."""
+    return ContainerStateTerminated(exit_code=137, reason=RESTARTING_ALL, message=RESTARTING_ALL_TEXT)
+
+
+def _terminated(record: ContainerRecord, inputs: StatusInputs) -> ContainerStateTerminated:
+    return ContainerStateTerminated(
+        exit_code=record.exit_code,
+        reason=record.reason,
+        message=inputs.message(record),
+        started_at=_time(record.started_at),
+        finished_at=_time(record.finished_at),
+        container_id=f"{inputs.runtime_name}://{record.id}",
+    )
+
+
+def _conditions(
+    pod: Pod,
+    record: PodRecord,
+    status: PodStatus,
+    init: list[ContainerStatus],
+    main: list[ContainerStatus],
+    inputs: StatusInputs,
+) -> list[PodCondition]:
+    done = status.phase in (SUCCEEDED, FAILED)
+    incomplete = [
+        s.name
+        for c, s in zip(pod.init_containers, init, strict=True)
+        if not (s.started if c.is_sidecar else s.ready)
+    ]
+    sidecars = [s for c, s in zip(pod.init_containers, init, strict=True) if c.is_sidecar]
+    unready = [s.name for s in (*sidecars, *main) if not s.ready]
+    sandbox = record.sandbox
+    network = sandbox is not None and sandbox.ready and not done
+    resizes = [msgspec.structs.replace(condition) for condition in inputs.extra_conditions]
+    conditions = [
+        *resizes,
+        *_disruption(inputs.end),
+        PodCondition(type="PodReadyToStartContainers", status=_boolean(network)),
+        _initialized(pod, main, incomplete, status.phase),
+        _gated(pod, _all_of("Ready", "ContainersNotReady", "unready", unready, status.phase)),
+        _all_of("ContainersReady", "ContainersNotReady", "unready", unready, status.phase),
+        PodCondition(type="PodScheduled", status="True"),
+    ]
+    if could_restart_all(pod):
+        conditions.append(_all_restarting(pod, record, inputs, status.phase))
+    known = {condition.type: condition for condition in pod.status.conditions or []}
+    said = {condition.type for condition in conditions}
+    others = [c for c in known.values() if not is_own_condition(c.type) and c.type not in said]
+    now = _time(inputs.now)
+    for condition in conditions:
+        before = known.get(condition.type)
+        same = before is not None and before.status == condition.status
+        condition.last_transition_time = before.last_transition_time if before is not None and same else now
+    for resize in resizes:
+        _resize_times(resize, known.get(resize.type), now)
+    return [*others, *conditions]
+
+
+def _resize_times(condition: PodCondition, before: PodCondition | None, now: datetime | None) -> None:
+    """It begins anew with another reason, and is looked at whenever it says something else."""
+    if before is None or before.reason != condition.reason:
+        condition.last_transition_time = condition.last_probe_time = now
+    else:
+        condition.last_transition_time = before.last_transition_time
+        condition.last_probe_time = before.last_probe_time if before.message == condition.message else now
+
+
+def _disruption(end: PodEnd | None) -> list[PodCondition]:
+    if end is None or not end.condition_reason:
+        return []
+    text = end.condition_message or end.message
+    return [PodCondition(type="DisruptionTarget", status="True", reason=end.condition_reason, message=text)]
+
+
+def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], phase: str) -> PodCondition:
+    """Once a regular container has started it stays, whatever becomes of sidecars."""
+    started = any(status.state.running or status.state.terminated for status in main)
+    was = any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions or [])
+    missing = [] if started or was else incomplete
+    return _all_of("Initialized", "ContainersNotInitialized", "incomplete", missing, phase)
+
+
+def _gated(pod: Pod, ready: PodCondition) -> PodCondition:
+    """Ready, unless a readiness gate says otherwise; nobody but an API's clients opens one."""
+    if ready.status != "True":
+        return ready
+    known = {condition.type: condition.status for condition in pod.status.conditions or []}
+    wrong = [
+        f'the status of pod readiness gate "{gate.condition_type}" is not "True", but '
+        f"{known[gate.condition_type]}"
+        if gate.condition_type in known
+        else f'corresponding condition of pod readiness gate "{gate.condition_type}" does not exist.'
+        for gate in pod.spec.readiness_gates or []
+        if known.get(gate.condition_type) != "True"
+    ]
+    if not wrong:
+        return ready
+    return PodCondition(
+        type=ready.type, status="False", reason="ReadinessGatesNotReady", message=", ".join(wrong)
+    )
+
+
+def _all_restarting(pod: Pod, record: PodRecord, inputs: StatusInputs, phase: str) -> PodCondition:
+    kind = "AllContainersRestarting"
+    if phase in (SUCCEEDED, FAILED):
+        return PodCondition(
+            type=kind, status="False", reason="Pod" + ("Completed" if phase == SUCCEEDED else phase)
+        )
+    if not pod_restarts(pod, record):
+        return PodCondition(type=kind, status="False")
+    text = "container exited with restart policy rule"
+    return PodCondition(type=kind, status="True", reason="RestartAllContainersStarted", message=text)
+
+
+def _all_of(kind: str, reason: str, adjective: str, missing: list[str], phase: str) -> PodCondition:
+    if phase == SUCCEEDED:
+        done = kind == "Initialized"
+        return PodCondition(type=kind, status=_boolean(done), reason="PodCompleted")
+    if phase == FAILED and kind != "Initialized":
+        return PodCondition(type=kind, status="False", reason="PodFailed")
+    if not missing:
+        return PodCondition(type=kind, status="True")
+    names = " ".join(missing)
+    text = f"containers with {adjective} status: [{names}]"
+    return PodCondition(type=kind, status="False", reason=reason, message=text)
+
+
+def _boolean(value: bool) -> str:
+    return "True" if value else "False"
+
+
+def _time(seconds: float) -> datetime | None:
+    return whole_second(seconds) if seconds > 0 else None

@@ -1,0 +1,91 @@
+"""Keeps one pod's status current and tells whoever wants to know of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.api.status import ResourceAmounts
+from engine.cgroups.formulas.containers import ContainerResources
+from engine.cgroups.resize import status_resources
+from engine.cri.records import ContainerRecord, PodRecord
+from engine.node.pod.life import LifeState
+from engine.node.pod.resize import ResizeState as Resizing
+from engine.node.pod.state import PodState
+from engine.node.sync.services import Services
+from engine.node.sync.status import FAILED, SUCCEEDED, StatusInputs, pod_status
+from engine.node.sync.termination_message import TerminationMessages
+
+
+class StatusPublisher:
+    """`pod.status` is what was published last; that of a pod that has ended for good stays."""
+
+    def __init__(self, hand: PodState, services: Services) -> None:
+        self._hand = hand
+        self._services = services
+        self._last_words = TerminationMessages(
+            root=services.node.root, logs=Path(services.node.config.pod_logs_dir)
+        )
+        self._final = hand.life.final
+
+    async def publish(self) -> None:
+        """Brings the status to what the runtime holds now and the worker has met."""
+        hand, services = self._hand, self._services
+        if hand.pod.status.phase in (SUCCEEDED, FAILED) and self._final:
+            return
+        record = services.watch.pod(hand.pod.uid)
+        await self._last_words.read(hand.pod, record)
+        self._final = hand.life.final
+        services.probes.observed(hand.pod, record)
+        services.accounts.observed(hand.pod, record)
+        current = pod_status(hand.pod, record, self._inputs(record))
+        current.observed_generation = self._generation()
+        if current != hand.pod.status:
+            hand.pod.status = current
+            services.probes.remember(hand.pod)
+            services.metrics.looked_at(hand.pod, services.node.clock())
+            services.belonging.pod_changed(hand.pod, may_run=hand.life.holds)
+
+    def _generation(self) -> int:
+        """Of the spec that the status speaks of: a resize that nobody has looked at yet is not in it."""
+        resize = self._hand.resize
+        if resize is not None and resize.state is Resizing.PROPOSED:
+            return self._hand.pod.status.observed_generation
+        return self._hand.wanted.metadata.generation
+
+    def _inputs(self, record: PodRecord) -> StatusInputs:
+        hand, services = self._hand, self._services
+        life, end, uid, sandbox = hand.life, hand.life.end, hand.pod.uid, record.sandbox
+        rejected = end is not None and life.state in (LifeState.ENTERING, LifeState.REJECTED)
+        resize = hand.resize.condition if hand.resize is not None else None
+        return StatusInputs(
+            now=services.node.clock(),
+            runtime_name=services.node.runtime_name,
+            host_ips=services.node.host_ips,
+            ready=lambda c: services.probes.ready(uid, c),
+            started=lambda c: services.probes.health(uid, c).started,
+            waiting=hand.waiting,
+            waiting_reason=hand.waiting_reason if life.state is LifeState.ENTERING else None,
+            end=end,
+            devices=lambda container: services.devices.health(uid, container),
+            start_time=hand.started_at,
+            terminated=rejected or life.stopped,
+            resources=self._resources,
+            extra_conditions=(resize,) if resize is not None else (),
+            message=self._last_words.of,
+            recursive_read_only=sandbox is not None
+            and services.runtime_health.features.of_handler(sandbox.handler).recursive_read_only_mounts,
+            reset=hand.restarts,
+        )
+
+    def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
+        """What the runtime says that a container has, in the words of its manifest where they agree."""
+        container = next((c for c in self._hand.pod.all_containers if c.name == record.name), None)
+        if container is None or record.resources is None or not record.running:
+            return None
+        shares, quota, period, memory = record.resources
+        return status_resources(
+            container,
+            ContainerResources(
+                cpu_shares=shares, cpu_quota=quota, cpu_period=period, memory_limit_in_bytes=memory
+            ),
+        )

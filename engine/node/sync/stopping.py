@@ -1,0 +1,218 @@
+"""Ends containers and pods: hooks, grace, order, sandboxes; then takes away what is left of a pod.
+
+Every container's preStop hook begins at once. Then containers end together, and sidecars after them in
+reverse order, each in what is left of its grace period.
+Works from the runtime's record alone, so a pod whose manifest has gone can be ended too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+
+from engine.api.errors import Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.pod import Container, Pod
+from engine.cri.client import NotFound
+from engine.cri.paths import pod_log_directory
+from engine.cri.records import ContainerRecord, PodRecord
+from engine.host.trees import remove_tree
+from engine.node.logs.log_links import remove_log_link
+from engine.node.sync.hooks import run_hook
+from engine.node.sync.services import Services
+
+log = logging.getLogger("kubengine.pods")
+
+MINIMUM_GRACE_SECONDS = 2
+
+
+def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = "") -> int:
+    """The pod's own grace; a liveness or startup probe that ends the container may bring its own."""
+    grace = pod.spec.termination_grace_period_seconds
+    if grace is None:
+        grace = record.grace_seconds if record is not None and record.grace_seconds is not None else 30
+    if record is not None and probe:
+        container = next((c for c in pod.all_containers if c.name == record.name), None)
+        spec = getattr(container, f"{probe}_probe", None)
+        if spec is not None and spec.termination_grace_period_seconds is not None:
+            grace = spec.termination_grace_period_seconds
+    return max(grace, MINIMUM_GRACE_SECONDS)
+
+
+async def stop_container(
+    pod: Pod,
+    record: ContainerRecord,
+    services: Services,
+    grace: int,
+    message: str = "",
+    *,
+    after: Iterable[asyncio.Event] = (),
+) -> None:
+    """preStop, then the wait for those that end before it (`after`), then the runtime's stop with the rest.
+
+    A hook that takes longer than `grace` ends with its container. `grace` 0 leaves out hook and wait.
+    Raises `Refused` or `Unavailable`.
+    """
+    text = message or f"Stopping container {record.name}"
+    services.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
+    began = time.monotonic()
+    async with _pre_stop_hook(pod, record, services, grace) as hook:
+        if grace > 0:
+            await _wait_until(began + grace, hook, after)
+            if not hook.done():
+                _say_hook_failed(pod, record.name, services, "it took longer than the grace period")
+            grace = max(MINIMUM_GRACE_SECONDS, grace - int(time.monotonic() - began))
+        with contextlib.suppress(NotFound):
+            await services.runtime.stop_container(record.id, grace)
+    await services.watch.refresh_container(pod.uid, record.id, record.sandbox_id, notify=False)
+
+
+async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable[asyncio.Event]) -> None:
+    """For the hook's end and all of the events, not past `deadline`, a monotonic time in seconds."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline - time.monotonic()):
+            await asyncio.wait([hook])
+            for event in after:
+                await event.wait()
+
+
+@contextlib.asynccontextmanager
+async def _pre_stop_hook(
+    pod: Pod, record: ContainerRecord, services: Services, grace: int
+) -> AsyncIterator[asyncio.Task[None]]:
+    """The container's preStop hook, if it has one and time for it, ended with the block at the latest."""
+    container = next((c for c in pod.all_containers if c.name == record.name), None)
+    hook = asyncio.create_task(
+        _pre_stop(pod, container, record.id, services)
+        if container is not None and record.running and grace > 0
+        else asyncio.sleep(0)
+    )
+    try:
+        yield hook
+    finally:
+        hook.cancel()
+        await asyncio.wait([hook])
+    if not hook.cancelled():
+        hook.result()
+
+
+async def _pre_stop(pod: Pod, container: Container, container_id: str, services: Services) -> None:
+    handler = container.lifecycle.pre_stop if container.lifecycle is not None else None
+    if handler is None:
+        return
+    sandbox = services.watch.pod(pod.uid).sandbox
+    ip = sandbox.ips[0] if sandbox is not None and sandbox.ips else services.node.host_ip
+    try:
+        await run_hook(services.runtime, pod, container, container_id, handler, pod_ip=ip)
+    except (Refused, TimeoutError) as error:
+        _say_hook_failed(pod, container.name, services, str(error) or "it took longer than a day")
+
+
+def _say_hook_failed(pod: Pod, container: str, services: Services, why: str) -> None:
+    log.warning("pod %s: the preStop hook of container %s failed: %s", pod.full_name, container, why)
+    services.recorder.pod(pod, WARNING, "FailedPreStopHook", "PreStopHook failed", container=container)
+
+
+async def stop_pod(
+    pod: Pod, record: PodRecord, services: Services, grace_of: Callable[[ContainerRecord], int]
+) -> None:
+    """Ends every container, then every sandbox. Raises the first refusal, having tried them all."""
+    running = record.may_run
+    stopped = {container.id: asyncio.Event() for container in running}
+
+    async def stop(container: ContainerRecord) -> None:
+        first = ends_before(pod, container.name)
+        after = [stopped[other.id] for other in running if other.name in first]
+        await stop_container(pod, container, services, grace_of(container), after=after)
+        stopped[container.id].set()
+
+    failures = await _together(stop(container) for container in running)
+    failures += await _together(
+        _stop_sandbox(record.uid, sandbox.id, services) for sandbox in record.sandboxes if sandbox.ready
+    )
+    if failures:
+        raise failures[0]
+
+
+def ends_before(pod: Pod, name: str) -> set[str]:
+    """The containers whose end a container waits for: a sidecar's are the regular ones and later sidecars."""
+    sidecars = [container.name for container in pod.init_containers if container.is_sidecar]
+    if name not in sidecars:
+        return set()
+    return {container.name for container in pod.spec.containers} | set(sidecars[sidecars.index(name) + 1 :])
+
+
+async def stop_sooner(running: Iterable[ContainerRecord], services: Services, grace: int) -> None:
+    """Asks the runtime again, while it still waits for these containers with a longer grace."""
+    await _together(services.runtime.stop_container(container.id, grace) for container in running)
+
+
+async def _stop_sandbox(uid: str, sandbox_id: str, services: Services) -> None:
+    with contextlib.suppress(NotFound):
+        await services.runtime.stop_pod_sandbox(sandbox_id)
+    await services.watch.refresh_sandbox(uid, sandbox_id, notify=False)
+
+
+async def _together(coroutines: Iterable[object]) -> list[Refused]:
+    results = await asyncio.gather(*coroutines, return_exceptions=True)  # type: ignore[call-overload]
+    failures = [result for result in results if isinstance(result, Refused)]
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, Refused):
+            raise result
+    return failures
+
+
+async def free_node(uid: str, services: Services) -> None:
+    """Gives back what a pod that has stopped has of the node: cgroup and volumes. Raises `Refused`."""
+    services.cgroups.remove_pod(uid)
+    await services.volume_keeper.tear_down(uid)
+
+
+async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
+    """Takes away containers, sandboxes and logs of a pod that has stopped.
+
+    Raises `Refused` naming what would not go; called again, it goes on with the rest.
+    """
+    for container in list(record.containers):
+        with contextlib.suppress(NotFound):
+            await services.runtime.remove_container(container.id)
+        remove_log_link(record, container)
+        services.watch.forget(record.uid, [container.id])
+    for sandbox in list(record.sandboxes):
+        with contextlib.suppress(NotFound):
+            await services.runtime.remove_pod_sandbox(sandbox.id)
+        services.watch.forget(record.uid, [sandbox.id])
+    with contextlib.suppress(OSError):
+        await asyncio.to_thread(remove_tree, pod_log_directory(Path(services.node.config.pod_logs_dir), pod))
+
+
+async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
+    """Of each container's dead copies keeps the newest few; of older dead sandboxes those that hold one."""
+    seen: dict[str, int] = {}
+    for container in list(record.containers):
+        if container in record.may_run:
+            continue
+        seen[container.name] = seen.get(container.name, 0) + 1
+        if seen[container.name] > keep:
+            with contextlib.suppress(Refused):
+                await services.runtime.remove_container(container.id)
+                remove_log_link(record, container)
+                services.watch.forget(record.uid, [container.id])
+                services.decisions.record(
+                    "container-gc",
+                    "collected",
+                    "newer ones of its name have ended",
+                    {"id": container.id, "attempt": container.attempt, "kept": keep},
+                    pod=record.full_name,
+                    uid=record.uid,
+                    container=container.name,
+                )
+    for sandbox in record.sandboxes[1:]:
+        if not sandbox.ready and all(c.sandbox_id != sandbox.id for c in record.containers):
+            with contextlib.suppress(Refused):
+                await services.runtime.remove_pod_sandbox(sandbox.id)
+                services.watch.forget(record.uid, [sandbox.id])

@@ -1,0 +1,259 @@
+"""Brings a pod to run and keeps it so: asks `actions.compute_pod_actions` what is next, and does it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.api.duration import Duration
+from engine.api.events import NORMAL, WARNING
+from engine.api.lifecycle import PodEnd
+from engine.api.pod import Container, Pod
+from engine.cri.client import NotFound
+from engine.cri.records import CREATED, EXITED, ContainerRecord
+from engine.node.images.pull import StartRefused
+from engine.node.logs.log_links import remove_log_link
+from engine.node.pod.life import LifeEvent
+from engine.node.pod.state import PodState
+from engine.node.pod.waiting import Waiting
+from engine.node.spec.container_hash import container_hash
+from engine.node.sync.actions import PodActions, compute_pod_actions
+from engine.node.sync.resizing import carry_out
+from engine.node.sync.retries import retry_seconds
+from engine.node.sync.services import Services
+from engine.node.sync.start_slots import StartSlot
+from engine.node.sync.starting import runtime_handler, sandbox_config, start_container, start_sandbox
+from engine.node.sync.stopping import grace_seconds, remove_dead, stop_container, stop_pod
+from engine.node.volumes.pod_volumes import used_volumes
+from engine.wire import cri_v1_pb2 as cri
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStep:
+    """How far one step came: the seconds after which it wants to be asked again (None: when something has
+    changed), or what has become of the pod. `idle`: it found nothing to do."""
+
+    delay: float | None = None
+    event: LifeEvent | None = None
+    end: PodEnd | None = None
+    idle: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next step comes at once."""
+        return self.event is None and self.delay == 0
+
+
+class PodSync:
+    """`publish` is called when the status may be another one, `made_room` when the pod holds less."""
+
+    def __init__(
+        self,
+        hand: PodState,
+        services: Services,
+        *,
+        publish: Callable[[], Awaitable[None]],
+        made_room: Callable[[], None],
+    ) -> None:
+        self._hand = hand
+        self._services = services
+        self._publish = publish
+        self._made_room = made_room
+        self._kept: Pod | None = None
+        self._volumes: Mapping[str, Path] | None = None
+        self._sandbox: cri.PodSandboxConfig | None = None
+        self._cgroup_parent = ""
+        self._refused: dict[str, tuple[int, float]] = {}
+
+    async def step(self) -> SyncStep:
+        """Does the next thing."""
+        hand, services = self._hand, self._services
+        deadline = self._deadline()
+        if deadline is not None and deadline <= 0:
+            text = "Pod was active on the node longer than the specified deadline"
+            services.recorder.pod(hand.pod, NORMAL, "DeadlineExceeded", text)
+            return SyncStep(event=LifeEvent.FAIL, end=PodEnd("DeadlineExceeded", text))
+        idle = hand.resize is None and not hand.waiting
+        await self._resize()
+        await self._keep(hand.pod)
+        actions = compute_pod_actions(
+            hand.pod,
+            services.watch.pod(hand.pod.uid),
+            health=lambda c: services.probes.health(hand.pod.uid, c),
+            spec_hash=container_hash,
+        )
+        if actions.finished:
+            await self._finish(actions)
+            return SyncStep(event=LifeEvent.FINISH)
+        await self._prepare()
+        delay = None if actions.nothing else await self._act(actions)
+        if actions.nothing:
+            hand.waiting.clear()
+            self._sandbox = None  # some KiB, for the next container to be started
+        await remove_dead(services.watch.pod(hand.pod.uid), services)
+        delay = min((d for d in (delay, deadline) if d is not None), default=None)
+        return SyncStep(delay, idle=idle and actions.nothing)
+
+    def _deadline(self) -> float | None:
+        """Seconds that the pod may go on, None if it may for ever."""
+        seconds = self._hand.pod.spec.active_deadline_seconds
+        return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
+
+    async def _resize(self) -> None:
+        """Meanwhile the source may have asked for another resize, which is next, or for another spec."""
+        hand = self._hand
+        before, resize = hand.pod, hand.resize
+        if resize is None:
+            return
+        resized = await carry_out(before, resize, self._services, self._publish)
+        if resized is None:
+            return
+        await self._keep(resized)
+        if hand.pod is before:
+            resized.status = before.status
+            hand.pod = resized
+            self._services.volume_keeper.described(resized)
+        if hand.resize is resize:
+            hand.resize = None
+        self._made_room()
+
+    async def _keep(self, pod: Pod) -> None:
+        """As what it was accepted, before anything of it is made."""
+        if self._kept is not pod:
+            await asyncio.to_thread(self._services.accepted.keep, pod)
+            self._kept = pod
+
+    async def _finish(self, actions: PodActions) -> None:
+        """Every container has ended for good: stop the sandbox, give the node its resources back."""
+        pod, services = self._hand.pod, self._services
+        if actions.kill_pod:
+            await stop_pod(pod, services.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c))
+        self._hand.waiting.clear()
+        services.cgroups.remove_pod(pod.uid)
+
+    async def _prepare(self) -> None:
+        """Cgroup and volumes, once (and again by a new agent, which finds them made); volumes also when a
+        container is added that mounts another one."""
+        pod, services = self._hand.pod, self._services
+        if self._volumes is None:
+            self._cgroup_parent = services.cgroups.create_pod(pod)
+        elif all(volume.name in self._volumes for volume in used_volumes(pod)):
+            return
+        self._volumes = await services.volume_keeper.set_up(pod)
+
+    async def _act(self, actions: PodActions) -> float | None:
+        pod, services = self._hand.pod, self._services
+        record = services.watch.pod(pod.uid)
+        ended = {c.name: c for c in reversed(record.containers) if c.state == EXITED}
+        if actions.kill_pod:
+            await stop_pod(pod, record, services, lambda c: grace_seconds(pod, c))
+        for kill in actions.kill:
+            grace = grace_seconds(pod, kill.container, kill.liveness)
+            message = f"{kill.message}, will be restarted" if kill.liveness else kill.message
+            await stop_container(pod, kill.container, services, grace, message)
+        killed = {kill.container.name: kill.message for kill in actions.kill}
+        await self._reset(actions.reset)
+        handler = await runtime_handler(pod, services, None if actions.create_sandbox else record.sandbox)
+        async with StartSlot(services.starting) as slot:
+            if actions.create_sandbox or self._sandbox is None:
+                self._sandbox = sandbox_config(pod, services, actions.attempt, self._cgroup_parent, handler)
+            if actions.create_sandbox:
+                await start_sandbox(pod, services, self._sandbox, handler)
+                await self._publish()
+            delays = [
+                await self._start(container, slot, ended.get(container.name), killed.get(container.name, ""))
+                for container in actions.start
+            ]
+        waits = [delay for delay in delays if delay is not None]
+        return 0.0 if None in delays or not delays else min(waits)
+
+    async def _reset(self, containers: list[ContainerRecord]) -> None:
+        """Ends and removes all containers of a pod that begins anew in its sandbox; logs stay."""
+        pod, services, restarts = self._hand.pod, self._services, self._hand.restarts
+        for container in containers:
+            if container.running:
+                text = f"Stopping container {container.name}"
+                await stop_container(pod, container, services, 0, text)
+            with contextlib.suppress(NotFound):
+                await services.runtime.remove_container(container.id)
+            remove_log_link(services.watch.pod(pod.uid), container)
+            restarts[container.name] = max(restarts.get(container.name, 0), container.attempt + 1)
+            services.watch.forget(pod.uid, [container.id])
+            await self._publish()
+
+    async def _start(
+        self, container: Container, slot: StartSlot, ended: ContainerRecord | None, killed: str
+    ) -> float | None:
+        """Starts one container; None when it did, else the seconds to wait before another try.
+
+        `ended` is the newest of its name that had ended when this was decided: as in the kubelet, one that
+        was killed just now to be started again does not count yet; `killed` says why, if one was.
+        """
+        pod, services, name = self._hand.pod, self._services, container.name
+        key = f"{pod.uid}/{name}"
+        now = services.node.clock()
+        not_before = self._refused.get(name, (0, 0.0))[1]
+        if not_before > now:
+            return not_before - now
+        if ended is not None:
+            wait = services.backoff.remaining(key, ended.finished_at, now)
+            if wait > 0:
+                self._back_off(container, services.backoff.delay(key))
+                return wait
+            services.backoff.attempt(key, ended.finished_at, now)
+        assert self._volumes is not None
+        assert self._sandbox is not None
+        least = max(self._hand.restarts.get(name, 0), self._hand.past.get(name, 0))
+        before = services.watch.pod(pod.uid).container(name)
+        try:
+            with services.starts.container(pod, container):
+                await start_container(pod, container, services, self._volumes, self._sandbox, slot, least)
+        except StartRefused as refused:
+            services.watch.doubt()
+            return self._refuse(container, refused)
+        self._hand.waiting.pop(name, None)
+        self._refused.pop(name, None)
+        if before is not None and before.state != CREATED:
+            self._restarted(container, before, killed)
+        return None
+
+    def _restarted(self, container: Container, before: ContainerRecord, killed: str) -> None:
+        pod, services = self._hand.pod, self._services
+        reason = killed or f"{before.reason or 'it ended'} with exit code {before.exit_code}"
+        inputs = {
+            "id": before.id,
+            "exitCode": before.exit_code,
+            "startedAt": before.started_at,
+            "finishedAt": before.finished_at,
+            "attempt": before.attempt,
+            "restartPolicy": pod.spec.restart_policy,
+            "backOff": services.backoff.delay(f"{pod.uid}/{container.name}"),
+        }
+        services.decisions.pod(pod, "restart", "restarted", reason, inputs, container=container.name)
+
+    def _refuse(self, container: Container, refused: StartRefused) -> float:
+        """Says why, once while it stays the same; the seconds to wait before another try."""
+        pod, services, name = self._hand.pod, self._services, container.name
+        if self._hand.waiting.get(name) != refused.waiting:
+            refused.say(services.recorder, pod, name)
+        self._hand.waiting[name] = refused.waiting
+        times = self._refused.get(name, (0, 0.0))[0] + 1
+        wait = retry_seconds(times)
+        if refused.waiting.reason != "ErrImagePull":
+            wait = max(wait, services.images.retry_in(pod, container))
+        self._refused[name] = times, services.node.clock() + wait
+        return wait
+
+    def _back_off(self, container: Container, delay: float) -> None:
+        waiting = self._hand.waiting
+        if waiting.get(container.name, Waiting("")).reason == "CrashLoopBackOff":
+            return
+        meta = self._hand.pod.metadata
+        whose = f"{meta.name}_{meta.namespace}({meta.uid})"
+        text = f"back-off {Duration(delay)} restarting failed container={container.name} pod={whose}"
+        waiting[container.name] = Waiting("CrashLoopBackOff", text)
+        event = f"Back-off restarting failed container {container.name} in pod {whose}"
+        self._services.recorder.pod(self._hand.pod, WARNING, "BackOff", event, container=container.name)

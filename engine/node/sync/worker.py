@@ -1,0 +1,399 @@
+"""Carries one pod through its life (`pod.life`): a task that sleeps until something about the pod changes.
+
+What is to be done in a state is done by others: `working` brings the pod to run, `ending` stops and takes it
+away, `publishing` keeps its status. `end` (the node fails the pod: evicted, past its deadline) and `remove`
+(no source wants it any more) interrupt whatever is going on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from engine.api.errors import KubengineError, Refused
+from engine.api.events import NORMAL, WARNING
+from engine.api.lifecycle import AdmissionRejected, PodEnd
+from engine.api.meta import ObjectMeta
+from engine.api.pod import Pod
+from engine.api.qos import is_static
+from engine.api.status import PodCondition
+from engine.node.pod.life import Action, LifeEvent, LifeState, PodLife
+from engine.node.pod.resize import Resize
+from engine.node.pod.state import PodState
+from engine.node.pod.waiting import Waiting
+from engine.node.sync.ephemeral_containers import with_ephemeral_containers_of
+from engine.node.sync.resizing import can_resize
+from engine.node.sync.retries import Failures
+from engine.node.sync.services import Services
+from engine.node.sync.signal import Signal
+from engine.node.sync.status import with_others
+from engine.node.sync.status_publisher import StatusPublisher
+from engine.node.sync.sync import PodSync
+from engine.node.sync.termination import PodTermination
+
+Enter = Callable[["PodWorker"], Awaitable[None]]
+"""Returns when the worker's pod may start; raises `AdmissionRejected`, and then it holds nothing."""
+
+
+class PodWorker:
+    """`pod.status` is kept current. `life` is where the pod is when the agent comes to know it.
+
+    `enter` is asked while the pod is to be judged. `moved_on(worker)` is called when the pod may have made
+    room: after a resize, when it holds nothing any more, and when nothing of it is left (`gone`). `past` is
+    that of the same pod, if it was here and is back.
+    """
+
+    def __init__(
+        self,
+        pod: Pod,
+        services: Services,
+        *,
+        life: PodLife,
+        enter: Enter,
+        moved_on: Callable[[PodWorker], None],
+        past: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self._seen = now = services.node.clock()
+        known_start = _known_start(pod, services)
+        if known_start is None and life.state is LifeState.ENTERING:
+            services.metrics.seen(pod.uid, now)
+        self._hand = PodState(pod, life, known_start or now, past=dict(past))
+        self._services = services
+        self._enter = enter
+        self._on_transition = moved_on
+        self._publishing = StatusPublisher(self._hand, services)
+        self._ending = PodTermination(self._hand, services)
+        self._working = PodSync(
+            self._hand,
+            services,
+            publish=self._publishing.publish,
+            made_room=lambda: self._on_transition(self),
+        )
+        self._failures = Failures(services)
+        loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._wake = Signal()
+        self._busy = self._abandoned = False
+        self._next_work = "create"
+        self._refusals: list[asyncio.Future[None]] = []
+        self._said_rejected = ""
+        self._task = loop.create_task(self._run(), name=f"pod {pod.full_name}")
+
+    @property
+    def pod(self) -> Pod:
+        return self._hand.pod
+
+    @property
+    def life(self) -> PodLife:
+        return self._hand.life
+
+    @property
+    def past(self) -> Mapping[str, int]:
+        """How often containers had run when the pod was gone, by name."""
+        return self._hand.past
+
+    # What the node tells a worker
+
+    def notify(self) -> None:
+        """Something about the pod may have changed."""
+        self._wake.ring()
+
+    def update(self, pod: Pod) -> None:
+        """A new spec under the same uid: a resize where only amounts differ; judged anew if not yet taken.
+        Ephemeral containers are taken as they come, whatever a resize waits for."""
+        hand = self._hand
+        pod.status = hand.pod.status
+        if self.life.state in (LifeState.ENTERING, LifeState.REJECTED):
+            hand.pod = pod
+            self.retry()
+            return
+        if self._next_work != "create":
+            self._next_work = "update"
+        added = with_ephemeral_containers_of(pod, hand.pod)
+        hand.resize = Resize(pod) if can_resize(added, pod) else None
+        if hand.resize is not None and added is not hand.pod:
+            hand.pod = added
+            self._services.volume_keeper.described(added)
+        if hand.resize is None:
+            hand.pod = pod
+            self._services.accounts.resized(pod)
+            self._services.volume_keeper.described(pod)
+        self._wake.ring()
+
+    def retry(self) -> None:
+        """The pod may fit now, if it did not."""
+        if self.life.state is LifeState.ENTERING:
+            self._interrupt()
+            self._release()
+        self._tell(LifeEvent.RETRY)
+
+    @property
+    def wanted(self) -> Pod:
+        """The pod as its manifest has it, which it is not yet while a resize waits."""
+        return self._hand.wanted
+
+    @property
+    def waits_for_room(self) -> bool:
+        resize = self._hand.resize
+        return resize is not None and resize.waiting
+
+    @property
+    def may_want_room(self) -> bool:
+        """Whether it is not taken in yet, or is to have other amounts than it has."""
+        return self.life.state in (LifeState.ENTERING, LifeState.REJECTED) or self._hand.resize is not None
+
+    def end(self, end: PodEnd) -> None:
+        """Fail the pod for good, if it has not ended yet."""
+        self._tell(LifeEvent.FAIL, end)
+
+    async def end_and_wait(self, end: PodEnd) -> None:
+        """Fails the pod; returns when its containers have stopped, raises at the first refusal."""
+        self.end(end)
+        if not self.life.over:
+            await self.wait_stopped()
+
+    async def wait_stopped(self) -> None:
+        """Returns when nothing of a pod that ends runs any more, raises at the first refusal."""
+        refusal = asyncio.get_running_loop().create_future()
+        self._refusals.append(refusal)
+        stopped = asyncio.shield(self._stopped)
+        try:
+            await asyncio.wait({stopped, refusal}, return_when=asyncio.FIRST_COMPLETED)
+            if refusal.done():
+                refusal.result()
+        finally:
+            stopped.cancel()
+            refusal.cancel()
+            self._refusals.remove(refusal)
+
+    def remove(self, grace: int | None = None) -> None:
+        """Nobody wants the pod any more: end it within `grace` seconds (its own, if None), and leave nothing.
+
+        Told again, only a shorter grace changes anything.
+        """
+        self._tell(LifeEvent.REMOVE, grace=grace)
+
+    def describe(self, metadata: ObjectMeta) -> None:
+        """New labels, annotations or marks of the same pod."""
+        self.pod.metadata = metadata
+        self.wanted.metadata = metadata
+        self._services.volume_keeper.described(self.pod)
+        self._wake.ring()
+
+    def hear(self, conditions: Sequence[PodCondition]) -> None:
+        """Conditions as the API has them: those that others say are taken over."""
+        status = with_others(self.pod.status, conditions)
+        if self.life.holds and status != self.pod.status:
+            self.pod.status = status
+            self._wake.ring()
+
+    def _tell(self, event: LifeEvent, end: PodEnd | None = None, grace: int | None = None) -> None:
+        for action in self.life.tell(event, end, grace):
+            if action is Action.INTERRUPT:
+                self._services.probes.ending(self.pod.uid)
+                self._interrupt()
+            elif action is Action.LEAVE:
+                self._services.accounts.leaves(self.pod.uid)
+            elif action is Action.HASTEN:
+                self._ending.shorten_grace()
+            else:
+                self._release()
+        self._wake.ring()
+
+    def _release(self) -> None:
+        """The pod holds nothing of the node any more."""
+        self._services.accounts.released(self.pod)
+        self._services.probes.released(self.pod.uid)
+
+    def _interrupt(self) -> None:
+        if self._busy and asyncio.current_task() is not self._task:
+            self._busy = False
+            self._task.cancel()
+
+    async def abandon(self) -> None:
+        """Stop working without touching the pod: the agent goes, the pod stays."""
+        self._abandoned = True
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._ending.leave()
+
+    @property
+    def gone(self) -> bool:
+        """Nothing of the pod is left."""
+        return self._gone.done()
+
+    async def wait_at_rest(self) -> None:
+        """Returns when nothing of a pod that ends runs any more, however often that is refused."""
+        await asyncio.shield(self._stopped)
+
+    async def wait_gone(self) -> None:
+        await asyncio.shield(self._gone)
+
+    # Its life
+
+    async def _run(self) -> None:
+        while self.life.state is not LifeState.GONE:
+            try:
+                await self._live(self.life.state)
+            except Exception as error:
+                await asyncio.sleep(await self._failed(error))
+
+    async def _live(self, state: LifeState) -> None:
+        """Does what is to be done in a state, until it is left."""
+        if state is LifeState.ENTERING:
+            await self._interruptible(self._admit)
+        elif state is LifeState.WORKING:
+            await self._interruptible(self._work)
+        elif state in (LifeState.FAILING, LifeState.LEAVING):
+            await self._end()
+        elif state is LifeState.FREEING:
+            await self._persist("removing", self._ending.free)
+            self._tell(LifeEvent.FREED)
+        elif state is LifeState.REPORTING:
+            await self._publishing.publish()
+            await self._services.belonging.end_known(self.pod)
+            self._tell(LifeEvent.KNOWN)
+        elif state is LifeState.REMOVING:
+            began = self._services.node.clock()
+            await self._persist("removing", self._ending.take_away)
+            self._services.metrics.worked("terminated", self._seconds_since(began))
+            self._tell(LifeEvent.REMOVED)
+            self._services.metrics.forget(self.pod.uid)
+            self._gone.set_result(None)
+            self._on_transition(self)
+        else:
+            if state is LifeState.FINISHED and not self._ending.kept:
+                await self._ending.keep()
+            if state in (LifeState.FINISHED, LifeState.FAILED):
+                await self._ending.leave_volumes()
+            self._wake.silence()
+            if self.life.state is state:
+                await self._wake.wait()
+
+    async def _interruptible(self, activity: Callable[[], Awaitable[None]]) -> None:
+        """Works until `_interrupt` ends it, wherever it is."""
+        self._busy = True
+        try:
+            await activity()
+        except asyncio.CancelledError:
+            if self._abandoned or self._busy or self._task.uncancel() > 0:
+                raise
+        finally:
+            self._busy = False
+
+    async def waits_for(self, reason: str, message: str) -> None:
+        """The pod is to be taken in and has to wait: its status says why."""
+        self._hand.waiting_reason = Waiting(reason, message)
+        self._services.recorder.pod(self.pod, NORMAL, reason, message)
+        self._decided("waiting", f"{reason}: {message}")
+        await self._publishing.publish()
+
+    async def _admit(self) -> None:
+        self._hand.waiting_reason = None
+        await self._publishing.publish()
+        try:
+            await self._enter(self)
+        except AdmissionRejected as rejected:
+            text = f"Pod was rejected: {rejected.message}"
+            self._tell(LifeEvent.REJECT, PodEnd(rejected.reason, text, rejected=True))
+            if rejected.reason != self._said_rejected:
+                self._said_rejected = rejected.reason
+                self._services.recorder.pod(self.pod, WARNING, rejected.reason, rejected.message)
+                self._decided("refused", f"{rejected.reason}: {rejected.message}")
+            await self._publishing.publish()
+        else:
+            self._decided("admitted", "")
+            self._tell(LifeEvent.ADMIT)
+
+    def _decided(self, outcome: str, reason: str) -> None:
+        services = self._services
+        services.decisions.pod(self.pod, "admission", outcome, reason, services.accounts.judged_by(self.pod))
+
+    async def _work(self) -> None:
+        if self._next_work == "create":
+            self._services.metrics.began(self._seconds_since(self._seen))
+        began: float | None = None
+        while self.life.state is LifeState.WORKING:
+            self._wake.silence()
+            if began is None:
+                began = self._services.node.clock()
+            try:
+                await self._publishing.publish()
+                step = await self._working.step()
+                self._failures.over()
+                if step.event is not None:
+                    self._tell(step.event, step.end)
+                if not (step.idle or step.goes_on):
+                    await self._publishing.publish()
+            except Exception as error:
+                self._rests(began)
+                began = None
+                await asyncio.sleep(await self._failed(error))
+                continue
+            if not step.goes_on:
+                self._rests(began)
+                began = None
+            if step.event is None:
+                await self._wake.wait(step.delay)
+        if self.life.state is LifeState.FINISHED:
+            self._on_transition(self)
+
+    def _rests(self, began: float) -> None:
+        """A stretch of work is over."""
+        self._services.metrics.worked(self._next_work, self._seconds_since(began))
+        self._next_work = "sync"
+
+    def _seconds_since(self, moment: float) -> float:
+        return max(self._services.node.clock() - moment, 0.0)
+
+    async def _end(self) -> None:
+        """The pod is to end: what was decided is kept first, then its containers stop."""
+        await self._ending.keep()
+        began = self._services.node.clock()
+        await self._persist("stopping", self._ending.stop)
+        self._services.metrics.worked("kill", self._seconds_since(began))
+        self._tell(LifeEvent.STOPPED)
+        if not self._stopped.done():
+            self._stopped.set_result(None)
+        await self._publishing.publish()
+        await self._ending.keep()
+        self._on_transition(self)
+
+    async def _persist(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Repeats until it works: ending a pod is never given up."""
+        self._failures.begin()
+        while True:
+            try:
+                await attempt()
+            except Exception as error:
+                delay = await self._failed(error, doing)
+                for refusal in self._refusals:
+                    if not refusal.done():
+                        refusal.set_exception(_as_ours(error, self.pod))
+                await asyncio.sleep(delay)
+            else:
+                return
+
+    async def _failed(self, error: Exception, doing: str = "syncing") -> float:
+        """Says what went wrong; the seconds until another try. The runtime may have done it nevertheless."""
+        self._services.watch.doubt()
+        delay = self._failures.met(self.pod, error, doing)
+        with contextlib.suppress(Exception):  # it may be what failed
+            await self._publishing.publish()
+        return delay
+
+
+def _known_start(pod: Pod, services: Services) -> float | None:
+    """When it began is kept in its status; else a running pod began when its first sandbox did."""
+    if not is_static(pod) and pod.status.start_time is not None:
+        return pod.status.start_time.timestamp()
+    return min((s.created_at for s in services.watch.pod(pod.uid).sandboxes), default=None)
+
+
+def _as_ours(error: Exception, pod: Pod) -> KubengineError:
+    if isinstance(error, KubengineError):
+        return error
+    return Refused(f"{type(error).__name__}: {error}", subject=f"pod {pod.full_name}")

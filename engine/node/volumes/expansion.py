@@ -1,0 +1,207 @@
+"""Volumes that have become larger: their file systems are, too, at mount and while pods have them.
+
+The claim says how far it is. Source: kubelet v1.36 (`pkg/volume/util/operationexecutor`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from engine.api.errors import Refused
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.objects.storage import PersistentVolumeClaim
+from engine.api.pod import Pod
+from engine.api.quantity import ZERO, Quantity
+from engine.csi.expansion import (
+    Growth,
+    begun,
+    failed,
+    grown,
+    growth,
+    is_other_than_wanted,
+    is_said,
+    size_of,
+)
+from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.volumes.claims import BoundVolume
+from engine.node.volumes.mounted_volumes import Expand, MadeVolume
+from engine.node.volumes.refusals import NotGrown, refusing
+
+AT_MOUNT: Final = "MountVolume.Setup failed while expanding volume"
+AT_MAP: Final = "MapVolume.MarkVolumeAsMounted failed while expanding volume"
+MEANWHILE: Final = "NodeExpandVolume.NodeExpandVolume failed"
+SUCCEEDED, IMPOSSIBLE = "FileSystemResizeSuccessful", "FileSystemResizeFailed"
+
+log = logging.getLogger("kubengine.volumes")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mounted:
+    """One pod's volume."""
+
+    pod: Pod
+    bound: BoundVolume
+    expand: Expand
+    grows: bool
+    read_only: bool
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this node knows of a volume as long as pods have it: its `size` here, and how an attempt ended."""
+
+    size: Quantity
+    pods: dict[str, _Mounted] = field(default_factory=dict)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failed: bool = False
+    refused: bool = False
+
+
+class Growing:
+    """Belongs to one node, which goes by `node` in events."""
+
+    def __init__(
+        self,
+        node: str,
+        objects: ClusterObjects,
+        recorder: EventRecorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._node = node
+        self._objects = objects
+        self._recorder = recorder
+        self._clock = clock
+        self._known: dict[str, _Known] = {}
+
+    async def at_mount(self, pod: Pod, made: MadeVolume, *, read_only: bool) -> None:
+        """Before a pod has the volume, which for the pod may be `read_only`. Raises `VolumeRefused`."""
+        bound, expand = made.bound, made.expand
+        if bound is None or expand is None:
+            return
+        mounted = _Mounted(pod, bound, expand, made.grows, read_only)
+        known = self._known.setdefault(bound.name, _Known(size_of(bound.claim.status.capacity)))
+        known.pods[pod.uid] = mounted
+        if size_of(bound.claim.status.capacity) < size_of(bound.spec.capacity):
+            with refusing(bound.name, AT_MAP if bound.block else AT_MOUNT):
+                await self._grow(mounted, known)
+
+    def may_grow(self, uid: str) -> set[str]:
+        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        return {
+            mounted.bound.claim.metadata.name
+            for known in self._known.values()
+            if (mounted := known.pods.get(uid)) is not None
+            and mounted.grows
+            and not mounted.read_only
+            and not known.refused
+        }
+
+    async def meanwhile(self, uid: str, bound: BoundVolume) -> None:
+        """While a pod has what is `bound` so by now. Raises `VolumeRefused`."""
+        known = self._known.get(bound.name)
+        mounted = known.pods.get(uid) if known is not None else None
+        if known is not None and mounted is not None and ZERO < known.size < size_of(bound.spec.capacity):
+            with refusing(bound.name, MEANWHILE):
+                await self._grow(replace(mounted, bound=bound), known)
+
+    def leave(self, uid: str) -> None:
+        """The pod has no volumes any more."""
+        for name in [name for name, known in self._known.items() if uid in known.pods]:
+            del self._known[name].pods[uid]
+            if not self._known[name].pods:
+                del self._known[name]
+
+    async def _grow(self, mounted: _Mounted, known: _Known) -> None:
+        """Raises `Refused`."""
+        async with known.lock:
+            wanted = size_of(mounted.bound.spec.capacity)
+            if known.size >= wanted:
+                return
+            claim = await self._claim(mounted)
+            if mounted.read_only:
+                text = "MountVolume.NodeExpandVolume failed for volume"
+                said = f'{text} "{mounted.bound.name}" requested read-only file system'
+                self._say(mounted, claim, WARNING, IMPOSSIBLE, said)
+                known.size = wanted
+                return
+            step = growth(claim, wanted)
+            if step is None:
+                if is_said(claim, wanted):
+                    known.size = wanted
+                return
+            if step.tracked and not step.said:
+                claim = await self._patch(mounted, claim, begun(claim))
+            if await self._expanded(mounted, claim, step, known):
+                await self._finish(mounted, claim, step)
+            if not known.refused:
+                known.size = max(known.size, step.size)
+
+    async def _claim(self, mounted: _Mounted) -> PersistentVolumeClaim:
+        try:
+            return await self._objects.claim(mounted.pod, mounted.bound.claim.metadata.name)
+        except Refused as error:
+            raise Refused(f"mountVolume.NodeExpandVolume get PVC failed : {error.message}") from error
+
+    async def _expanded(
+        self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth, known: _Known
+    ) -> bool:
+        """Whether it is larger now; False where it cannot be and nobody is to mend that. Raises `Refused`."""
+        try:
+            await mounted.expand(mounted.bound, step.size.value)
+        except NotGrown as error:
+            if error.unsupported and (step.said or not step.tracked):
+                return False
+            known.refused = error.in_use
+            if error.settled and step.tracked:
+                await self._fail(mounted, claim, step, known, error)
+            if known.refused:
+                log.error("volume %s stays as it is: %s", mounted.bound.name, error)
+                return False
+            raise
+        return True
+
+    async def _fail(
+        self,
+        mounted: _Mounted,
+        claim: PersistentVolumeClaim,
+        step: Growth,
+        known: _Known,
+        error: NotGrown,
+    ) -> None:
+        """The claim says what is wrong. One that failed before and is to have another size by now is given
+        back to its controller."""
+        infeasible = error.infeasible or (known.failed and is_other_than_wanted(claim, step.size))
+        known.failed = True
+        try:
+            patch = failed(claim, str(error), self._clock(), infeasible=infeasible)
+            await self._patch(mounted, claim, patch)
+        except Refused as refused:
+            log.error("claim %s does not say that it cannot grow: %s", claim.metadata.name, refused)
+
+    async def _finish(self, mounted: _Mounted, claim: PersistentVolumeClaim, step: Growth) -> None:
+        text = f'MountVolume.NodeExpandVolume succeeded for volume "{mounted.bound.name}" {self._node}'
+        self._say(mounted, claim, NORMAL, SUCCEEDED, text)
+        if not step.said:
+            try:
+                await self._patch(mounted, claim, grown(claim, step.size))
+            except Refused as error:
+                text = f"mountVolume.NodeExpandVolume update pvc status failed: {error.message}"
+                raise Refused(text) from error
+
+    async def _patch(
+        self, mounted: _Mounted, claim: PersistentVolumeClaim, patch: object
+    ) -> PersistentVolumeClaim:
+        if patch is None:
+            return claim
+        return await self._objects.patch_claim(mounted.pod, claim.metadata.name, patch)
+
+    def _say(
+        self, mounted: _Mounted, claim: PersistentVolumeClaim, kind: str, reason: str, message: str
+    ) -> None:
+        """To who looks at the pod, and to who looks at the claim."""
+        self._recorder.pod(mounted.pod, kind, reason, message)
+        self._recorder.claim(mounted.pod, claim.metadata, kind, reason, message)

@@ -1,0 +1,396 @@
+"""Pods' volumes from their making to their removal: made for the worker, then kept as the API has them.
+
+A change of what a pod's volumes show (an object, labels, annotations, a token's time) is written at once,
+by one task per pod that ends when there is nothing left to write. What is done to one pod's volumes is done
+one after another, whoever asks: none is made while, or after, they are taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from engine.api.duration import doubled
+from engine.api.errors import Missing, Refused
+from engine.api.events import WARNING, EventRecorder
+from engine.api.node import Node
+from engine.api.objects.storage import LocalVolume
+from engine.api.pod import Pod, Volume
+from engine.api.quantity import Quantity
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+from engine.node.controlplane.cluster_objects import ClusterObjects
+from engine.node.volumes.agent_written import is_agent_written
+from engine.node.volumes.claims import (
+    BoundVolume,
+    bound_volume,
+    claim_name,
+    is_of_driver,
+    is_read_only,
+    mount_options,
+)
+from engine.node.volumes.contents import Contents, ContentSource
+from engine.node.volumes.csi_storage import CsiStorage
+from engine.node.volumes.local_devices import LocalDevices
+from engine.node.volumes.mounted_volumes import MadeVolume
+from engine.node.volumes.pod_volumes import Given, PodVolumes, used_volumes
+from engine.node.volumes.refusals import VolumeRefused, refusing
+from engine.node.volumes.volume_counts import UNMOUNT, VolumeCounts, mounting, plugin_name
+
+if TYPE_CHECKING:
+    from engine.node.volumes.expansion import Growing
+
+FIRST_RETRY_SECONDS: Final = 1.0
+LAST_RETRY_SECONDS: Final = 120.0
+PATIENCE_SECONDS: Final = 60.0
+REPUBLISH_SECONDS: Final = 60.0
+GROWTH_SECONDS: Final = 60.0
+
+log = logging.getLogger("kubengine.volumes")
+
+
+class VolumeManager:
+    """One per node. `clock` gives Unix seconds, `allocatable` what the node can give, `node` what it is."""
+
+    def __init__(
+        self,
+        volumes: PodVolumes,
+        objects: ClusterObjects,
+        csi: CsiStorage,
+        local: LocalDevices,
+        *,
+        host_ips: Callable[[], tuple[str, ...]],
+        node: Callable[[], Node],
+        allocatable: Callable[[], Mapping[str, Quantity]],
+        recorder: EventRecorder,
+        registry: Registry,
+        tasks: Tasks,
+        clock: Callable[[], float],
+    ) -> None:
+        self._volumes = volumes
+        self._objects = objects
+        self._csi = csi
+        self._local = local
+        self._host_ips = host_ips
+        self._node = node
+        self._allocatable = allocatable
+        self._recorder = recorder
+        self._clock = clock
+        self._working = tasks.passing("volumes")
+        self._kept: dict[str, _Kept] = {}
+        self._counts = VolumeCounts(registry, self._kept.values)
+        objects.on_change(self._changed)
+
+    async def start(self) -> None:
+        """What an earlier agent left for nobody goes. Raises `Refused`."""
+        await self._csi.start()
+        await self._local.sweep()
+
+    def follow(self, pod: Pod) -> None:
+        """The pod is worked on: what it names in the cluster is followed from now on."""
+        self._objects.follow(pod)
+        kept = self._kept.get(pod.uid)
+        if kept is None or kept.left:
+            self._kept[pod.uid] = _Kept(pod)
+        else:
+            kept.pod = pod
+
+    async def set_up(self, pod: Pod) -> Mapping[str, Path]:
+        """Name → host path of what containers mount. Raises `VolumeRefused` naming the volume.
+
+        Who gives up waiting leaves the making to its end.
+        """
+        self.follow(pod)
+        made: asyncio.Future[Mapping[str, Path]] = asyncio.get_running_loop().create_future()
+        self._working.start(self._set_up(self._kept[pod.uid], made), f"of {pod.full_name}")
+        return await made
+
+    def made(self, uid: str) -> Mapping[str, MadeVolume]:
+        """What a pod has by now, by the volumes' names."""
+        kept = self._kept.get(uid)
+        return {} if kept is None or kept.left else kept.made
+
+    def described(self, pod: Pod) -> None:
+        """The pod has other labels, annotations or amounts."""
+        if pod.uid in self._kept:
+            self.follow(pod)
+            self._changed(pod.uid)
+
+    async def leave(self, uid: str) -> None:
+        """Nothing of the pod runs any more: its volumes are taken away. Raises `Refused`."""
+        await self._take_away(uid, self._volumes.remove_volumes)
+
+    async def tear_down(self, uid: str) -> None:
+        """Takes away all that the pod has on disk. Raises `Refused`."""
+        await self._take_away(uid, self._volumes.tear_down)
+
+    async def stop(self) -> None:
+        """Leaves volumes as they are."""
+        for kept in self._kept.values():
+            kept.forget_time()
+        await self._working.stop()
+        await self._csi.stop()
+
+    async def _take_away(self, uid: str, remove: Callable[[str], None]) -> None:
+        self._objects.leave(uid)
+        kept = self._kept.get(uid)
+        if kept is not None:
+            kept.leave()
+            kept.forget_time()
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await kept.lock.acquire()
+            except TimeoutError:
+                raise Refused("the pod's volumes are still being made") from None
+            kept.lock.release()
+        with self._counts.timed() as durations, ExitStack() as operations:
+            for plugin in {plugin for plugin, here in (kept.plugins() if kept is not None else ()) if here}:
+                operations.enter_context(durations.of(plugin, UNMOUNT))
+            await asyncio.to_thread(self._volumes.remove_sub_paths, uid)
+            await self._csi.withdraw(uid)
+            await asyncio.to_thread(remove, uid)
+            await self._local.leave(uid)
+        if self._has_claims:
+            self._growing.leave(uid)
+        self._kept.pop(uid, None)
+
+    async def _set_up(self, kept: _Kept, made: asyncio.Future[Mapping[str, Path]]) -> None:
+        try:
+            async with kept.lock:
+                kept.stale = False
+                contents = await self._contents(kept)
+                bound = await self._with_directories(kept.pod, await self._bound(kept.pod))
+                given: dict[str, Given] = {**contents, **bound}
+                if kept.left:
+                    raise VolumeRefused("the pod's volumes are being taken away")
+                with self._counts.timed() as durations:
+                    set_up = partial(self._volumes.set_up, durations=durations)
+                    allocatable = self._allocatable()
+                    paths = await asyncio.to_thread(set_up, kept.pod, given, allocatable=allocatable)
+                made_here = {name: self._made(bound.get(name), path) for name, path in paths.items()}
+                volumes = made_here | await self._of_drivers(kept, bound)
+                await self._grow_at_mount(kept.pod, volumes)
+                kept.made = volumes
+                kept.shown = True
+                self._look_again_at(kept, contents)
+            if kept.stale:
+                self._changed(kept.pod.uid)
+        except Exception as error:
+            if not made.done():
+                made.set_exception(error)
+        else:
+            if not made.done():
+                made.set_result({name: volume.path for name, volume in volumes.items()})
+        finally:
+            made.cancel()
+
+    def _changed(self, uid: str) -> None:
+        kept = self._kept.get(uid)
+        if kept is None:
+            return
+        kept.stale = True
+        if kept.shown and not kept.refreshing:
+            kept.refreshing = True
+            self._working.start(self._refresh(kept), f"of {kept.pod.full_name}")
+
+    async def _refresh(self, kept: _Kept) -> None:
+        """Until what is shown is what there is, or a failure has to be waited out."""
+        try:
+            while kept.stale and not kept.left:
+                kept.stale = False
+                async with kept.lock:
+                    try:
+                        contents = await self._contents(kept)
+                        await self._write(kept, contents)
+                        await self._publish_again(kept)
+                        await self._grow(kept)
+                    except VolumeRefused as error:
+                        self._failed(kept, error)
+                    else:
+                        kept.failures, kept.said = 0, ""
+                        self._look_again_at(kept, contents)
+        finally:
+            kept.refreshing = False
+
+    async def _contents(self, kept: _Kept) -> dict[str, Contents]:
+        source = ContentSource(kept.pod, self._objects, self._host_ips(), self._allocatable())
+        contents = {}
+        for volume in used_volumes(kept.pod):
+            if is_agent_written(volume):
+                with refusing(volume.name):
+                    contents[volume.name] = await source.of(volume)
+        return contents
+
+    async def _bound(self, pod: Pod) -> dict[str, BoundVolume]:
+        bound = {}
+        for volume in used_volumes(pod):
+            claim = claim_name(pod, volume)
+            if claim is not None:
+                with refusing(volume.name):
+                    bound[volume.name] = await bound_volume(pod, volume, claim, self._objects, self._node())
+        return bound
+
+    async def _with_directories(self, pod: Pod, bound: Mapping[str, BoundVolume]) -> dict[str, BoundVolume]:
+        """Local volumes are the pod's from now on; what is on devices is mounted for the node first."""
+        found = dict(bound)
+        for volume in used_volumes(pod):
+            each = bound.get(volume.name)
+            if each is None or not isinstance(each.source, LocalVolume):
+                continue
+            await self._local.take(pod.uid, each)
+            if not each.block:
+                options = mount_options(volume, each)
+                directory = await self._local.set_up(pod.uid, each, each.source, options)
+                found[volume.name] = replace(each, directory=directory)
+        return found
+
+    def _made(self, bound: BoundVolume | None, path: Path) -> MadeVolume:
+        if bound is None or not isinstance(bound.source, LocalVolume):
+            return MadeVolume(path, bound)
+        return MadeVolume(path, bound, self._local.expand, grows=True)
+
+    async def _of_drivers(self, kept: _Kept, bound: Mapping[str, BoundVolume]) -> dict[str, MadeVolume]:
+        """Beside each other; the first refusal is raised when all have ended."""
+        volumes = [v for v in used_volumes(kept.pod) if is_of_driver(v, bound.get(v.name))]
+        making = (self._publish(kept, v, bound.get(v.name)) for v in volumes)
+        made = await asyncio.gather(*making, return_exceptions=True)
+        for failure in made:
+            if isinstance(failure, BaseException):
+                raise failure
+        found = zip(volumes, made, strict=True)
+        return {volume.name: each for volume, each in found if isinstance(each, MadeVolume)}
+
+    async def _publish(self, kept: _Kept, volume: Volume, bound: BoundVolume | None) -> MadeVolume:
+        with self._counts.timed() as durations, durations.of(plugin_name(volume, bound), mounting(bound)):
+            return await self._csi.set_up(kept.pod, volume, bound, kept.leaving)
+
+    @cached_property
+    def _growing(self) -> Growing:
+        """A node without claims has no use for it."""
+        from engine.node.volumes.expansion import Growing
+
+        return Growing(self._node().metadata.name, self._objects, self._recorder, self._clock)
+
+    @property
+    def _has_claims(self) -> bool:
+        return "_growing" in self.__dict__
+
+    async def _grow_at_mount(self, pod: Pod, volumes: Mapping[str, MadeVolume]) -> None:
+        for volume in used_volumes(pod):
+            made = volumes.get(volume.name)
+            if made is not None and made.expand is not None:
+                await self._growing.at_mount(pod, made, read_only=is_read_only(volume))
+
+    async def _publish_again(self, kept: _Kept) -> None:
+        names = self._csi.to_publish_again(kept.pod.uid)
+        if names:
+            bound = await self._bound(kept.pod)
+            for volume in used_volumes(kept.pod):
+                if volume.name in names and not kept.left:
+                    await self._publish(kept, volume, bound.get(volume.name))
+
+    async def _grow(self, kept: _Kept) -> None:
+        """A claim that cannot be read now is read again in its time."""
+        claims = self._may_grow(kept.pod.uid)
+        for volume in used_volumes(kept.pod):
+            claim = claim_name(kept.pod, volume)
+            if claim is None or claim not in claims or kept.left:
+                continue
+            try:
+                bound = await bound_volume(kept.pod, volume, claim, self._objects, self._node())
+            except VolumeRefused as error:
+                log.info("of %s: %s", kept.pod.full_name, error)
+                continue
+            try:
+                await self._growing.meanwhile(kept.pod.uid, bound)
+            except VolumeRefused as error:
+                raise VolumeRefused(str(error), reason="VolumeResizeFailed") from error.__cause__
+
+    def _may_grow(self, uid: str) -> set[str]:
+        """The claims of a pod whose volumes' sizes are to be looked at now and then."""
+        return self._growing.may_grow(uid) if self._has_claims else set()
+
+    async def _write(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
+        for volume in used_volumes(kept.pod):
+            if volume.name in contents and not kept.left:
+                with refusing(volume.name):
+                    await asyncio.to_thread(
+                        self._volumes.write, kept.pod, volume, contents[volume.name], self._allocatable()
+                    )
+
+    def _failed(self, kept: _Kept, error: VolumeRefused) -> None:
+        """What is shown stays. Who is missing will be heard of, all else is tried again."""
+        if str(error) != kept.said:
+            kept.said = str(error)
+            self._recorder.pod(kept.pod, WARNING, error.reason, str(error))
+        if not isinstance(error.__cause__, Missing):
+            kept.failures += 1
+            delay = doubled(FIRST_RETRY_SECONDS, kept.failures, LAST_RETRY_SECONDS)
+            self._look_again_in(kept, delay)
+
+    def _look_again_at(self, kept: _Kept, contents: Mapping[str, Contents]) -> None:
+        """When the first token is to be renewed, a driver to be asked again, or a claim looked at."""
+        kept.forget_time()
+        first = min((each.renew_at for each in contents.values()), default=float("inf"))
+        if self._csi.to_publish_again(kept.pod.uid):
+            first = min(first, self._clock() + REPUBLISH_SECONDS)
+        if self._may_grow(kept.pod.uid):
+            first = min(first, self._clock() + GROWTH_SECONDS)
+        if first != float("inf"):
+            self._look_again_in(kept, max(first - self._clock(), FIRST_RETRY_SECONDS))
+
+    def _look_again_in(self, kept: _Kept, seconds: float) -> None:
+        kept.forget_time()
+        if not kept.left:
+            look = partial(self._changed, kept.pod.uid)
+            kept.timer = asyncio.get_running_loop().call_later(seconds, look)
+
+
+class _Kept:
+    """One pod's volumes. `shown` once they are made, `stale` when what they show may be another, `left` when
+    they are being taken away."""
+
+    __slots__ = (
+        "_leaving", "failures", "left", "lock", "made", "pod", "refreshing", "said", "shown", "stale",
+        "timer",
+    )  # fmt: skip
+
+    def __init__(self, pod: Pod) -> None:
+        self.pod = pod
+        self.lock = asyncio.Lock()
+        self._leaving: asyncio.Event | None = None
+        self.shown = self.stale = self.refreshing = self.left = False
+        self.made: Mapping[str, MadeVolume] = {}
+        self.failures, self.said = 0, ""
+        self.timer: asyncio.TimerHandle | None = None
+
+    def leave(self) -> None:
+        self.left = True
+        if self._leaving is not None:
+            self._leaving.set()
+
+    @property
+    def leaving(self) -> asyncio.Event:
+        """Set when they are being taken away. Few ask for it, and it takes most of a KiB."""
+        if self._leaving is None:
+            self._leaving = asyncio.Event()
+            if self.left:
+                self._leaving.set()
+        return self._leaving
+
+    def plugins(self) -> Iterator[tuple[str, bool]]:
+        """Of each of the pod's volumes, and whether the pod has it."""
+        for volume in used_volumes(self.pod):
+            made = self.made.get(volume.name)
+            yield plugin_name(volume, made.bound if made is not None else None), made is not None
+
+    def forget_time(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None

@@ -1,0 +1,204 @@
+"""Unpacks image layers into directories that overlayfs can stack.
+
+A layer's whiteouts become overlayfs' own: a 0/0 character device for a removed path, an extended
+attribute for a directory that hides the one below. They are about the layers below, never about this one (OCI
+image specification, layer.md). Names that lead out of the layer are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tarfile
+from pathlib import Path
+from typing import IO
+
+from engine.api.errors import InvalidInput
+from engine.host.trees import remove_tree
+from engine.runtime.images import tars
+
+WHITEOUT = ".wh."
+METADATA = ".wh..wh."
+OPAQUE = ".wh..wh..opq"
+OPAQUE_ATTRIBUTE = "trusted.overlay.opaque"
+XATTR_PREFIX = "SCHILY.xattr."
+FORBIDDEN_XATTR = "trusted."
+MAX_DEPTH = 256
+LIMITS = tars.Limits(entries=1_000_000, size=64 << 30)
+
+
+class _Hashing(tars.TarSource):
+    """Digests what passes through."""
+
+    def __init__(self, stream: IO[bytes], size: int, subject: str) -> None:
+        super().__init__(stream, size, subject)
+        self.hash = hashlib.sha256()
+
+    def read(self, size: int = -1) -> bytes:
+        data = super().read(size)
+        self.hash.update(data)
+        return data
+
+
+def unpack(stream: IO[bytes], target: Path, diff_id: str, limits: tars.Limits = LIMITS) -> tuple[int, int]:
+    """Unpack the layer tar `stream` below `target`; answers bytes and inodes.
+
+    Raises InvalidInput where its digest is not `diff_id`, a path leads outside or a limit is passed. The
+    caller removes what was unpacked so far.
+    """
+    subject = f"layer {diff_id}"
+    source = _Hashing(stream, limits.size, subject)
+    directories: dict[Path, float] = {}
+    size = inodes = 0
+    try:
+        for tar, member in tars.members(source, limits):
+            place = _place(target, member.name)
+            if place is None or (place.name.startswith(METADATA) and place.name != OPAQUE):
+                continue  # the root itself, or what AUFS kept for itself
+            inodes += 1
+            if place.name == OPAQUE:
+                _hide_below(place.parent)
+            elif place.name.startswith(WHITEOUT):
+                _white_out(place.with_name(place.name.removeprefix(WHITEOUT)))
+            else:
+                size += _make(tar, member, place, target)
+                if member.isdir():
+                    directories[place] = member.mtime
+        for place, mtime in reversed(directories.items()):
+            if place.is_dir() and not place.is_symlink():
+                os.utime(place, (mtime, mtime))
+        while source.read(tars.CHUNK):
+            pass
+    except tars.DAMAGE as error:
+        raise InvalidInput(f"damaged: {error}", subject=subject) from None
+    actual = "sha256:" + source.hash.hexdigest()
+    if actual != diff_id:
+        raise InvalidInput(f"its content is {actual}", subject=subject)
+    return size, inodes
+
+
+def _make(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path, root: Path) -> int:
+    size = 0
+    if member.isdir():
+        _make_directory(place)
+    elif member.islnk():
+        source = _linked(root, member.linkname)
+        if source != place:
+            _make_way(place)
+            os.link(source, place, follow_symlinks=False)
+        return 0
+    else:
+        _make_way(place)
+        if member.isreg():
+            size = _copy(tar, member, place)
+        elif member.issym():
+            place.symlink_to(member.linkname)
+        elif member.ischr() or member.isblk():
+            kind = stat.S_IFCHR if member.ischr() else stat.S_IFBLK
+            os.mknod(place, kind | stat.S_IMODE(member.mode), os.makedev(member.devmajor, member.devminor))
+        elif member.isfifo():
+            os.mkfifo(place)
+        else:
+            return 0
+    os.chown(place, member.uid, member.gid, follow_symlinks=False)
+    if not member.issym():
+        place.chmod(stat.S_IMODE(member.mode))
+        os.utime(place, (member.mtime, member.mtime))
+        for key, value in member.pax_headers.items():
+            name = key.removeprefix(XATTR_PREFIX)
+            if name != key and not name.startswith(FORBIDDEN_XATTR):  # overlayfs obeys its own
+                with contextlib.suppress(OSError):
+                    os.setxattr(place, name, value.encode("utf-8", "surrogateescape"))
+    return size
+
+
+def _copy(tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> int:
+    """The file's bytes, holes left as holes; answers how many bytes were there."""
+    content = tar.extractfile(member)
+    assert content is not None
+    sparse: list[tuple[int, int]] | None = getattr(member, "sparse", None)
+    size = 0
+    with place.open("xb") as file:
+        for offset, length in sparse if sparse is not None else [(0, member.size)]:
+            file.seek(offset)
+            content.seek(offset)
+            while length > 0 and (data := content.read(min(tars.CHUNK, length))):
+                file.write(data)
+                size, length = size + len(data), length - len(data)
+        file.truncate(member.size)
+    return size
+
+
+def _place(root: Path, name: str) -> Path | None:
+    """Where a member goes; parents are made. None for the root itself."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if not parts:
+        return None
+    if ".." in parts:
+        raise InvalidInput("leads out of the layer", subject=name)
+    if len(parts) > MAX_DEPTH:
+        raise InvalidInput(f"lies more than {MAX_DEPTH} levels deep", subject=f"{name[:80]}…")
+    if any(part.startswith(WHITEOUT) and not part.startswith(METADATA) for part in parts[:-1]):
+        raise InvalidInput("goes through a whiteout", subject=name)
+    if parts[-1].removeprefix(WHITEOUT) in ("", ".", ".."):
+        raise InvalidInput("is a whiteout of nothing in its directory", subject=name)
+    place = root
+    for part in parts[:-1]:
+        place = place / part
+        if place.is_symlink():
+            raise InvalidInput("goes through a symbolic link", subject=name)
+        _make_directory(place)
+    return place / parts[-1]
+
+
+def _linked(root: Path, name: str) -> Path:
+    """What a hard link to `name`, a member before it, is a link to."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    place = root
+    for part in parts:
+        if part == ".." or place.is_symlink():
+            raise InvalidInput("leads out of the layer", subject=f"link to {name!r}")
+        place = place / part
+    if not os.path.lexists(place) or (place.is_dir() and not place.is_symlink()):
+        raise InvalidInput("no such file before it in the layer", subject=f"link to {name!r}")
+    return place
+
+
+def _white_out(hidden: Path) -> None:
+    """Hide what is below in other layers; what this layer has there itself stays."""
+    if not os.path.lexists(hidden):
+        os.mknod(hidden, stat.S_IFCHR, os.makedev(0, 0))
+    elif hidden.is_dir() and not hidden.is_symlink():
+        _hide_below(hidden)
+
+
+def _hide_below(directory: Path) -> None:
+    os.setxattr(directory, OPAQUE_ATTRIBUTE, b"y")
+
+
+def _make_directory(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        return
+    hidden = _is_whiteout(place)
+    place.unlink(missing_ok=True)
+    place.mkdir(mode=0o755)
+    if hidden:
+        _hide_below(place)
+
+
+def _is_whiteout(place: Path) -> bool:
+    try:
+        status = place.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+
+
+def _make_way(place: Path) -> None:
+    """For what is not a directory."""
+    if place.is_dir() and not place.is_symlink():
+        remove_tree(place)
+    else:
+        place.unlink(missing_ok=True)

@@ -1,0 +1,229 @@
+"""One HTTP/1.1 connection: h11 says what the bytes mean, this file moves them within bounds.
+
+A peer may be slow, hostile or gone. Each request has a deadline to arrive whole, a limit on its head
+and its body; who takes nothing of an answer for a while gets no more of it. Whatever goes wrong ends
+this connection only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from http import HTTPStatus
+
+import h11
+
+from engine.api.errors import InvalidInput
+from engine.host.connection_limiter import ConnectionSlot
+from engine.server.http.exchange import Answer, Request, Response, Takeover, failure
+from engine.server.http.write_timeout import while_it_takes
+
+MAX_HEAD = 16 * 1024
+MAX_BODY = 64 * 1024
+REQUEST_DEADLINE = 10.0
+IDLE_DEADLINE = 60.0
+WRITE_DEADLINE = 30.0
+READ = 4 * 1024  # h11 limits what is incomplete, so a read bounds how far a head can exceed MAX_HEAD
+PIECE = 64 * 1024
+
+MAX_FIELDS = 32
+
+_PHRASES = {int(status): status.phrase for status in HTTPStatus}
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Connection:
+    """Serves requests from one peer until it goes, errs or idles too long.
+
+    Deadlines are seconds; `live_deadline` is how long nothing need be taken of an answer that comes bit by
+    bit.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        handler: Handler,
+        trusted: bool,
+        place: ConnectionSlot,
+        request_deadline: float = REQUEST_DEADLINE,
+        idle_deadline: float = IDLE_DEADLINE,
+        live_deadline: float = WRITE_DEADLINE,
+        max_head: int = MAX_HEAD,
+        max_fields: int = MAX_FIELDS,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._handler = handler
+        self._trusted = trusted
+        self._place = place
+        self._request_deadline = request_deadline
+        self._idle_deadline = idle_deadline
+        self._live_deadline = live_deadline
+        self._max_fields = max_fields
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_head)
+
+    async def serve(self) -> None:
+        """Returns when the connection is over; the transport is closed by the caller."""
+        try:
+            while await self._exchange():
+                self._http.start_next_cycle()
+        except h11.RemoteProtocolError as error:
+            await self._refuse(error.error_status_hint, str(error))
+        except TimeoutError:
+            await self._refuse(408, "the request did not arrive in time")
+        except (ConnectionError, h11.LocalProtocolError):
+            return
+
+    async def _exchange(self) -> bool:
+        """One request and its answer; whether another may follow."""
+        self._place.fall_silent()
+        first = await self._first_bytes()
+        if not first:
+            return False
+        async with asyncio.timeout(self._request_deadline):
+            event = await self._next_event()
+            if not isinstance(event, h11.Request):
+                return False
+            size = 0
+            while not isinstance(part := await self._next_event(), h11.EndOfMessage):
+                if not isinstance(part, h11.Data):
+                    return False
+                size += len(part.data)
+                if size > MAX_BODY:
+                    await self._send(failure(413, f"bodies over {MAX_BODY} bytes are refused"), close=True)
+                    return False
+        try:
+            request = Request.parse(
+                event.method.decode("ascii"),
+                event.target.decode("ascii"),
+                trusted=self._trusted,
+                headers=tuple((name.decode(), value.decode("latin-1")) for name, value in event.headers),
+                most_fields=self._max_fields,
+            )
+        except InvalidInput as error:
+            await self._send(failure(400, str(error)))
+        else:
+            answer = await self._handler(request)
+            if isinstance(answer, Takeover):
+                await self._hand_over(answer)
+                return False
+            refused_upgrade = bool(request.header("upgrade"))
+            await self._send(answer, head=request.method == "HEAD", close=refused_upgrade)
+        return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+
+    async def _first_bytes(self) -> bool:
+        """Waits, longer than for a request under way, until the peer begins to say something."""
+        if self._http.trailing_data[0]:
+            return True
+        try:
+            async with asyncio.timeout(self._idle_deadline):
+                data = await self._reader.read(READ)
+        except TimeoutError:
+            return False
+        self._http.receive_data(data)
+        return bool(data)
+
+    async def _next_event(self) -> object:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            if self._http.they_are_waiting_for_100_continue:
+                await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+            self._http.receive_data(await self._reader.read(READ))
+
+    async def _hand_over(self, takeover: Takeover) -> None:
+        try:
+            await self._write(
+                self._http.send(h11.InformationalResponse(status_code=101, headers=list(takeover.headers)))
+            )
+            await takeover.converse(self._http.trailing_data[0], self._reader, self._writer)
+        finally:
+            takeover.close()
+
+    async def _send(self, response: Response, *, head: bool = False, close: bool = False) -> None:
+        body = response.body
+        if isinstance(body, AsyncGenerator):
+            async with aclosing(body):
+                await self._write(self._head(response, close=True))
+                if not head:
+                    await self._send_live(body)
+        else:
+            pieces = _cut(body) if isinstance(body, bytes) else body
+            await self._send_pieces(self._head(response, close=close), () if head else pieces)
+
+    def _head(self, response: Response, *, close: bool) -> bytes | None:
+        headers = [("content-type", response.content_type), *response.headers]
+        if isinstance(response.body, bytes):
+            headers.append(("content-length", str(len(response.body))))
+        if close:
+            headers.append(("connection", "close"))
+        reason = _PHRASES.get(response.status, "")
+        return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason))
+
+    async def _send_pieces(self, head: bytes | None, pieces: Iterable[bytes]) -> None:
+        """Many small pieces go out as one."""
+        pending = [head]
+        waiting = 0
+        for piece in pieces:
+            pending.append(self._http.send(h11.Data(data=piece)))
+            waiting += len(piece)
+            if waiting >= PIECE:
+                await self._write(b"".join(filter(None, pending)))
+                pending.clear()
+                waiting = 0
+                await asyncio.sleep(0)
+        pending.append(self._http.send(h11.EndOfMessage()))
+        await self._write(b"".join(filter(None, pending)))
+
+    async def _send_live(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Each piece when it comes; a peer that goes ends it, though no piece may come for hours."""
+        sending = asyncio.create_task(self._send_as_they_come(pieces))
+        going = asyncio.create_task(self._until_it_goes())
+        try:
+            await asyncio.wait({sending, going}, return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                raise ConnectionResetError("the peer has gone")
+            sending.result()
+        finally:
+            for task in (sending, going):
+                task.cancel()
+            await asyncio.gather(sending, going, return_exceptions=True)
+
+    async def _send_as_they_come(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        async for piece in pieces:
+            await self._write(self._http.send(h11.Data(data=piece)), self._live_deadline)
+        await self._write(self._http.send(h11.EndOfMessage()))
+
+    async def _until_it_goes(self) -> None:
+        """What it says meanwhile is dropped, as nothing more is answered here; one that talks on is left."""
+        said = 0
+        while said <= MAX_HEAD and (data := await self._reader.read(READ)):
+            said += len(data)
+
+    async def _write(self, data: bytes | None, deadline: float = 0.0) -> None:
+        if not data:
+            return
+        self._writer.write(data)
+        self._place.fall_silent()
+        if not await while_it_takes(self._writer, self._writer.drain, deadline or WRITE_DEADLINE):
+            self._writer.transport.abort()
+            raise ConnectionAbortedError("the peer does not read")
+
+    async def _refuse(self, status: int, message: str) -> None:
+        """Says why the connection ends, if the peer can still be told."""
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            try:
+                await self._send(failure(status, message), close=True)
+            except (ConnectionError, h11.LocalProtocolError):
+                return
+
+
+def _cut(body: bytes) -> Iterable[bytes]:
+    """So that no more of it is copied than the peer takes."""
+    whole = memoryview(body)
+    return (bytes(whole[at : at + PIECE]) for at in range(0, len(body), PIECE))

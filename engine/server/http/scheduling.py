@@ -1,0 +1,24 @@
+"""Work for those inside: bounded, with room left for the question whether the agent lives."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.server.http.exchange import Answer, Request, Response
+
+MAX_AT_WORK = 64
+
+
+async def in_turn(
+    crowd: ConnectionLimiter,
+    place: ConnectionSlot,
+    request: Request,
+    answer: Callable[[Request], Awaitable[Answer]],
+    refusal: Callable[[int, str], Response],
+) -> Answer:
+    """What `answer` says, or `refusal` of one too many."""
+    place.work()
+    if crowd.at_work > MAX_AT_WORK and not request.asks_health:
+        return refusal(503, f"{MAX_AT_WORK} requests are being answered; try again")
+    return await answer(request)

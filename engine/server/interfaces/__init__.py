@@ -1,0 +1,1 @@
+"""States which parts of a node the server needs, as protocols."""

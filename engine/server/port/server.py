@@ -1,0 +1,274 @@
+"""The port itself: connections, their handshakes, and each request on its way through the two questions.
+
+Nothing is read but a bounded head and body, and nothing is done, before it is known who asks and that they
+may. A bounded number of strangers is inside; who has been silent longest makes room for who comes. Answers
+that go on for as long as a user wants (logs, sessions) are counted apart: strangers can't end them.
+
+A connection ends with the certificate that its client showed. It ends too when other authorities vouch for
+clients, which is seen with the next connection or request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+from engine.api.errors import KubengineError
+from engine.host.connection_limiter import ConnectionLimiter, ConnectionSlot
+from engine.server.http.connection import WRITE_DEADLINE, Connection
+from engine.server.http.exchange import Answer, Request, Takeover, plain
+from engine.server.http.scheduling import in_turn
+from engine.server.http.tcp import bind_tcp
+from engine.server.http.write_timeout import CLOSE_SECONDS, part
+from engine.server.interfaces.node import PortNode
+from engine.server.port import routes
+from engine.server.port.access import needs, no_answer, refusal
+from engine.server.port.authentication import Authentication
+from engine.server.port.authorization import Authorization, NoReview
+from engine.server.port.client_certificate import Presented, presented
+from engine.server.port.serving_tls import ServingTLS
+from engine.server.routes import Routes
+
+MAX_STRANGERS = 128
+MAX_SESSIONS = 256
+MAX_HEAD = 64 * 1024
+MAX_FIELDS = 1024
+HANDSHAKE_SECONDS = 10.0
+PAUSE_SECONDS = 0.5
+KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 9),
+)
+UNAUTHORIZED = "Unauthorized"
+
+_Answer = Callable[[ssl.SSLObject, Request], Awaitable[Answer]]
+
+log = logging.getLogger("kubengine.port")
+
+
+class SecurePort:
+    """Listens from `bind` on, answers from `start` on. `shared` are the routes of the node's other doors."""
+
+    def __init__(
+        self,
+        view: PortNode,
+        address: str,
+        port: int,
+        *,
+        shared: Routes | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._view = view
+        self._shared = shared or Routes(view)
+        self._clock = clock
+        self._where = (address, port)
+        self._socket: socket.socket | None = None
+        self._crowd = ConnectionLimiter(MAX_STRANGERS)
+        self._sessions: set[asyncio.Task[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._presented: dict[asyncio.Task[None], Presented] = {}
+        self._accepting: asyncio.Task[None] | None = None
+        self._authentication: Authentication | None = None
+        self._authorization: Authorization | None = None
+
+    def bind(self) -> None:
+        """Takes the port; who connects waits for `start`. Raises `Refused` where it is taken."""
+        if self._socket is None:
+            self._socket = bind_tcp(*self._where, "port")
+
+    async def start(self) -> None:
+        """Raises InvalidInput for a configuration that makes no sense, Refused for what the machine lacks."""
+        config, view = self._view.config, self._view
+        self.bind()
+        self._authentication = authentication = Authentication(config.authentication, view.api)
+        self._authorization = authorization = Authorization(config.authorization, view.name, view.api)
+        authorities = config.authentication.x509.client_ca_file
+        tls = ServingTLS(
+            lambda: view.serving_certificate.pair,
+            client_authorities=Path(authorities) if authorities else None,
+            min_version=config.tls_min_version,
+            ciphers=config.tls_cipher_suites,
+        )
+        await view.serving_certificate.start()
+        if view.serving_certificate.pair is not None:
+            tls.context()
+        work = self._accept(tls, partial(self._answer, authentication, authorization))
+        self._accepting = asyncio.create_task(work, name="port")
+
+    async def stop(self) -> None:
+        """Closes it and ends every connection; safe to call twice."""
+        tasks = [task for task in (self._accepting, *self._connections) if task is not None]
+        self._accepting = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for asked in (self._authentication, self._authorization):
+            if asked is not None:
+                asked.stop()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def _accept(self, tls: ServingTLS, answer: _Answer) -> None:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(self._socket)
+            except OSError as error:
+                log.error("no connection can be taken: %s", error)
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            task = loop.create_task(self._serve(peer, tls, answer), name="port connection")
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, peer: socket.socket, tls: ServingTLS, answer: _Answer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        place = self._crowd.enter(partial(_drop, task))
+        if place is None:
+            peer.close()
+            return
+        try:
+            opened = await _shake_hands(peer, tls)
+            self._end_who_is_unvouched(tls)
+            if opened is not None:
+                await self._converse(*opened, place, tls, answer)
+        except (asyncio.CancelledError, TimeoutError):
+            return
+        finally:
+            place.leave()
+            self._sessions.discard(task)
+            self._presented.pop(task, None)
+
+    async def _converse(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        place: ConnectionSlot,
+        tls: ServingTLS,
+        answer: _Answer,
+    ) -> None:
+        session: ssl.SSLObject = writer.get_extra_info("ssl_object")
+        shown = presented(session, tls.authorities)
+        task = asyncio.current_task()
+        assert task is not None
+        if shown is not None:
+            self._presented[task] = shown
+
+        async def answered(request: Request) -> Answer:
+            tls.context()
+            self._end_who_is_unvouched(tls)
+            if shown is not None and not shown.holds(self._clock(), tls.authorities):
+                raise ConnectionAbortedError("its certificate holds no more")
+            given = await in_turn(self._crowd, place, request, partial(answer, session), plain)
+            return await self._counted(given, task, place)
+
+        try:
+            async with asyncio.timeout(None if shown is None else shown.until - self._clock()):
+                await Connection(
+                    reader,
+                    writer,
+                    handler=answered,
+                    trusted=False,
+                    place=place,
+                    live_deadline=float(self._view.config.streaming_connection_idle_timeout),
+                    max_head=MAX_HEAD,
+                    max_fields=MAX_FIELDS,
+                ).serve()
+                await part(writer, WRITE_DEADLINE)
+        finally:
+            writer.transport.abort()
+
+    async def _counted(self, answer: Answer, task: asyncio.Task[None], place: ConnectionSlot) -> Answer:
+        """What goes on for long is counted apart."""
+        if not _goes_on(answer):
+            return answer
+        if len(self._sessions) >= MAX_SESSIONS:
+            await _give_up(answer)
+            return plain(429, f"{MAX_SESSIONS} sessions are open\n")
+        self._sessions.add(task)
+        place.leave()
+        return answer
+
+    def _end_who_is_unvouched(self, tls: ServingTLS) -> None:
+        now = self._clock()
+        for task, shown in self._presented.items():
+            if not shown.holds(now, tls.authorities) and task is not asyncio.current_task():
+                task.cancel()
+
+    async def _answer(
+        self,
+        authentication: Authentication,
+        authorization: Authorization,
+        session: ssl.SSLObject,
+        request: Request,
+    ) -> Answer:
+        """401 for whom nobody knows, 403 for who may not, in the kubelet's words; else what was asked for."""
+        try:
+            user = await authentication.user(session, request)
+        except KubengineError as error:
+            log.error("a token was not reviewed: %s", error)
+            return plain(401, UNAUTHORIZED)
+        if user is None:
+            return plain(401, UNAUTHORIZED)
+        needed = needs(request.method, request.path)
+        try:
+            allowed = await authorization.allows(user, needed)
+        except NoReview as error:
+            log.error("access was not reviewed: %s", error.__cause__)
+            return plain(500, no_answer(user, needed, error.subresource))
+        if not allowed:
+            return plain(403, refusal(user, needed))
+        return await routes.answer(self._view, self._shared, request)
+
+
+def _drop(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+async def _shake_hands(
+    peer: socket.socket, tls: ServingTLS
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+    """None for a peer that speaks no TLS of ours, or is too slow about it."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    try:
+        for option in KEEP_ALIVE:
+            peer.setsockopt(*option)
+        transport, _ = await loop.connect_accepted_socket(
+            lambda: protocol,
+            sock=peer,
+            ssl=tls.context(),
+            ssl_handshake_timeout=HANDSHAKE_SECONDS,
+            ssl_shutdown_timeout=CLOSE_SECONDS,
+        )
+    except (KubengineError, OSError) as error:
+        log.debug("no handshake: %s", error)
+        peer.close()
+        return None
+    except BaseException:
+        peer.close()
+        raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _goes_on(answer: Answer) -> bool:
+    return isinstance(answer, Takeover) or isinstance(answer.body, AsyncGenerator)
+
+
+async def _give_up(answer: Answer) -> None:
+    if isinstance(answer, Takeover):
+        answer.close()
+    elif isinstance(answer.body, AsyncGenerator):
+        await answer.body.aclose()

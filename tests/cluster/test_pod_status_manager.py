@@ -1,0 +1,212 @@
+"""Telling a test API server how pods are: what is sent, in which order, and what is done about refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.api.pod import Pod
+from engine.api.status import PodStatus
+from engine.api.struct import decode_hook, to_builtins
+from engine.cluster import pod_status_manager as pod_writer
+from engine.cluster.client import ApiClient
+from engine.cluster.pod_status_manager import PodStatusManager
+from engine.testing.apiserver import ApiServer, ApiServerFault
+from tests.waiting import PATIENCE, eventually
+
+PODS = "/api/v1/namespaces/default/pods"
+Object = dict[str, Any]
+
+
+def status(phase: str = "Running", ready: str = "False", **more: Any) -> PodStatus:
+    value = {"phase": phase, "conditions": [{"type": "Ready", "status": ready}], **more}
+    return msgspec.convert(value, PodStatus, dec_hook=decode_hook)
+
+
+class World:
+    """A writer and the server that it writes to."""
+
+    def __init__(self, server: ApiServer, client: ApiClient) -> None:
+        self.server = server
+        self.writer = PodStatusManager(client, clock=time.time)
+
+    def make(self, name: str) -> Pod:
+        value = {"metadata": {"name": name}, "spec": {"nodeName": "n1", "containers": [{"name": "c"}]}}
+        self.server.create(f"{PODS}/{name}", value)
+        return self.known(name)
+
+    def known(self, name: str) -> Pod:
+        return msgspec.convert(self.server.get(f"{PODS}/{name}"), Pod, dec_hook=decode_hook)
+
+    def phase(self, name: str) -> str:
+        phase: str = self.server.get(f"{PODS}/{name}")["status"].get("phase", "")
+        return phase
+
+    def hear(self, *names: str) -> list[str]:
+        pods = [self.make(name) for name in names]
+        for pod in pods:
+            self.writer.heard(pod)
+        return [pod.uid for pod in pods]
+
+    def sent(self, method: str = "PATCH") -> list[str]:
+        return [r.path.split("/")[6] for r in self.server.requests if r.method == method and PODS in r.path]
+
+
+@pytest.fixture
+async def world(
+    server: ApiServer, client: ApiClient, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
+    monkeypatch.setattr(pod_writer, "FIRST_RETRY", 0.01)
+    world = World(server, client)
+    yield world
+    await world.writer.stop()
+
+
+async def test_what_the_server_knows_is_not_sent_again(world: World):
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status(), may_run=True)
+    await eventually(lambda: world.phase("a") == "Running")
+    world.writer.heard(world.known("a"))
+    world.writer.tell(uid, status(), may_run=True)
+    world.writer.tell("of nobody", status(), may_run=True)
+    await world.writer.settled(uid)
+    assert world.sent() == ["a"]
+
+
+async def test_what_another_wrote_over_is_told_again(world: World):
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status(), may_run=True)
+    await world.writer.settled(uid)
+    await world.writer._client.patch(f"{PODS}/a/status", {"status": {"phase": "Unknown"}}, Object)
+    world.writer.heard(world.known("a"))
+    await eventually(lambda: world.phase("a") == "Running")
+
+
+async def test_news_older_than_an_answer_changes_nothing_but_a_list_does(world: World):
+    (uid,) = world.hear("a")
+    before = world.known("a")
+    world.writer.tell(uid, status(), may_run=True)
+    await eventually(lambda: world.phase("a") == "Running")
+    world.writer.heard(before)
+    await world.writer.settled(uid)
+    assert world.sent() == ["a"]
+    world.writer.heard(before, listed=True)
+    await eventually(lambda: world.sent() == ["a", "a"])
+
+
+async def test_pods_that_become_ready_come_first(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pod_writer, "AT_ONCE", 1)
+    names = [f"p{number}" for number in range(6)]
+    uids = world.hear(*names)
+    for uid in uids[:5]:
+        world.writer.tell(uid, status(), may_run=True)
+    world.writer.tell(uids[5], status(ready="True"), may_run=True)
+    await asyncio.gather(*map(world.writer.settled, uids))
+    assert world.sent() == ["p0", "p5", "p1", "p2", "p3", "p4"]
+
+
+async def test_details_come_last(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pod_writer, "AT_ONCE", 1)
+    monkeypatch.setattr(pod_writer, "DETAILS_AT_ONCE", 1)
+    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", 0.0)
+    names = [f"p{number}" for number in range(5)]
+    uids = world.hear(*names)
+    for uid in uids[:3]:
+        world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    world.writer.tell(uids[3], status(), may_run=True)
+    world.writer.tell(uids[4], status(ready="True"), may_run=True)
+    await eventually(lambda: len(world.sent()) == 5)
+    assert world.sent() == ["p0", "p4", "p3", "p1", "p2"]
+
+
+async def test_of_a_pod_that_starts_at_once_the_server_hears_once(world: World):
+    (uid,) = world.hear("a")
+    for reason in ("", "Preparing", "Starting"):
+        world.writer.tell(uid, status("Pending", reason=reason), may_run=True)
+    world.writer.tell(uid, status(ready="True"), may_run=True)
+    await world.writer.settled(uid)
+    assert (world.phase("a"), world.sent()) == ("Running", ["a"])
+
+
+async def test_a_detail_that_nothing_follows_is_told_too(world: World):
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    await eventually(lambda: world.server.get(f"{PODS}/a")["status"].get("reason") == "Waiting")
+
+
+async def test_a_detail_that_somebody_waits_for_waits_for_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pod_writer, "SETTLING_SECONDS", float("inf"))
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Pending", reason="Waiting"), may_run=True)
+    await world.writer.settled(uid)
+    assert world.server.get(f"{PODS}/a")["status"]["reason"] == "Waiting"
+
+
+@pytest.mark.parametrize("fault", [500, 409, 429, ApiServerFault.DROP])
+async def test_what_is_refused_is_told_until_it_is_taken(world: World, fault: ApiServerFault | int):
+    world.server.fail(fault, path="/status", times=3, retry_after=0)
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status(), may_run=True)
+    await eventually(lambda: world.phase("a") == "Running")
+
+
+async def test_nothing_of_a_pod_goes_to_another_of_the_same_name(world: World):
+    (uid,) = world.hear("a")
+    world.server.delete(f"{PODS}/a", grace=0)
+    other = to_builtins(world.make("a"))
+    world.writer.tell(uid, status("Failed"), may_run=False)
+    world.writer.left(uid)
+    await eventually(lambda: len(world.sent()) > 1)
+    world.writer.forget(uid)
+    await world.writer.settled(uid)
+    assert to_builtins(world.known("a")) == other
+
+
+async def test_a_deleted_pod_goes_once_its_end_is_known_and_nothing_is_left(world: World):
+    (uid,) = world.hear("a")
+    world.server.delete(f"{PODS}/a", grace=30)
+    world.writer.heard(world.known("a"))
+    world.writer.tell(uid, status("Succeeded"), may_run=False)
+    await world.writer.settled(uid)
+    assert (world.phase("a"), world.sent("DELETE")) == ("Succeeded", [])
+    world.writer.left(uid)
+    await eventually(lambda: world.server.list(PODS) == [])
+    assert world.writer.has_left(uid)
+
+
+async def test_a_pod_that_nobody_deleted_stays(world: World):
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Failed"), may_run=False)
+    world.writer.left(uid)
+    await world.writer.settled(uid)
+    assert (world.phase("a"), world.sent("DELETE")) == ("Failed", [])
+
+
+async def test_all_who_wait_for_what_is_said_of_a_pod_are_told(world: World):
+    world.server.fail(500, path="/status", times=1)
+    (uid,) = world.hear("a")
+    world.writer.tell(uid, status("Failed"), may_run=False)
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*(world.writer.settled(uid) for _ in range(3)))
+    assert world.phase("a") == "Failed"
+
+
+async def test_a_pod_that_a_set_back_server_has_again_goes_again(world: World):
+    (uid,) = world.hear("a")
+    world.server.delete(f"{PODS}/a", grace=30)
+    world.writer.heard(world.known("a"))
+    snapshot = world.server.objects.snapshot()
+    world.writer.tell(uid, status("Succeeded"), may_run=False)
+    world.writer.left(uid)
+    await eventually(lambda: world.server.list(PODS) == [])
+    await eventually(lambda: not world.writer._tasks)
+    world.server.objects.set_back(snapshot)
+    world.writer.heard(world.known("a"), listed=True)
+    await eventually(lambda: world.server.list(PODS) == [])

@@ -1,0 +1,54 @@
+"""A mistyped parameter is refused by each room of a running node, whatever it is asked or told."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.server.http.exchange import Request
+from engine.server.routes import Routes
+from tests.node_rig import Rig
+
+ACTIONS = [
+    ("admission", "dry-run", {"pod": "{}", "polciy": "fewest"}),
+    ("cgroups", "check", {"fxi": "true"}),
+    ("containers", "gc", {"dry-run": "true"}),
+    ("images", "gc", {"dryrun": "true"}),
+]
+
+
+async def test_every_room_refuses_what_it_does_not_know(rig: Rig) -> None:
+    node = await rig.start()
+    rooms = [name for name, room in node.rooms.items() if hasattr(room, "describe")]
+    assert len(rooms) >= 8
+    for name in rooms:
+        got = await Routes(node).answer(Request("GET", f"/kubengine/{name}", {"colour": "red"}))
+        body = got.body if isinstance(got.body, bytes) else b""
+        assert (name, got.status) == (name, 400)
+        assert json.loads(body)["error"].startswith(f"{name}: unknown query parameter colour; ")
+        assert (await Routes(node).answer(Request("GET", f"/kubengine/{name}"))).status == 200
+
+
+@pytest.mark.parametrize(("room", "action", "query"), ACTIONS, ids=[room for room, _, _ in ACTIONS])
+async def test_orders_with_a_mistyped_parameter_are_not_carried_out(
+    rig: Rig, room: str, action: str, query: dict[str, str]
+) -> None:
+    node = await rig.start()
+    got = await Routes(node).answer(Request("POST", f"/kubengine/{room}/{action}", query, trusted=True))
+    body = got.body if isinstance(got.body, bytes) else b""
+    assert got.status == 400
+    assert f"unknown query parameter {list(query)[-1]}; " in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    ("room", "action", "query"),
+    [("cgroups", "check", {"fix": "yes"}), ("images", "gc", {"dry-run": "maybe"})],
+)
+async def test_an_order_that_is_neither_on_nor_off_is_refused(
+    rig: Rig, room: str, action: str, query: dict[str, str]
+) -> None:
+    node = await rig.start()
+    got = await Routes(node).answer(Request("POST", f"/kubengine/{room}/{action}", query, trusted=True))
+    assert got.status == 400
+    assert b"expected true or false" in (got.body if isinstance(got.body, bytes) else b"")

@@ -1,0 +1,44 @@
+"""A resize as a table: where every event leads, what never happens, and what each state shows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.api.errors import Bug
+from engine.api.pod import Pod
+from engine.api.status import PodCondition
+from engine.node.pod.resize import JUDGED, SAID, TRANSITIONS, Resize, ResizeEvent, ResizeState
+
+
+def shown_in(state: ResizeState) -> PodCondition | None:
+    said = SAID.get(state)
+    return None if said is None else PodCondition(type=said[0], status="True", reason=said[1])
+
+
+def test_every_state_is_reached_and_all_but_the_last_are_left():
+    assert set(TRANSITIONS.values()) | {ResizeState.PROPOSED} == set(ResizeState)
+    assert {state for state, _ in TRANSITIONS} == set(ResizeState) - {ResizeState.DONE}
+
+
+@given(st.lists(st.sampled_from(ResizeEvent)))
+def test_what_has_begun_is_never_judged_again_and_ends_only_when_it_is_done(events):
+    resize = Resize(Pod())
+    for event in events:
+        before, begun = resize.state, resize.begun
+        target = TRANSITIONS.get((before, event))
+        if target is None:
+            with pytest.raises(Bug, match=f"{event.name} while {before.name}"):
+                resize.tell(event)
+            continue
+        resize.tell(event, shown_in(target))
+        assert resize.begun == (begun or event is ResizeEvent.BEGIN)
+        assert resize.waiting == (resize.state is ResizeState.DEFERRED)
+        assert (resize.state in JUDGED) != resize.begun
+
+
+def test_a_state_that_shows_something_else_is_a_bug():
+    resize = Resize(Pod())
+    with pytest.raises(Bug, match="DEFERRED says"):
+        resize.tell(ResizeEvent.DEFER, shown_in(ResizeState.RESIZING))

@@ -1,0 +1,60 @@
+"""Static pods' uids against those that a kubelet v1.36 gave the same manifests on node n1."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.defaults import apply_defaults
+from engine.api.documents import parse_pods
+from engine.node.sources.kubelet_uid import kubelet_uid
+from engine.node.sources.static_pods import static_pod
+
+RECORDED = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "kubelet_uids.jsonl").read_text().splitlines()
+]
+
+
+def uid_of(manifest: dict[str, Any], *, node_name: str = "n1", path: str = "") -> str:
+    path = path or f"{manifest['metadata']['name']}.json"
+    (pod,), _ = parse_pods(json.dumps(manifest).encode(), path)
+    metadata = deepcopy(pod.metadata)
+    apply_defaults(pod)
+    return kubelet_uid(pod, metadata=metadata, node_name=node_name, path=path)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["manifest"]["metadata"]["name"])
+def test_is_what_the_kubelet_gives(recorded: dict[str, Any]) -> None:
+    assert uid_of(recorded["manifest"]) == recorded["uid"]
+
+
+def test_every_part_counts() -> None:
+    manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}}
+    spec = {"containers": [{"name": "c", "image": "busybox:1"}]}
+    slower = {"containers": [{**spec["containers"][0], "command": ["sleep"]}]}
+    uids = {
+        uid_of({**manifest, "spec": spec}),
+        uid_of({**manifest, "spec": spec}, node_name="n2"),
+        uid_of({**manifest, "spec": spec}, path="b.json"),
+        uid_of({**manifest, "spec": slower}),
+    }
+    assert len(uids) == 4
+
+
+def test_what_is_not_known_of_the_kubelet_has_its_digest_for_a_uid() -> None:
+    manifest = b"""
+apiVersion: v1
+kind: Pod
+metadata: {name: a, creationTimestamp: 2026-01-01T00:00:00Z}
+spec: {containers: [{name: c, image: "busybox:1"}]}
+"""
+    uids = [
+        static_pod(parse_pods(manifest, "a")[0][0], node_name="n1", origin="a", seen_at=1.0, uid_of=choice)
+        for choice in (lambda pod, digest, new: new(), lambda pod, digest, new: digest)
+    ]
+    assert uids[0].uid == uids[1].uid

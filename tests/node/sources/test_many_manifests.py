@@ -1,0 +1,90 @@
+"""Manifests that come many at once: what has been read is followed while the others are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.api.pod import Pod
+from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.sources import manifests as sources
+from engine.node.sources.manifests import ManifestDirectory
+from engine.node.sources.static_uids import StaticUids
+from tests.waiting import eventually
+
+MANIFEST = "apiVersion: v1\nkind: Pod\nmetadata: {{name: {0}}}\nspec: {{containers: [{{name: c, image: i}}]}}"
+
+
+class World:
+    """`told`: the names of the pods of each list that was told; the manifest `goes` is taken away then."""
+
+    def __init__(self, directory: Path) -> None:
+        self.manifests = directory / "manifests"
+        self.staging = directory / "staging"
+        self.manifests.mkdir()
+        self.staging.mkdir()
+        self.told: list[list[str]] = []
+        self.faults: list[str] = []
+        self.goes = ""
+
+    def write(self, *names: str) -> None:
+        for name in names:
+            (self.staging / f"{name}.yaml").write_text(MANIFEST.format(name))
+        for name in names:
+            (self.staging / f"{name}.yaml").replace(self.manifests / f"{name}.yaml")
+
+    def hear(self, pods: list[Pod]) -> None:
+        self.told.append([pod.metadata.name.removesuffix("-n1") for pod in pods])
+        (self.manifests / f"{self.goes}.yaml").unlink(missing_ok=True)
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator[None]:
+        source = ManifestDirectory(
+            self.manifests,
+            node_name="n1",
+            period=3600,
+            clock=time.time,
+            uids=StaticUids(list, AcceptedSpecs(lambda uid: self.staging / uid)),
+            on_change=self.hear,
+            on_fault=lambda error: self.faults.append(str(error)),
+        )
+        await source.start()
+        await source.looked.wait()
+        try:
+            yield
+        finally:
+            await source.stop()
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(sources, "READ_AT_ONCE", 2)
+    monkeypatch.setattr(sources, "SETTLE_SECONDS", 0.2)
+    return World(tmp_path)
+
+
+async def test_the_first_look_is_told_whole(world: World) -> None:
+    world.write(*"abcde")
+    async with world.followed():
+        assert world.told == [list("abcde")]
+
+
+async def test_later_ones_are_told_in_parts_that_grow(world: World) -> None:
+    async with world.followed():
+        world.write(*"abcdefghij")
+        await eventually(lambda: world.told[-1] == list("abcdefghij"))
+    assert world.told == [[], list("ab"), list("abcd"), list("abcdefgh"), list("abcdefghij")]
+
+
+async def test_one_that_goes_while_others_are_read_is_no_fault(world: World) -> None:
+    async with world.followed():
+        world.goes = "e"
+        world.write(*"abcde")
+        await eventually(lambda: list("abcd") in world.told)
+        world.write("f")
+        await eventually(lambda: world.told[-1] == list("abcdf"))
+    assert not world.faults

@@ -1,0 +1,162 @@
+"""Resizes that have to wait for room, and two that want the same room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.api.pod import Pod
+from engine.node.sync.worker import PodWorker
+from engine.runtime.hollow import HollowRuntime
+from tests.node_rig import Rig, container
+from tests.waiting import eventually
+
+
+def write(rig: Rig, name: str, milli: int) -> None:
+    rig.write(name, {"containers": [container(resources={"requests": {"cpu": f"{milli}m"}})]})
+
+
+def requested(rig: Rig, name: str) -> int:
+    return int(rig.pod(name).spec.containers[0].requests["cpu"].milli)
+
+
+def condition(rig: Rig, name: str) -> str:
+    conditions = rig.pod(name).status.conditions or []
+    return next((c.reason for c in conditions if c.type == "PodResizePending"), "")
+
+
+@pytest.fixture
+async def half(rig: Rig) -> int:
+    """Two pods of a hundred milli-CPU each are running; half of what the node can give."""
+    node = await rig.start()
+    write(rig, "a", 100)
+    write(rig, "b", 100)
+    await eventually(lambda: rig.phase("a") == rig.phase("b") == "Running")
+    return int(node.node_object().allocatable["cpu"].milli) // 2
+
+
+def hold_updates(
+    hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Event, asyncio.Event]:
+    """Set once the runtime was asked to resize a container, and to be set to let it."""
+    update, updating, go_on = hollow.backend.update_resources, asyncio.Event(), asyncio.Event()
+
+    async def slow_update(*args: Any) -> None:
+        updating.set()
+        await go_on.wait()
+        await update(*args)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", slow_update)
+    return updating, go_on
+
+
+async def test_a_deferred_resize_goes_ahead_when_another_pod_shrinks(rig: Rig, half: int):
+    write(rig, "a", half)
+    await eventually(lambda: requested(rig, "a") == half)
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
+    assert requested(rig, "b") == 100
+    write(rig, "a", 100)
+    await eventually(lambda: requested(rig, "b") == half + 100)
+    assert condition(rig, "b") == ""
+
+
+async def test_two_resizes_do_not_get_the_same_room(
+    rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+):
+    updating, go_on = hold_updates(hollow, monkeypatch)
+    write(rig, "a", half + 100)
+    await eventually(updating.is_set)
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
+    go_on.set()
+    await eventually(lambda: requested(rig, "a") == half + 100)
+    write(rig, "a", 100)
+    await eventually(lambda: requested(rig, "b") == half + 100)
+
+
+async def test_a_resize_that_is_taken_back_holds_nothing(rig: Rig, half: int):
+    write(rig, "a", half)
+    await eventually(lambda: requested(rig, "a") == half)
+    write(rig, "b", half + 100)
+    await eventually(lambda: condition(rig, "b") == "Deferred")
+    write(rig, "b", 100)
+    await eventually(lambda: condition(rig, "b") == "")
+    write(rig, "c", half - 100)
+    await eventually(lambda: rig.phase("c") == "Running")
+
+
+async def test_a_resize_that_another_follows_while_it_is_carried_out(
+    rig: Rig, hollow: HollowRuntime, half: int, monkeypatch: pytest.MonkeyPatch
+):
+    updating, go_on = hold_updates(hollow, monkeypatch)
+    heard, update = list[Pod](), PodWorker.update
+    monkeypatch.setattr(PodWorker, "update", lambda worker, pod: (heard.append(pod), update(worker, pod)))
+    write(rig, "a", 200)
+    await eventually(updating.is_set)
+    write(rig, "a", 300)
+    await eventually(lambda: len(heard) == 2)
+    go_on.set()
+    await eventually(lambda: requested(rig, "a") == 300)
+
+
+def write_init(rig: Rig, milli: int) -> None:
+    amounts = {"resources": {"requests": {"cpu": f"{milli}m"}}}
+    inits = [container("i", **amounts), container("later", **amounts)]
+    rig.write("p", {"initContainers": inits, "containers": [container("app", **amounts)]})
+
+
+async def test_an_init_container_that_runs_is_resized_and_the_next_begins_with_its_new_amount(
+    rig: Rig, hollow: HollowRuntime, monkeypatch: pytest.MonkeyPatch
+):
+    update, updated = hollow.backend.update_resources, dict[str, int]()
+
+    async def note_update(held: Any, wanted: Any) -> None:
+        updated[held.config.metadata.name] = wanted.cpu_shares
+        await update(held, wanted)
+
+    def begun(name: str) -> Any:
+        held = hollow.service.records.containers.values()
+        return next((c for c in held if c.config.metadata.name == name), None)
+
+    monkeypatch.setattr(hollow.backend, "update_resources", note_update)
+    await rig.start()
+    write_init(rig, 100)
+    await eventually(lambda: begun("i") is not None and begun("i").started_at)
+    write_init(rig, 1000)
+    await eventually(lambda: updated == {"i": 1024})
+    hollow.end_container(begun("i").id, exit_code=0)
+    await eventually(lambda: begun("later") is not None and begun("later").started_at)
+    assert begun("later").config.linux.resources.cpu_shares == 1024
+    (first, _) = rig.pod("p").status.init_container_statuses
+    assert first.restart_count == 0
+
+
+async def test_a_pod_level_resize_restarts_the_containers_under_its_limit_whose_policy_asks(rig: Rig):
+    policy = [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]
+    own = {"requests": {"cpu": "10m"}, "limits": {"cpu": "20m"}}
+
+    def write_pod(milli: int) -> None:
+        amounts = {"requests": {"cpu": "50m"}, "limits": {"cpu": f"{milli}m"}}
+        containers = [
+            container("bare", resizePolicy=policy),
+            container("own", resources=own, resizePolicy=policy),
+            container("stays"),
+        ]
+        rig.write("whole", {"containers": containers, "resources": amounts})
+
+    await rig.start()
+    write_pod(100)
+    await eventually(lambda: rig.phase("whole") == "Running")
+    uid = rig.pod("whole").uid
+    write_pod(150)
+    await eventually(lambda: rig.pod("whole").spec.resources.limits["cpu"].milli == 150)
+    assert rig.pod("whole").uid == uid
+
+    def restarts() -> dict[str, int]:
+        statuses = rig.pod("whole").status.container_statuses
+        return {s.name: s.restart_count for s in statuses if s.state.running is not None}
+
+    await eventually(lambda: restarts() == {"bare": 1, "own": 0, "stays": 0})

@@ -1,0 +1,111 @@
+"""The end of a pod's containers: hooks at once, then regular containers, then sidecars from the last."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from engine.api.documents import convert
+from engine.api.pod import Pod
+from engine.node.sync.stopping import ends_before
+from engine.runtime.hollow import HollowRuntime
+from tests.node_rig import Rig, container
+from tests.waiting import eventually
+
+SAID = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+def sidecar(name: str, **fields: Any) -> dict[str, Any]:
+    return container(name, restartPolicy="Always", **fields)
+
+
+def test_who_ends_before_whom():
+    pod = convert(
+        {
+            "metadata": {"name": "p"},
+            "spec": {
+                "initContainers": [sidecar("a"), container("init"), sidecar("b"), sidecar("c")],
+                "containers": [container("x"), container("y")],
+            },
+        },
+        Pod,
+        "p",
+    )
+    waits = {name: ends_before(pod, name) for name in ("x", "y", "init", "c", "b", "a")}
+    assert waits == {
+        "x": set(),
+        "y": set(),
+        "init": set(),
+        "c": {"x", "y"},
+        "b": {"x", "y", "c"},
+        "a": {"x", "y", "b", "c"},
+    }
+
+
+async def test_all_hooks_begin_before_any_container_is_stopped(rig: Rig, hollow: HollowRuntime):
+    """Each hook is answered when all have asked: hooks that came one after another would never end."""
+    names = ("a", "b", "main")
+    asked: set[str] = set()
+    running_then: list[str] = []
+    everyone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.add((await reader.readuntil(b"\r\n\r\n")).split()[1].decode())
+        if len(asked) == len(names):
+            running_then.extend(c.config.metadata.name for c in containers() if not c.finished_at)
+            everyone.set()
+        await everyone.wait()
+        writer.write(SAID)
+        await writer.drain()
+        writer.close()
+
+    def containers() -> list[Any]:
+        return list(hollow.service.records.containers.values())
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+
+    def hooked(name: str) -> dict[str, Any]:
+        return {"lifecycle": {"preStop": {"httpGet": {"path": f"/{name}", "port": port}}}}
+
+    async with server:
+        await rig.start()
+        rig.write(
+            "hooked",
+            {
+                "initContainers": [sidecar(name, **hooked(name)) for name in ("a", "b")],
+                "containers": [container("main", **hooked("main"))],
+                "activeDeadlineSeconds": 1,
+                "terminationGracePeriodSeconds": 600,
+            },
+            annotations={"runtime.kubengine.dev/stop-after": "20ms"},
+        )
+        await eventually(lambda: len(containers()) == len(names) and all(c.finished_at for c in containers()))
+    assert asked == {"/a", "/b", "/main"}
+    assert sorted(running_then) == ["a", "b", "main"]
+    ended = sorted(containers(), key=lambda c: c.finished_at)
+    assert [c.config.metadata.name for c in ended] == ["main", "b", "a"]
+    assert "FailedPreStopHook" not in rig.reasons()
+
+
+async def test_a_sidecar_does_not_wait_for_its_turn_longer_than_its_grace(rig: Rig, hollow: HollowRuntime):
+    """The main container takes all of it, so the sidecar is told to stop while that still runs."""
+    running_then: list[str] = []
+    stop = hollow.backend.stop_container
+
+    async def stop_container(stopped: Any, grace: float) -> None:
+        if stopped.config.metadata.name == "side":
+            records = hollow.service.records.containers.values()
+            running_then.extend(c.config.metadata.name for c in records if not c.finished_at)
+            told.set()
+        else:
+            await told.wait()
+        await stop(stopped, grace)
+
+    told = asyncio.Event()
+    hollow.backend.stop_container = stop_container  # type: ignore[method-assign]
+    await rig.start()
+    spec = {"initContainers": [sidecar("side")], "containers": [container("main")]}
+    rig.write("slow", {**spec, "activeDeadlineSeconds": 1})
+    await eventually(lambda: running_then)
+    assert sorted(running_then) == ["main", "side"]
