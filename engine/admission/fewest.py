@@ -1,7 +1,7 @@
 """Exact searches for few victims, within a budget of time or steps. Pure.
 
-The search itself is `engine._fast.preemption.preempt_fewest`. Sizes are tried from the smallest that no single
-requirement rules out, so the first size that works is the fewest.
+The search itself is `engine._fast.preemption.preempt_fewest`. Sizes are tried from the
+smallest that no single requirement rules out, so the first size that works is the fewest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is done to an agent, and what is measured meanwhile.
 
-A phase takes a `BenchSession` and returns figures by name; units are in the names (`_s` seconds, `_ms`, `_mb`).
-The same observer looks at every agent: its /pods page now and then, the runtime's records, /proc.
+A phase takes a `BenchSession` and returns figures by name; units are in the names (`_s` seconds, `_ms`,
+`_mb`). The same observer looks at every agent: its /pods page now and then, the runtime's records, /proc.
 """
 
 from __future__ import annotations

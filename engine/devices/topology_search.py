@@ -204,7 +204,10 @@ def merge_counts(
     single: bool,
     steps: int = STEPS,
 ) -> Merged:
-    """Merge as `engine._fast.devices.topology.merge` does. A resource that is True has no opinion, False no place."""
+    """Merge as `engine._fast.devices.topology.merge` does.
+
+    A resource that is True accepts any node; one that is False fits on none.
+    """
     everywhere = (1 << nodes) - 1
     counted = [r for r in resources if isinstance(r, DeviceCounts) and r.enough(r.within(nodes))]
     somewhere = all(r is True or r in counted for r in resources)

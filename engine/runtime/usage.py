@@ -57,7 +57,7 @@ class ContainerUsage:
         )
 
     def cpu(self, identifier: str, groups: Sequence[str]) -> cri.CpuUsage:
-        """ContainerUsage since the start, and cores used since the last look (at least a tenth of a second ago)."""
+        """Read the CPU time since the start, and the cores used since the last read (0.1 s ago or more)."""
         usage = _number(groups, "cpuacct.usage")
         if usage is None:
             usage = _table(groups, "cpu.stat").get("usage_usec", 0) * 1000

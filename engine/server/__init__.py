@@ -1,8 +1,8 @@
 """The agent's HTTP surface: the kubelet's read-only API, health, metrics text, and an admin socket.
 
-`HttpServer` listens, `port` is the node's own port with TLS, `Routes` has the answers of both, `ServedNode` is
-what they ask of a node, `exposition` turns a `Registry` into text. Touches `api` and `metrics`, and the node
-only through `ServedNode`.
+`HttpServer` listens on the read-only port and the admin socket; `port` serves 10250 with TLS; `Routes`
+answers for both. `exposition` turns a `Registry` into text. The package imports `api` and `metrics`, and
+reaches the node only through the protocol `ServedNode`.
 """
 
 from engine.server.interfaces.node import ServedNode

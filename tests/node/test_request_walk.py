@@ -21,7 +21,8 @@ from tests.node.walked_membership import MembersLife, prepare_cluster
 from tests.node.walking import walk, with_request_fault
 
 KINDS: tuple[ApiServerFault | int, ...] = (
-    ApiServerFault.DROP, ApiServerFault.RESET, ApiServerFault.LOST, ApiServerFault.FREEZE, ApiServerFault.HANG, ApiServerFault.MALFORMED, ApiServerFault.GO_AWAY,
+    ApiServerFault.DROP, ApiServerFault.RESET, ApiServerFault.LOST, ApiServerFault.FREEZE,
+    ApiServerFault.HANG, ApiServerFault.MALFORMED, ApiServerFault.GO_AWAY,
     401, 403, 429, 500, 503,
 )  # fmt: skip
 OWN_NAME = re.compile(r"[^/]+-\d[^/]*")

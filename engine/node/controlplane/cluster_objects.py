@@ -26,7 +26,10 @@ class ServiceAccountToken(Protocol):
 
 
 class ClusterObjects(Protocol):
-    """`engine.node.controlplane.cluster_control_plane.ClusterControlPlane` has them; who asks has said before that the pod is here."""
+    """Gives pods the objects of their cluster that they refer to.
+
+    `ClusterControlPlane` implements it. A caller registers the pod before it asks.
+    """
 
     def follow(self, pod: Pod) -> None:
         """The pod is worked on: what it names is followed from now on."""

@@ -1,4 +1,7 @@
-"""Where a node belongs: to a cluster (`engine.node.controlplane.cluster_control_plane.ClusterControlPlane`), or nowhere."""
+"""States what the node needs of its control plane, and how a node without one answers.
+
+`cluster_control_plane.ClusterControlPlane` connects to an API server; `NoControlPlane` stands alone.
+"""
 
 from __future__ import annotations
 

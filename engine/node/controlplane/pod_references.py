@@ -1,4 +1,4 @@
-"""A cluster's objects for its pods (`engine.node.controlplane.cluster_objects.ClusterObjects`), from its API server."""
+"""Fetches the objects that pods refer to from the API server; implements `cluster_objects.ClusterObjects`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cgroup values of a snapshot's pods, containers and QoS levels, from the kernel of `engine.cgroups.formulas.bulk`.
+"""Compute the cgroup values of a snapshot's pods, containers and QoS levels.
+
+The kernel behind `engine.cgroups.formulas.bulk` does the arithmetic.
 
 What nodes' settings say apart from amounts makes a `Profile`; there are few, and the kernel runs once for
 each.

@@ -1,7 +1,7 @@
 """cgroups: the values of pods, containers and QoS levels under another version, formula or configuration.
 
-Values come from the kernel of `engine.cgroups.formulas.bulk` over the whole snapshot (`cgroup_columns`), files from
-`engine.cgroups.files`, once per distinct set of values. Faults among them are found by `cgroup_lint`.
+`cgroup_columns` computes the values of the whole snapshot with the kernel of `engine.cgroups.formulas.bulk`;
+`engine.cgroups.files` turns each distinct set of values into files; `cgroup_lint` finds faults among them.
 """
 
 from __future__ import annotations
