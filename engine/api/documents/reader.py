@@ -19,6 +19,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.documents.fitting import fitted
 from engine.api.errors import InvalidInput
+from engine.api.kubelet_validation import validate
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
 from engine.api.struct import decode_hook
@@ -205,6 +206,7 @@ def load_config(paths: list[Path]) -> tuple[KubeletConfiguration, KubengineConfi
                     kubelet.container_runtime_endpoint = kubelet.container_runtime_endpoint or CONTAINERD
                     for field in unknown_fields(document, KubeletConfiguration):
                         log.warning("%s: %s: unknown field", path, field)
+                    validate(kubelet, str(path))
                 case "KubengineConfiguration":
                     kubengine = convert(document, KubengineConfiguration, str(path))
                 case kind:

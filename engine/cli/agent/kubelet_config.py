@@ -11,6 +11,7 @@ from typing import Any
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import CONTAINERD, convert, parse_documents, read_text, unknown_fields
 from engine.api.errors import InvalidInput
+from engine.api.kubelet_validation import validate
 from engine.cli.agent.kubelet_flags import apply_flags
 
 KIND = "KubeletConfiguration"
@@ -40,7 +41,9 @@ def load_kubelet_config(
     for path in drop_ins(directory):
         document = merged(document, _read(path))
     apply_flags(document, flags)
-    config = convert(document, KubeletConfiguration, str(file or directory or "flags"))
+    subject = str(file or directory or "flags")
+    config = convert(document, KubeletConfiguration, subject)
+    validate(config, subject)
     config.container_runtime_endpoint = config.container_runtime_endpoint or CONTAINERD
     return config
 

@@ -1,0 +1,111 @@
+"""Checks a KubeletConfiguration before a node starts with it, in the kubelet's words.
+
+Source: kubelet v1.36, `ValidateKubeletConfiguration`. Fields that another part reads and refuses by itself
+(eviction thresholds, CPU and topology policies, cgroup names) are checked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
+
+HAIRPIN_MODES: Final = ("none", "hairpin-veth", "promiscuous-bridge")
+LAST_PORT: Final = 65535
+SHORTEST_SHUTDOWN: Final = 1.0
+
+_NOT_NEGATIVE: Final = {
+    "eventBurst": ("event_burst", "event-burst"),
+    "eventRecordQPS": ("event_record_qps", "event-qps"),
+    "kubeAPIBurst": ("kube_api_burst", "kube-api-burst"),
+    "kubeAPIQPS": ("kube_api_qps", "kube-api-qps"),
+    "maxOpenFiles": ("max_open_files", "max-open-files"),
+    "maxPods": ("max_pods", "max-pods"),
+    "podsPerCore": ("pods_per_core", "pods-per-core"),
+    "registryBurst": ("registry_burst", "registry-burst"),
+    "registryPullQPS": ("registry_pull_qps", "registry-qps"),
+}
+_BETWEEN: Final = {
+    "iptablesDropBit": ("iptables_drop_bit", "iptables-drop-bit", 0, 31),
+    "iptablesMasqueradeBit": ("iptables_masquerade_bit", "iptables-masquerade-bit", 0, 31),
+    "oomScoreAdj": ("oom_score_adj", "oom-score-adj", -1000, 1000),
+}
+
+
+def validate(config: KubeletConfiguration, subject: str) -> None:
+    """Raise InvalidInput with everything that is wrong; `subject` names where the configuration is from."""
+    faults = [*_numbers(config), *_choices(config), *_logs(config), *_shutdown(config)]
+    if faults:
+        raise InvalidInput("; ".join(f"invalid configuration: {fault}" for fault in faults), subject=subject)
+
+
+def _numbers(config: KubeletConfiguration) -> Iterator[str]:
+    for field, (name, flag) in _NOT_NEGATIVE.items():
+        value = getattr(config, name)
+        if value < 0:
+            yield f"{field} (--{flag}) {value} must not be a negative number"
+    for field, (name, flag, least, most) in _BETWEEN.items():
+        value = getattr(config, name)
+        if not least <= value <= most:
+            yield f"{field} (--{flag}) {value} must be between {least} and {most}, inclusive"
+    for field, port, flag in (
+        ("healthzPort", config.healthz_port, "healthz-port"),
+        ("readOnlyPort", config.read_only_port, "read-only-port"),
+    ):
+        if not 0 <= port <= LAST_PORT:
+            yield f"{field} (--{flag}) {port} must be between 0 and {LAST_PORT}, inclusive"
+    if config.node_status_max_images < -1:
+        yield (
+            f"nodeStatusMaxImages (--node-status-max-images) {config.node_status_max_images} "
+            "must be -1 or greater"
+        )
+    if config.node_lease_duration_seconds <= 0:
+        yield "nodeLeaseDurationSeconds must be greater than 0"
+
+
+def _choices(config: KubeletConfiguration) -> Iterator[str]:
+    if config.system_cgroups and not config.cgroup_root:
+        yield (
+            "systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified"
+        )
+    if config.run_once:
+        yield "runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"
+    if config.hairpin_mode not in HAIRPIN_MODES:
+        none, veth, bridge = (f'"{mode}"' for mode in HAIRPIN_MODES)
+        yield (
+            f'option "{config.hairpin_mode}" specified for hairpinMode (--hairpin-mode). '
+            f"Valid options are {none}, {veth} or {bridge}"
+        )
+
+
+def _logs(config: KubeletConfiguration) -> Iterator[str]:
+    if config.container_log_max_workers < 1:
+        yield "containerLogMaxWorkers must be greater than or equal to 1"
+
+
+def _shutdown(config: KubeletConfiguration) -> Iterator[str]:
+    whole, critical = config.shutdown_grace_period, config.shutdown_grace_period_critical_pods
+    periods = {"shutdownGracePeriod": whole, "shutdownGracePeriodCriticalPods": critical}
+    if not config.gate("GracefulNodeShutdown", True):
+        if whole > 0 or critical > 0:
+            yield (
+                "specifying shutdownGracePeriod or shutdownGracePeriodCriticalPods "
+                "requires feature gate GracefulNodeShutdown"
+            )
+    else:
+        if critical > whole:
+            yield f"shutdownGracePeriodCriticalPods {critical} must be <= shutdownGracePeriod {whole}"
+        for field, period in periods.items():
+            if period < 0 or 0 < period < SHORTEST_SHUTDOWN:
+                yield f"{field} {period} must be either zero or otherwise >= 1 sec"
+    if not config.shutdown_grace_period_by_pod_priority:
+        return
+    if not config.gate("GracefulNodeShutdownBasedOnPodPriority", True):
+        yield (
+            "Specifying shutdownGracePeriodByPodPriority requires feature gate "
+            "GracefulNodeShutdownBasedOnPodPriority"
+        )
+    elif whole > 0 or critical > 0:
+        yield "Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time"

@@ -1,0 +1,69 @@
+"""A wrong value of a field ends the start with one error naming file and field, in the kubelet's words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.api.documents import load_config
+from engine.api.errors import InvalidInput
+from engine.cli.agent.kubelet_config import load_kubelet_config
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"oomScoreAdj": 1001}, "oomScoreAdj (--oom-score-adj) 1001 must be between -1000 and 1000, inclusive"),
+    ({"maxOpenFiles": -1}, "maxOpenFiles (--max-open-files) -1 must not be a negative number"),
+    ({"registryPullQPS": -1}, "registryPullQPS (--registry-qps) -1 must not be a negative number"),
+    ({"registryBurst": -2}, "registryBurst (--registry-burst) -2 must not be a negative number"),
+    ({"kubeAPIQPS": -1}, "kubeAPIQPS (--kube-api-qps) -1 must not be a negative number"),
+    ({"kubeAPIBurst": -1}, "kubeAPIBurst (--kube-api-burst) -1 must not be a negative number"),
+    ({"iptablesDropBit": 32}, "iptablesDropBit (--iptables-drop-bit) 32 must be between 0 and 31, inclusive"),
+    (
+        {"systemCgroups": "/system"},
+        "systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified",
+    ),
+    ({"runOnce": True}, "runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"),
+    (
+        {"hairpinMode": "off"},
+        'option "off" specified for hairpinMode (--hairpin-mode). '
+        'Valid options are "none", "hairpin-veth" or "promiscuous-bridge"',
+    ),
+    ({"containerLogMaxWorkers": 0}, "containerLogMaxWorkers must be greater than or equal to 1"),
+    (
+        {"shutdownGracePeriod": "10s", "shutdownGracePeriodCriticalPods": "20s"},
+        "shutdownGracePeriodCriticalPods 20s must be <= shutdownGracePeriod 10s",
+    ),
+    ({"shutdownGracePeriod": "500ms"}, "shutdownGracePeriod 500ms must be either zero or otherwise >= 1 sec"),
+    (
+        {
+            "shutdownGracePeriod": "10s",
+            "shutdownGracePeriodByPodPriority": [{"priority": 0, "shutdownGracePeriodSeconds": 5}],
+        },
+        "Cannot specify both shutdownGracePeriodByPodPriority and shutdownGracePeriod at the same time",
+    ),
+    (
+        {"shutdownGracePeriod": "10s", "featureGates": {"GracefulNodeShutdown": False}},
+        "specifying shutdownGracePeriod or shutdownGracePeriodCriticalPods "
+        "requires feature gate GracefulNodeShutdown",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "fault"), WRONG, ids=[next(iter(fields)) for fields, _ in WRONG])
+def test_a_wrong_value_is_one_error_with_file_and_field(fields: dict[str, Any], fault: str, tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    known = {"kind": "KubeletConfiguration", "apiVersion": "kubelet.config.k8s.io/v1beta1"}
+    file.write_text(yaml.safe_dump({**known, **fields}))
+    for load in (lambda: load_kubelet_config(file, None, {}), lambda: load_config([file])):
+        with pytest.raises(InvalidInput) as caught:
+            load()
+        assert str(caught.value) == f"{file}: invalid configuration: {fault}"
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(InvalidInput) as caught:
+        load_kubelet_config(None, None, {"oom-score-adj": "-2000", "max-open-files": "-3"})
+    assert "oomScoreAdj" in str(caught.value)
+    assert "maxOpenFiles" in str(caught.value)
