@@ -26,7 +26,9 @@ from engine.cluster.certificates.serving import ServingCertificate
 from engine.cri.client import RuntimeClient
 from engine.cri.paths import pods_directory
 from engine.eviction.readings import NodeView
+from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
+from engine.hostsetup.setup import HostPlaces, HostSetup
 from engine.metrics import Registry
 from engine.node.controlplane.control_plane import Api
 from engine.node.images.access import CredentialPrograms
@@ -48,7 +50,8 @@ class Node:
     registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
     there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
     in `cert_dir` (`pki` beneath `root`). `node_ips` are the addresses it is found under, as
-    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. `stop` leaves pods running;
+    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. With `host` the machine is set up as a kubelet does
+    (`engine.hostsetup`); without, it is left as it is. `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
@@ -67,6 +70,7 @@ class Node:
         cert_dir: Path | None = None,
         credential_programs: CredentialPrograms | None = None,
         node_ips: Sequence[str] = (),
+        host: HostPlaces | None = None,
     ) -> None:
         self.config = config
         self.kubengine_config = kubengine_config or KubengineConfiguration()
@@ -78,6 +82,9 @@ class Node:
         self.decisions = Decisions(clock)
         cert_dir = cert_dir or root / "pki"
         self.serving_certificate = ServingCertificate(config, cert_dir, self.name, clock=clock)
+        self._host = (
+            HostSetup(config, host, recorder=self.recorder, tasks=self.tasks) if host is not None else None
+        )
         self._clock = clock
         self._endpoint = runtime_endpoint
         self._lock: int | None = None
@@ -115,6 +122,9 @@ class Node:
 
     async def start(self) -> None:
         self.claim()
+        if self._host is not None:
+            self._host.check()
+            await self._host.start()
         capacity = machine.capacity(self.root, self.config)
         runtime = RuntimeClient(
             self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
@@ -140,8 +150,7 @@ class Node:
     async def stop(self) -> None:
         """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
         try:
-            if self._running is not None:
-                await self._running.stop()
+            await stop_all([each.stop for each in (self._running, self._host) if each is not None])
         finally:
             if self._lock is not None:
                 os.close(self._lock)

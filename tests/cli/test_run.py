@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from engine.cli.agent.client import AgentClient
 from tests.groups import groups_with
+from tests.guarded_host import COMMAND
 from tests.ports import free_port
 from tests.waiting import PATIENCE, wait_until
 
@@ -50,7 +50,7 @@ class Place:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.cli", *arguments],
+            [*COMMAND, *arguments],
             cwd=ROOT,
             env={**os.environ, "KUBENGINE_AGENT": str(self.root)},
             stdout=subprocess.PIPE,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from tests.guarded_host import COMMAND
 
 HEAD = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
 
@@ -32,7 +33,7 @@ class AgentProcess:
         }
         (directory / "kubelet.yaml").write_text(yaml.safe_dump(HEAD | base | config))
         files = {"config": directory / "kubelet.yaml", "root-dir": self.root, "cert-dir": directory / "pki"}
-        self._command = [sys.executable, "-m", "engine.cli", "kubelet", "--port=0"]
+        self._command = [*COMMAND, "kubelet", "--port=0"]
         self._command += [f"--{name}={value}" for name, value in (files | dict(flags)).items()]
         self._process: asyncio.subprocess.Process | None = None
 

@@ -46,6 +46,10 @@ for directory in /var/lib/kubelet /var/lib/kubengine /var/lib/cni /var/log/pods 
     mkdir -p "$directory"
     mount -t tmpfs tmpfs "$directory"
 done
+for tree in vm kernel; do  # an agent on it would set those of the machine
+    mount --bind "/proc/sys/$tree" "/proc/sys/$tree"
+    mount -o remount,bind,ro "/proc/sys/$tree"
+done
 ip link set lo up
 hostname node
 exec "$@"

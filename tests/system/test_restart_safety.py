@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from engine.cri.client import RuntimeClient
 from engine.testing.containerd import Containerd
 from engine.testing.images import BUSYBOX_TAG
 from engine.wire import cri_v1_pb2 as cri
+from tests.guarded_host import COMMAND
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.containerd, pytest.mark.root, pytest.mark.slow]
@@ -50,7 +50,7 @@ class AgentUnderTest:
                 }
             )
         )
-        self._command = [sys.executable, "-m", "engine.cli", "run", "--config", str(config)]
+        self._command = [*COMMAND, "run", "--config", str(config)]
         self._command += ["--manifests", str(self.manifests), "--runtime", f"unix://{containerd.socket}"]
         self._command += ["--root-dir", str(self.root), "--node-name", "n1"]
         self._process: subprocess.Popen[bytes] | None = None

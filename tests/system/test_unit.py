@@ -20,7 +20,10 @@ NUMBERS = {
     "CAP_FOWNER": 3,
     "CAP_FSETID": 4,
     "CAP_KILL": 5,
+    "CAP_NET_ADMIN": 12,
+    "CAP_NET_RAW": 13,
     "CAP_SYS_ADMIN": 21,
+    "CAP_SYSLOG": 34,
 }
 
 needs_systemd = pytest.mark.skipif(

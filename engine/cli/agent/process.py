@@ -20,6 +20,7 @@ from engine.cli.agent.places import default_socket
 from engine.cli.agent.start_up import settle
 from engine.host.notify import ServiceManager, beat
 from engine.host.stopping import stop_all
+from engine.hostsetup.setup import HostPlaces
 from engine.node import Node
 from engine.node.images.access import CredentialPrograms
 from engine.server import HttpServer, OwnPort, Routes
@@ -59,7 +60,11 @@ class AgentOptions:
 
 
 class AgentProcess:
-    """Runs until a signal. SIGTERM leaves pods running; an interrupt with `clean_up` ends them first."""
+    """Runs until a signal. SIGTERM leaves pods running; an interrupt with `clean_up` ends them first.
+
+    As root, on a runtime of the machine's, the agent sets the machine up as a kubelet does; on a runtime of
+    its own it is a trial and leaves the machine as it is.
+    """
 
     def __init__(self, options: AgentOptions) -> None:
         self.options = options
@@ -86,6 +91,7 @@ class AgentProcess:
             cert_dir=options.cert_dir,
             credential_programs=options.credential_programs,
             node_ips=options.node_ips,
+            host=HostPlaces() if self._runtime is None and os.geteuid() == 0 else None,
         )
         routes = Routes(self.node)
         self._server = HttpServer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from engine.runtime.hollow import HollowRuntime
 from tests.cluster.control_plane import Object, Plane
 from tests.cluster.scenes import NODE
 from tests.cluster_rig import condition
+from tests.guarded_host import COMMAND
 from tests.ports import free_port
 from tests.waiting import PATIENCE
 
@@ -41,7 +41,7 @@ async def test_the_node_is_the_kubelets(plane: Plane, tmp_path: Path, runtime: H
     found = []
     for name, program in (
         ("kubelet", [str(KUBELET)]),
-        ("ours", [sys.executable, "-m", "engine.cli", "kubelet"]),
+        ("ours", [*COMMAND, "kubelet"]),
     ):
         async with running([*program, *options(tmp_path / name, config, plane)], tmp_path / f"{name}.log"):
             found.append(await registered(plane))

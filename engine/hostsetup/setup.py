@@ -1,0 +1,154 @@
+"""Sets a host up for a node agent as a kubelet v1.36 does, and keeps it so while the agent runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput, Refused
+from engine.api.events import EventRecorder
+from engine.cgroups.mounts import Mounts, find_mounts
+from engine.host.stopping import stop_all
+from engine.host.tasks import Tasks
+from engine.hostsetup.iptables import UtilChains
+from engine.hostsetup.own_process import Cgroups, set_oom_score, set_open_files
+from engine.hostsetup.system_oom import SystemOom
+from engine.hostsetup.tunables import check_tunables, set_tunables
+
+SYSTEM_SECONDS: Final = 60.0
+OWN_SECONDS: Final = 300.0
+STEP_SECONDS: Final = 30.0
+
+log = logging.getLogger("kubengine.hostsetup")
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlaces:
+    """Where on the machine the agent finds what it sets up."""
+
+    sysctls: Path = Path("/proc/sys")
+    swaps: Path = Path("/proc/swaps")
+    kmsg: Path = Path("/dev/kmsg")
+    oom_score: Path = Path("/proc/self/oom_score_adj")
+    iptables: Sequence[str] = ("iptables",)
+    ip6tables: Sequence[str] = ("ip6tables",)
+
+
+class HostSetup:
+    """`check` refuses a host on which the configuration forbids to run; `start` sets it up. What the machine
+    does not have, or does not let the agent change, is reported once and left as it is."""
+
+    def __init__(
+        self, config: KubeletConfiguration, places: HostPlaces, *, recorder: EventRecorder, tasks: Tasks
+    ) -> None:
+        self._config = config
+        self._places = places
+        self._oom = SystemOom(recorder, places.kmsg)
+        self._chains = (
+            [
+                UtilChains(places.iptables, tasks),
+                UtilChains(places.ip6tables, tasks, ipv6=True),
+            ]
+            if config.make_ip_tables_util_chains
+            else []
+        )
+        self._own = tasks.task("own-process")
+        self._system = tasks.task("system-cgroups")
+
+    def check(self) -> None:
+        """Raises Refused: cgroup v1 with `failCgroupV1`, swap with `failSwapOn`, tunables that differ with
+        `protectKernelDefaults`; InvalidInput for `systemCgroups: /`."""
+        config = self._config
+        if config.fail_cgroup_v1 and find_mounts().version == 1:
+            raise Refused("failCgroupV1: the agent is configured not to run on a host using cgroup v1")
+        if config.fail_swap_on and swap_is_on(self._places.swaps):
+            text = "running with swap on is not supported, please disable swap or set failSwapOn to false"
+            raise Refused(text, subject=str(self._places.swaps))
+        if config.system_cgroups == "/":
+            raise InvalidInput('system container cannot be root ("/")', subject="systemCgroups")
+        if config.protect_kernel_defaults:
+            check_tunables(self._places.sysctls)
+
+    async def start(self) -> None:
+        """Never raises: a node runs on without what could not be set up."""
+        if not self._config.protect_kernel_defaults:
+            set_tunables(self._places.sysctls)
+        try:
+            set_open_files(self._config.max_open_files)
+        except Refused as error:
+            log.warning("%s", error)
+        await self._oom.start()
+        for chains in self._chains:
+            await chains.start()
+        self._own.start(self._keep_own_process)
+        if self._config.system_cgroups:
+            self._system.start(self._keep_system_processes)
+
+    async def stop(self) -> None:
+        """Leaves the host as it is."""
+        chains = [each.stop for each in self._chains]
+        await stop_all([self._own.stop, self._system.stop, *chains, self._oom.stop])
+
+    async def _keep_own_process(self) -> None:
+        score, place = _Once(), _Once()
+        name = self._config.kubelet_cgroups
+        while True:
+            with self._own.step(STEP_SECONDS), score.report():
+                set_oom_score(self._places.oom_score, self._config.oom_score_adj)
+            if name:
+                with self._own.step(STEP_SECONDS), place.report():
+                    own = os.getpid()
+                    groups = mounted(find_mounts())
+                    if not groups.holds(name, own):
+                        groups.put(name, own)
+            await asyncio.sleep(SYSTEM_SECONDS if name else OWN_SECONDS)
+
+    async def _keep_system_processes(self) -> None:
+        once = _Once()
+        while True:
+            with self._system.step(STEP_SECONDS), once.report():
+                groups = mounted(find_mounts())
+                await asyncio.to_thread(groups.put_system_processes, self._config.system_cgroups)
+            await asyncio.sleep(SYSTEM_SECONDS)
+
+
+class _Once:
+    """Logs a refusal, and the same one not again."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    @contextmanager
+    def report(self) -> Iterator[None]:
+        try:
+            yield
+        except Refused as error:
+            if str(error) != self._last:
+                self._last = str(error)
+                log.warning("%s", error)
+        else:
+            self._last = ""
+
+
+def mounted(mounts: Mounts) -> Cgroups:
+    """Every hierarchy, with the devices controller's first: there the kubelet looks for processes."""
+    holding = mounts.holding("devices") or mounts.hierarchies[0]
+    others = [each for each in mounts.hierarchies if each != holding]
+    return Cgroups([Path(each.path) for each in (holding, *others)])
+
+
+def swap_is_on(file: Path) -> bool:
+    """Whether /proc/swaps lists anything below its heading; a kernel without swap has no such file."""
+    try:
+        return len(file.read_text().strip().splitlines()) > 1
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise Refused(error.strerror or str(error), subject=str(file), errno=error.errno) from error
