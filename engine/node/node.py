@@ -50,8 +50,8 @@ class Node:
     registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
     there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
     in `cert_dir` (`pki` beneath `root`). `node_ips` are the addresses it is found under, as
-    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. With `host` the machine is set up as a kubelet does
-    (`engine.hostsetup`); without, it is left as it is. `stop` leaves pods running;
+    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. With `host` the machine is set up as a
+    kubelet does (`engine.hostsetup`); without, it is left as it is. `stop` leaves pods running;
     `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
     """
 
