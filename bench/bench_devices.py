@@ -26,9 +26,9 @@ from engine.devices.inventory import Inventory
 from engine.devices.manager import DeviceManager
 from engine.devices.selection import select
 from engine.devices.state import DeviceState, resource_hints
-from engine.devices.topology import Numa, TopologyPolicy
-from engine.devices.topology_search import DeviceCounts
 from engine.metrics import Registry
+from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.search import DeviceCounts
 from engine.wire.deviceplugin_v1beta1_pb2 import Device, ListAndWatchResponse, NUMANode, TopologyInfo
 
 GPU = "example.com/gpu"

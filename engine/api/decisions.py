@@ -10,6 +10,8 @@
 | restart | unhealthy, restarted, withheld |
 | resize | started, deferred, infeasible, resized; failed |
 | devices | given |
+| cpus | given, reassigned |
+| memory | given, reassigned |
 | best-effort-cpu | squeezed, released |
 | pressure | raised, cleared |
 | image-pull | pulled; failed |
@@ -38,6 +40,8 @@ Kind = Literal[
     "restart",
     "resize",
     "devices",
+    "cpus",
+    "memory",
     "best-effort-cpu",
     "pressure",
     "image-pull",

@@ -18,16 +18,20 @@ from engine.api.decisions import Decisions
 from engine.api.errors import KubengineError, Refused
 from engine.api.pod import Container, Pod
 from engine.devices.checkpoint import CheckpointEntry
-from engine.devices.checkpoint_file import FaultPoint
 from engine.devices.endpoint import Endpoint
 from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import DeviceState
-from engine.devices.topology import Hint, Hints, TopologyDecision, TopologyPolicy
+from engine.host.state_file import FaultPoint
 from engine.metrics import Registry
+from engine.topologymanager.policy import Decision, Hint, Hints, TopologyPolicy
+from engine.topologymanager.provider import HintProvider
 
+NO_HINT = Hint(None, preferred=False)
 TOPOLOGY_MESSAGE = "Resources cannot be allocated with Topology locality"
 UNPROVEN_MESSAGE = "the search among so many NUMA nodes ended early, and a better aligned place may exist"
 EXPLANATIONS = 1000
+NODE_RESOURCES = ""
+"""The lock of what providers give; it sorts before every device resource."""
 
 log = logging.getLogger("kubengine.devices")
 
@@ -66,12 +70,15 @@ class Attempt:
     assigned: list[CheckpointEntry] = field(default_factory=list)
     given: list[Chosen] = field(default_factory=list)
     reusable: dict[str, set[str]] = field(default_factory=dict)
+    providers: Sequence[HintProvider] = ()
+    """Those of CPUs and memory that the pod asks for."""
+    hint: Hint = NO_HINT
     affinity: tuple[int, ...] | None = None
     locked: frozenset[str] = frozenset()
 
 
 class Allocator:
-    """Allocates from `state` through `endpoints`.
+    """Allocates from `state` through `endpoints`, and from `providers` with one topology policy for all.
 
     `durable` returns when the state is on disk; `changed` asks for it to be written some time.
     """
@@ -91,7 +98,9 @@ class Allocator:
         fault: FaultPoint,
         one_call_per_pod: bool,
         keeps_init_surplus: bool,
+        providers: Sequence[HintProvider] = (),
     ) -> None:
+        self._providers = providers
         self._state = state
         self._endpoints = endpoints
         self._policy = policy
@@ -112,17 +121,18 @@ class Allocator:
         )
 
     async def pod(self, pod: Pod) -> None:
-        """Give every container of the pod its devices.
+        """Give every container of the pod its devices, CPUs and memory.
 
-        Raises `SelectionError`, `TopologyError` or `Refused`.
+        Raises `SelectionError`, `AllocationError`, `TopologyError` or `Refused`.
         """
-        attempt = Attempt(pod)
+        attempt = Attempt(pod, providers=[one for one in self._providers if one.concerns(pod)])
         async with self._all_or_nothing(attempt):
             if self._policy.name != "none" and self._policy.scope == "pod":
-                needs = self._state.pod_needs(pod)
+                needs = self._kinds(attempt, self._state.pod_needs(pod))
                 async with self._choosing(attempt, needs):
                     attempt.locked = frozenset(needs)
-                    self._align(attempt, self._state.pod_hints(pod, self._policy.numa))
+                    hints = [provider.pod_hints(pod) for provider in attempt.providers]
+                    self._align(attempt, self._state.pod_hints(pod, self._policy.numa), *hints)
                     await self._choose_all(attempt)
             else:
                 await self._choose_all(attempt)
@@ -147,16 +157,27 @@ class Allocator:
             await self._container(attempt, container, init=container in pod.init_containers)
             await self._hand_out_all(attempt)
 
+    @staticmethod
+    def _kinds(attempt: Attempt, needs: Collection[str]) -> list[str]:
+        """What others may not choose from at the same time."""
+        return [*needs, *([NODE_RESOURCES] if attempt.providers else [])]
+
     @asynccontextmanager
     async def _all_or_nothing(self, attempt: Attempt) -> AsyncIterator[None]:
+        uid = attempt.pod.uid
+        giving = [provider for provider in attempt.providers if uid not in provider.pod_uids]
         try:
             yield
+            for provider in giving:
+                await provider.flush()
             if attempt.assigned:
                 await self._durable()
                 self._fault("durable")
                 for given in attempt.given:
                     self._record(attempt, given)
         except BaseException:
+            for provider in giving:
+                provider.release(uid)
             for chosen in attempt.chosen:
                 self._state.release(chosen.resource, chosen.selection.devices)
             for entry in attempt.assigned:
@@ -197,28 +218,30 @@ class Allocator:
             for lock in reversed(taken):
                 lock.release()
 
-    def _align(self, attempt: Attempt, hints: Mapping[str, Hints]) -> None:
-        """Ask the policy where the next devices should come from."""
-        decision: TopologyDecision = self._policy.decide([hints])
+    def _align(self, attempt: Attempt, *hints: Mapping[str, Hints] | None) -> None:
+        """Ask the policy where the next devices, CPUs and memory should come from."""
+        decision: Decision = self._policy.decide(hints)
         if not decision.proven:
             log.warning("pod %s: %s", attempt.pod.full_name, UNPROVEN_MESSAGE)
         if not decision.admit:
             said = TOPOLOGY_MESSAGE if decision.proven else f"{TOPOLOGY_MESSAGE}; {UNPROVEN_MESSAGE}"
             raise TopologyError(said)
-        hint: Hint = decision.hint
+        hint = attempt.hint = decision.hint
         attempt.affinity = None if hint.mask is None else self._policy.numa.ids(hint.mask)
 
     async def _container(self, attempt: Attempt, container: Container, *, init: bool) -> None:
-        """Choose and claim the container's devices, and keep account of what later ones may reuse."""
+        """Choose and claim what the container asks for, and keep account of what later ones may reuse."""
         pod, state = attempt.pod, self._state
         needs = state.needs(container)
-        async with self._choosing(attempt, needs):
+        async with self._choosing(attempt, self._kinds(attempt, needs)):
             if self._policy.name != "none" and self._policy.scope == "container":
-                self._align(
-                    attempt, state.container_hints(pod, container, self._policy.numa, attempt.reusable)
-                )
+                of_devices = state.container_hints(pod, container, self._policy.numa, attempt.reusable)
+                hints = [provider.container_hints(pod, container) for provider in attempt.providers]
+                self._align(attempt, of_devices, *hints)
             for resource, required in needs.items():
                 await self._choose(attempt, container, resource, required)
+            for provider in attempt.providers:
+                provider.allocate(pod, container, attempt.hint)
         has: dict[str, set[str]] = {
             e.resource_name: set(e.devices) for e in state.entries_of(pod.uid, container.name)
         }

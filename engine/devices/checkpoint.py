@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
+from engine.api.go_text import go_json
 
 NO_NODE = -1
 """The NUMA node of devices that are attached to none."""
@@ -58,7 +59,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
         ids = self.device_ids
         nodes = None if ids is None else {str(node): ids[node] for node in sorted(ids, key=str)}
         response = None if self.alloc_resp is None else b64encode(self.alloc_resp).decode()
-        return _go_json(
+        return go_json(
             {
                 "PodUID": self.pod_uid,
                 "ContainerName": self.container_name,
@@ -66,7 +67,7 @@ class CheckpointEntry(msgspec.Struct, frozen=True, rename="pascal", kw_only=True
                 "DeviceIDs": nodes,
                 "AllocResp": response,
             }
-        )
+        ).decode()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, rename="pascal", kw_only=True):
@@ -105,7 +106,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
     entries = checkpoint.pod_device_entries
     registered = checkpoint.registered_devices
     listed = "null" if entries is None else f"[{','.join(entry.json for entry in entries)}]"
-    devices = "null" if registered is None else _go_json(dict(_bytewise(registered)))
+    devices = "null" if registered is None else go_json(dict(_bytewise(registered))).decode()
     return (
         f'{{"Data":{{"PodDeviceEntries":{listed},"RegisteredDevices":{devices}}},'
         f'"Checksum":{checksum(checkpoint)}}}'
@@ -142,13 +143,3 @@ def _dump(entries: list[str] | None, registered: str | None) -> str:
         f"(checkpoint.checkpointData){{PodDeviceEntries:([]checkpoint.PodDevicesEntry){_list(entries)} "
         f"RegisteredDevices:(map[string][]string){'<nil>' if registered is None else registered}}}"
     )
-
-
-_ESCAPES = str.maketrans(
-    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-)
-
-
-def _go_json(value: Any) -> str:
-    """JSON with the escapes of Go's encoder."""
-    return msgspec.json.encode(value).decode().translate(_ESCAPES)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from engine._fast.devices import bitset
 from engine._fast.devices.device_list import ABSENT, HEALTHY, NO_TOPOLOGY, UNHEALTHY, DeviceIndex, NodeIds
-from engine.devices.topology import Numa
-from engine.devices.topology_search import DeviceCounts
+from engine.topologymanager.policy import Numa
+from engine.topologymanager.search import DeviceCounts
 
 Bits: TypeAlias = "NDArray[np.uint64]"
 _Number = TypeVar("_Number", "np.uint8", "np.int32")

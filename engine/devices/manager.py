@@ -24,7 +24,7 @@ from engine.api.lifecycle import AdmissionRejected, TellWaiting, longest_grace, 
 from engine.api.pod import Container, Pod, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.allocation import Allocator, TopologyError, reason_of
-from engine.devices.checkpoint_file import CheckpointFile, FaultPoint, no_fault
+from engine.devices.checkpoint_file import CheckpointFile
 from engine.devices.description import describe_devices, explain_pod
 from engine.devices.endpoint import DevicePluginDeadlines, Endpoint
 from engine.devices.found_plugins import FoundDevicePlugins
@@ -33,7 +33,6 @@ from engine.devices.registration import RegistrationServer, check_resource_name
 from engine.devices.run_options import DeviceRunOptions, run_options
 from engine.devices.selection import SelectionError
 from engine.devices.state import DeviceState
-from engine.devices.topology import Numa, TopologyPolicy
 from engine.devices.transient_refusals import (
     AWAITING_PLUGIN,
     Passing,
@@ -41,9 +40,12 @@ from engine.devices.transient_refusals import (
     plugins_to_come,
     why_it_passes,
 )
+from engine.host.state_file import FaultPoint, no_fault
 from engine.host.stopping import stop_all
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
+from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.provider import AllocationError, HintProvider
 
 DEVICE_PLUGIN_DIR = Path("/var/lib/kubelet/device-plugins")
 POD_RESOURCES_DIR = Path("/var/lib/kubelet/pod-resources")
@@ -63,7 +65,8 @@ class DeviceManager:
     something of a pod, known or not, runs or may run: its devices are kept. `leaves(pod uid)` says that
     it is to end, so that another pod may wait for its devices. `is_running(pod uid, container name)`
     says whether a container was found running when the agent started. `changed` is called when
-    capacity may have changed. A directory of None is not served.
+    capacity may have changed. A directory of None is not served. `providers` give CPUs and memory together
+    with the devices.
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class DeviceManager:
         pod_resources_dir: Path | None = POD_RESOURCES_DIR,
         deadlines: DevicePluginDeadlines | None = None,
         fault: FaultPoint = no_fault,
+        providers: Sequence[HintProvider] = (),
     ) -> None:
+        self._providers = providers
         self.plugin_dir = plugin_dir.resolve()
         self.state = DeviceState()
         self._section = section
@@ -129,6 +134,7 @@ class DeviceManager:
             fault=fault,
             one_call_per_pod=section.one_allocate_per_pod,
             keeps_init_surplus=not section.release_init_surplus,
+            providers=providers,
         )
         self._registration = RegistrationServer(self.plugin_dir, self.connect, registry, tasks)
         self.found_plugins = FoundDevicePlugins(self.connect, self.disconnect)
@@ -271,6 +277,9 @@ class DeviceManager:
         except TopologyError as error:
             self._admission_errors.inc()
             raise AdmissionRejected("TopologyAffinityError", str(error)) from error
+        except AllocationError as error:
+            self._admission_errors.inc()
+            raise AdmissionRejected(error.reason, error.message) from error
         except (SelectionError, KubengineError) as error:
             self._admission_errors.inc()
             message = f"Allocate failed due to {reason_of(error)}, which is unexpected"
@@ -288,7 +297,7 @@ class DeviceManager:
             news = self._news
             try:
                 await self._allocator.pod(pod)
-            except (SelectionError, TopologyError, KubengineError) as error:
+            except (SelectionError, AllocationError, TopologyError, KubengineError) as error:
                 if isinstance(error, Unavailable) and not self._away(pod):
                     await self._loss_shows()
                 passing = why_it_passes(
@@ -388,6 +397,8 @@ class DeviceManager:
     def pod_removed(self, pod_uid: str) -> None:
         """The pod is over: its devices are free."""
         self._slimmed.discard(pod_uid)
+        for provider in self._providers:
+            provider.release(pod_uid)
         if self.state.forget(pod_uid):
             self._file.changed()
             self._wake()
@@ -411,11 +422,14 @@ class DeviceManager:
         return _without_devices(pod, {c.name: self.state.needs(c) for c in ordinary})
 
     def collect(self) -> None:
-        """Free the devices of pods of which nothing may run, once all pods are known."""
-        if not self._sources_ready() or not self.state.pods:
+        """Free what pods of which nothing may run have, once all pods are known."""
+        holding = {*self.state.pods, *(uid for one in self._providers for uid in one.pod_uids)}
+        if not self._sources_ready() or not holding:
             return
         keep = {pod.metadata.uid for pod in self._active_pods()} | self._pending.keys()
-        keep.update(uid for uid in self.state.pods if uid not in keep and self._may_run(uid))
+        keep.update(uid for uid in holding if uid not in keep and self._may_run(uid))
+        for provider in self._providers:
+            provider.collect(keep)
         gone = self.state.collect(keep)
         if gone:
             log.info("devices of %d pods that are gone are free", len(gone))

@@ -16,7 +16,7 @@ from engine.api.resources import pod_limits
 from engine.devices.checkpoint import NO_NODE, Checkpoint, CheckpointEntry
 from engine.devices.inventory import Inventory
 from engine.devices.selection import SelectionError
-from engine.devices.topology import Hints, Numa
+from engine.topologymanager.policy import Hints, Numa
 
 STOP_GRACE = 300.0
 """Seconds for which a resource keeps its capacity after its plugin went away."""

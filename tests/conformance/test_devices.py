@@ -9,12 +9,13 @@ import pytest
 from engine._fast.devices import _bitset_py, _device_list_py, _topology_py, bitset
 from engine._fast.devices import topology as kernels
 from engine.devices import inventory as inventory_module
-from engine.devices import topology, topology_search
 from engine.devices.checkpoint import CheckpointError, decode, encode, hashed_text
 from engine.devices.inventory import Inventory
 from engine.devices.state import resource_hints
-from engine.devices.topology import Hint, Hints, Numa, TopologyPolicy
-from engine.devices.topology_search import DeviceCounts
+from engine.topologymanager import policy as topology
+from engine.topologymanager import search as topology_search
+from engine.topologymanager.policy import Hint, Hints, Numa, TopologyPolicy
+from engine.topologymanager.search import DeviceCounts
 from engine.wire.deviceplugin_v1beta1_pb2 import ListAndWatchResponse, NUMANode
 from tests.conformance.changed import hints_of_device_nodes
 

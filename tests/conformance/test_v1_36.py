@@ -25,12 +25,9 @@ from engine.cgroups.formulas.containers import ContainerRules
 from engine.cgroups.formulas.levels import Contribution, LevelRules, LevelSums
 from engine.cgroups.formulas.values import PodRules, pod_values
 from engine.devices import inventory as inventory_module
-from engine.devices import topology, topology_search
 from engine.devices.inventory import Inventory
 from engine.devices.selection import DeviceSelection, SelectionError, select
 from engine.devices.state import resource_hints
-from engine.devices.topology import Numa, TopologyPolicy
-from engine.devices.topology_search import DeviceCounts
 from engine.images import records as records_module
 from engine.images import selection
 from engine.images.collection import Collection, FilesystemReading
@@ -38,6 +35,10 @@ from engine.images.policy import ImageGCPolicy
 from engine.images.records import ImageRecords, SeenImage
 from engine.images.report import ImageGCFailure, ImageGCReport
 from engine.tables import NEVER, PodTable, eviction_order
+from engine.topologymanager import policy as topology
+from engine.topologymanager import search as topology_search
+from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.search import DeviceCounts
 from engine.wire.deviceplugin_v1beta1_pb2 import ListAndWatchResponse, NUMANode
 
 BOTH = pytest.mark.parametrize("twin", [False, True], ids=["kernel", "twin"])

@@ -15,11 +15,11 @@ from engine.api.quantity import Quantity
 from engine.devices.endpoint import DevicePluginDeadlines
 from engine.devices.found_plugins import DEVICE_PLUGIN
 from engine.devices.manager import DeviceManager
-from engine.devices.topology import Numa
 from engine.host.tasks import Tasks
 from engine.metrics import Registry
 from engine.plugins.watcher import PluginWatcher
 from engine.testing.device_plugin import SampleDevicePlugin
+from engine.topologymanager.policy import Numa
 from tests.waiting import eventually
 
 GPU = "example.com/gpu"

@@ -18,8 +18,8 @@ from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.devices.manager import DeviceManager
-from engine.devices.topology import Numa
 from engine.metrics import Registry
+from engine.topologymanager.policy import Numa
 
 GPU = "example.com/gpu"
 

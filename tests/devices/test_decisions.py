@@ -17,7 +17,7 @@ from engine.devices.pod_resources import RateLimit
 from engine.devices.run_options import run_options
 from engine.devices.selection import DeviceSelection, Preference, SelectionError, select
 from engine.devices.state import STOP_GRACE, DeviceState
-from engine.devices.topology import Numa, TopologyPolicy
+from engine.topologymanager.policy import Numa, TopologyPolicy
 from engine.wire.deviceplugin_v1beta1_pb2 import (
     CDIDevice,
     ContainerAllocateResponse,
@@ -126,10 +126,13 @@ def test_a_list_that_arrives_while_the_plugin_thinks_confuses_nobody(inventory):
     [
         (("strict", "container", None), "topologyManagerPolicy: expected one of none, best-effort"),
         (("none", "node", None), "topologyManagerScope: expected container or pod"),
-        (("none", "pod", {"colour": "red"}), "unknown topology manager policy option 'colour'"),
-        (("none", "pod", {"prefer-closest-numa-nodes": "maybe"}), "expected true or false, got 'maybe'"),
-        (("none", "pod", {"max-allowable-numa-nodes": "7"}), "a number of at least 8, got '7'"),
-        (("restricted", "pod", None), "unsupported on machines with more than 8 NUMA nodes"),
+        (("restricted", "pod", {"colour": "red"}), 'unknown Topology Manager Policy option: "colour"'),
+        (
+            ("restricted", "pod", {"prefer-closest-numa-nodes": "maybe"}),
+            'strconv.ParseBool: parsing "maybe": invalid syntax',
+        ),
+        (("restricted", "pod", {"max-allowable-numa-nodes": "7"}), "should not be less than 8"),
+        (("restricted", "pod", None), "unsupported on machines with more than 8 NUMA Nodes"),
     ],
     ids=["policy", "scope", "option", "boolean", "too-low", "too-many"],
 )

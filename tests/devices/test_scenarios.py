@@ -12,8 +12,8 @@ from engine.api.kubengine_config import DevicesSection
 from engine.api.lifecycle import AdmissionRejected
 from engine.api.resources import pod_requests
 from engine.devices.endpoint import DevicePluginDeadlines
-from engine.devices.topology import Numa
 from engine.testing.device_plugin import DevicePluginFault
+from engine.topologymanager.policy import Numa
 from engine.wire import podresources_v1_pb2 as v1
 from engine.wire import podresources_v1alpha1_pb2 as v1alpha1
 from engine.wire.podresources_v1_pb2_grpc import PodResourcesListerStub

@@ -23,9 +23,9 @@ from engine._fast.devices import (
     device_list,
     topology,
 )
-from engine.devices import topology as policies
-from engine.devices.topology import Numa, TopologyPolicy
-from engine.devices.topology_search import DeviceCounts, merge_counts
+from engine.topologymanager import policy as policies
+from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.search import DeviceCounts, merge_counts
 from engine.wire.deviceplugin_v1beta1_pb2 import Device, ListAndWatchResponse, NUMANode, TopologyInfo
 
 words = st.integers(0, 2**64 - 1)

@@ -26,7 +26,6 @@ from engine.cgroups.formulas.conversion import shares_to_weight
 from engine.cgroups.formulas.levels import Contribution, LevelSums
 from engine.cgroups.formulas.settings import CgroupSettings
 from engine.cgroups.formulas.values import pod_values
-from engine.devices.topology import Numa, TopologyPolicy
 from engine.eviction.thresholds import thresholds_from_config
 from engine.eviction.usage import PodUsage, rank
 from engine.plan import Snapshot, synthesize
@@ -42,6 +41,7 @@ from engine.plan.questions.preempt import PreemptParameters, preempt
 from engine.plan.questions.requested_pods import requested_pods
 from engine.plan.snapshot.objects import node_object, pods_of_node
 from engine.tables import QOS_NAMES, PodTable
+from engine.topologymanager.policy import Numa, TopologyPolicy
 
 
 def rows_of(answer: Any, node: str) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import logging
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -24,14 +25,24 @@ from engine.api.lifecycle import PodEnd
 from engine.api.meta import ObjectMeta
 from engine.api.pod import Container, Pod, PodSpec
 from engine.api.status import PodStatus
+from engine.cpumanager import manager as cpu_manager
+from engine.cpumanager.checkpoint import CpuCheckpoint
+from engine.cpumanager.checkpoint import decode as decode_cpus
+from engine.cpumanager.checkpoint import encode as encode_cpus
 from engine.devices import checkpoint_file
 from engine.devices.checkpoint import Checkpoint, CheckpointEntry, encode
 from engine.devices.checkpoint_file import CheckpointFile
 from engine.host.checksummed_file import keep, unsealed
 from engine.host.project_quota import keep_project, kept_project
+from engine.host.state_file import StateFile
 from engine.host.tasks import Tasks
 from engine.images import records_file
 from engine.images.records import ImageRecords
+from engine.memorymanager import manager as memory_manager
+from engine.memorymanager.checkpoint import MemoryCheckpoint
+from engine.memorymanager.checkpoint import decode as decode_memory
+from engine.memorymanager.checkpoint import encode as encode_memory
+from engine.memorymanager.state import Block, MemoryTable, NodeState
 from engine.node.nodeinfo.node_events import NodeEvents
 from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.pod.readiness_record import ReadinessRecords
@@ -64,6 +75,7 @@ WRITERS = {
     "host/safe_open.py": "how volumes' files are written",
     "host/files.py": "how files are written",
     "host/checksummed_file.py": "how files are kept",
+    "host/state_file.py": "how state files that a kubelet reads are kept",
     "node/decisions/file.py": "lines that are only appended; the agent reads none of them",
     "node/images/pull_records.py": "as a kubelet keeps them; who is not found in one shows that he may",
     "node/logs/log_rotation.py": "logs",
@@ -103,6 +115,18 @@ ENTRY = CheckpointEntry(
 CHECKPOINT = Checkpoint(pod_device_entries=[ENTRY], registered_devices={"r/g": ["g", "h"]})
 NETWORK = {"bridge": "b", "subnet": "10.66.0.0/20"}
 USERS = Pod(metadata=ObjectMeta(uid="u"), spec=PodSpec(host_users=False))
+
+
+TABLE = MemoryTable(total=4096, system_reserved=96, allocatable=4000, reserved=1000, free=3000)
+MEMORY = MemoryCheckpoint(
+    "Static",
+    {0: NodeState(number_of_assignments=1, memory_map={"memory": TABLE}, cells=(0,))},
+    {"u": {"c": [Block((0,), "memory", 1000)]}},
+)
+
+
+def state_file(path: Path) -> StateFile:
+    return StateFile(path, bytes, name="state")
 
 
 def beneath(directory: Path) -> Callable[[str], Path]:
@@ -198,6 +222,20 @@ KEPT = [
         checkpoint_file.FILE_NAME,
         lambda d: (d / checkpoint_file.FILE_NAME).write_bytes(encode(CHECKPOINT)),
         lambda d: CheckpointFile(d, Checkpoint).load(1.0),
+    ),
+    Kept(
+        "cpumanager/manager.py",
+        cpu_manager.FILE_NAME,
+        lambda d: (d / cpu_manager.FILE_NAME).write_bytes(
+            encode_cpus(CpuCheckpoint("static", "0,3-7", {"u": {"c": "1-2"}}))
+        ),
+        lambda d: state_file(d / cpu_manager.FILE_NAME).read(decode_cpus, logging.error),
+    ),
+    Kept(
+        "memorymanager/manager.py",
+        memory_manager.FILE_NAME,
+        lambda d: (d / memory_manager.FILE_NAME).write_bytes(encode_memory(MEMORY)),
+        lambda d: state_file(d / memory_manager.FILE_NAME).read(decode_memory, logging.error),
     ),
     Kept(
         "runtime/images/store.py",
@@ -320,7 +358,7 @@ def test_whoever_writes_files_is_known() -> None:
 def writes(path: Path) -> bool:
     tree = ast.parse(path.read_text(), str(path))
     return any(
-        _names(node) & WRITES
+        _names(node) & (WRITES | {"StateFile"})
         or (isinstance(node, ast.ImportFrom) and node.module == "engine.host.checksummed_file")
         or (isinstance(node, ast.Call) and _opens_to_write(node))
         for node in ast.walk(tree)

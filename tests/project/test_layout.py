@@ -20,7 +20,10 @@ PACKAGES = sorted(
     for path in ENGINE.rglob("__init__.py")
     if "wire" not in path.parts
 )
-DECISION_ROOMS = {"admission", "cgroups", "devices", "images", "containers", "eviction", "probes"}
+DECISION_ROOMS = {
+    "admission", "cgroups", "cpumanager", "devices", "images", "containers", "eviction", "memorymanager",
+    "probes", "topologymanager",
+}  # fmt: skip
 BASE = {"api", "metrics", "tables", "_fast"}
 MAY_IMPORT: dict[str, set[str]] = {
     "api": set(),
@@ -36,8 +39,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cgroups": BASE | {"host"},
     "cri": {"api", "metrics", "host", "transport", "wire"},
     "plugins": {"api", "host", "transport", "wire"},
-    "devices": BASE | {"host", "transport", "wire", "plugins"},
     "dra": {"api", "metrics", "host", "transport", "wire", "plugins"},
+    "topologymanager": {"api", "_fast"},
+    "cpumanager": {"api", "metrics", "_fast", "host", "topologymanager"},
+    "memorymanager": {"api", "metrics", "_fast", "host", "topologymanager"},
+    "devices": BASE | {"host", "transport", "wire", "plugins", "topologymanager"},
     "csi": {"api", "metrics", "host", "transport", "wire", "plugins"},
     "images": BASE | {"host", "wire", "cri"},
     "containers": BASE | {"host", "wire", "cri"},
@@ -165,6 +171,7 @@ HOST_FILES = {
     "published": "directories of files that change all at once",
     "shared_trees": "giving trees of files to a group",
     "sockets": "claiming a unix socket",
+    "state_file": "state files that a kubelet reads, too",
     "stopping": "ending many parts, whatever one of them raises",
     "tasks": "background tasks",
     "trees": "measuring and removing trees of files",

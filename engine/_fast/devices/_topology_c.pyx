@@ -12,7 +12,7 @@ is a total order on (mask, preferred), so only the *set* of reachable pairs matt
   2^64 is then exact), and turned back into yes or no before more are multiplied in.
 
 Time is O(resources * nodes * 2^nodes), memory O(2^nodes). Beyond MAX_NODES see
-`engine.devices.topology_search`.
+`engine.topologymanager.search`.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """devices: fragmentation of GPUs and other devices. Can N more be given under a topology policy, and where?
 
-The policy decides as on the node (`engine.devices.topology`); what it is asked is counted per NUMA node from
-the snapshot's devices, or from allocatable less requests where no device is known by name.
+The policy decides as on the node (`engine.topologymanager.policy`); what it is asked is counted per NUMA
+node from the snapshot's devices, or from allocatable less requests where no device is known by name.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
 from engine.api.resources import is_extended
-from engine.devices.topology import Numa, TopologyPolicy
-from engine.devices.topology_search import DeviceCounts
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.snapshot.columns import Snapshot
+from engine.topologymanager.policy import Numa, TopologyPolicy
+from engine.topologymanager.search import DeviceCounts
 
 
 class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

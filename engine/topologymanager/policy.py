@@ -9,17 +9,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from engine._fast.devices import topology as kernels
 from engine.api.errors import InvalidInput
-from engine.devices.topology_search import DeviceCounts, Merged, merge_counts
+from engine.api.go_bool import parse_bool
+from engine.topologymanager.search import DeviceCounts, Merged, merge_counts
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 SCOPES = ("container", "pod")
 PREFER_CLOSEST = "prefer-closest-numa-nodes"
 MAX_ALLOWABLE = "max-allowable-numa-nodes"
+OPTIONS_FIELD = "topologyManagerPolicyOptions"
 DEFAULT_MAX_ALLOWABLE = 8
 DENSE_NODES = kernels.MAX_NODES
 SYSTEM_NODES = Path("/sys/devices/system/node")
@@ -63,17 +66,18 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class TopologyDecision:
+class Decision:
     """The merged hint, and whether the policy lets the pod in. Beyond `DENSE_NODES` nodes a better one may
-    exist if it is not `proven`: see `topology_search`."""
+    exist if it is not `proven`: see `search`."""
 
     hint: Hint
     admit: bool
     proven: bool = True
 
 
-Hints = Sequence[Hint] | DeviceCounts | None
-"""One resource's hints: None has no preference, an empty list has no place, counts stand for their hints."""
+Hints: TypeAlias = "Sequence[Hint] | DeviceCounts | kernels.Flags | None"
+"""One resource's hints: None has no preference, an empty list has no place, counts stand for their hints;
+flags are indexed by mask, shape (2^nodes,), on machines of at most `DENSE_NODES` nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,31 +103,21 @@ class TopologyPolicy:
             )
         if scope not in SCOPES:
             raise InvalidInput(f"expected container or pod, got {scope!r}", subject="topologyManagerScope")
-        subject = "topologyManagerPolicyOptions"
-        values = dict(options or {})
-        closest = values.pop(PREFER_CLOSEST, "false").lower()
-        if closest not in ("true", "false", "1", "0", "t", "f"):
-            raise InvalidInput(f"{PREFER_CLOSEST}: expected true or false, got {closest!r}", subject=subject)
-        most = values.pop(MAX_ALLOWABLE, str(DEFAULT_MAX_ALLOWABLE))
-        if not most.isdecimal() or int(most) < DEFAULT_MAX_ALLOWABLE:
+        if name == "none":
+            return cls(name, scope, numa)
+        closest, most = _options(options or {})
+        if len(numa.nodes) > most:
             raise InvalidInput(
-                f"{MAX_ALLOWABLE}: expected a number of at least {DEFAULT_MAX_ALLOWABLE}, got {most!r}",
-                subject=subject,
-            )
-        if values:
-            raise InvalidInput(f"unknown topology manager policy option {min(values)!r}", subject=subject)
-        if name != "none" and len(numa.nodes) > int(most):
-            raise InvalidInput(
-                f"unsupported on machines with more than {most} NUMA nodes (this one has {len(numa.nodes)}); "
-                f"raise {MAX_ALLOWABLE} in topologyManagerPolicyOptions",
+                f"unsupported on machines with more than {most} NUMA Nodes (this one has "
+                f"{len(numa.nodes)}); raise {MAX_ALLOWABLE} in {OPTIONS_FIELD}",
                 subject=f"topologyManagerPolicy {name}",
             )
-        return cls(name, scope, numa, closest in ("true", "1", "t"))
+        return cls(name, scope, numa, closest)
 
-    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> TopologyDecision:
+    def decide(self, providers: Sequence[Mapping[str, Hints] | None]) -> Decision:
         """Merge the hints of every provider (resource → hints; None or empty has no preference)."""
         if self.name == "none":
-            return TopologyDecision(Hint(None, False), True)
+            return Decision(Hint(None, False), True)
         nodes = len(self.numa.nodes)
         single = self.name == "single-numa-node"
         wanted: list[Hints] = []
@@ -137,12 +131,39 @@ class TopologyPolicy:
             merged = Merged(*kernels.merge(nodes, families, distances))
         everywhere = (1 << nodes) - 1
         hint = Hint(None if single and merged.mask == everywhere else merged.mask, merged.preferred)
-        return TopologyDecision(hint, hint.preferred or self.name == "best-effort", merged.proven)
+        return Decision(hint, hint.preferred or self.name == "best-effort", merged.proven)
 
     def _distances(self) -> kernels.Distances | None:
         if not self.numa.distances:
             return None
         return np.array(self.numa.distances, np.int64)
+
+
+def _options(options: Mapping[str, str]) -> tuple[bool, int]:
+    """(prefer-closest-numa-nodes, max-allowable-numa-nodes); `InvalidInput` in the kubelet's words."""
+    closest, most = False, DEFAULT_MAX_ALLOWABLE
+    for name, value in sorted(options.items()):
+        if name == PREFER_CLOSEST:
+            try:
+                closest = parse_bool(value)
+            except ValueError as error:
+                raise InvalidInput(f'bad value for option "{name}": {error}', subject=OPTIONS_FIELD) from None
+        elif name == MAX_ALLOWABLE:
+            if not re.fullmatch(r"[+-]?[0-9]+", value):
+                raise InvalidInput(
+                    f'unable to convert policy option to integer "{name}": '
+                    f'strconv.Atoi: parsing "{value}": invalid syntax',
+                    subject=OPTIONS_FIELD,
+                )
+            most = int(value)
+            if most < DEFAULT_MAX_ALLOWABLE:
+                raise InvalidInput(
+                    f'the minimum value of "{name}" should not be less than {DEFAULT_MAX_ALLOWABLE}',
+                    subject=OPTIONS_FIELD,
+                )
+        else:
+            raise InvalidInput(f'unknown Topology Manager Policy option: "{name}"', subject=OPTIONS_FIELD)
+    return closest, most
 
 
 def _counts(hints: Hints) -> DeviceCounts | bool:
@@ -151,7 +172,7 @@ def _counts(hints: Hints) -> DeviceCounts | bool:
         return True
     if isinstance(hints, DeviceCounts):
         return hints
-    if hints:
+    if len(hints):
         raise InvalidInput(f"hints are given as device counts on more than {DENSE_NODES} NUMA nodes")
     return False
 
@@ -161,8 +182,8 @@ def _family(nodes: int, hints: Hints, single: bool) -> kernels.Family:
     opinion = kernels.NO_MASK
     if hints is None:
         flags, opinion = np.zeros(1 << nodes, np.uint8), kernels.ANY_NODE
-    elif isinstance(hints, DeviceCounts):
-        flags = hints.flags(nodes)
+    elif isinstance(hints, DeviceCounts | np.ndarray):
+        flags = hints.flags(nodes) if isinstance(hints, DeviceCounts) else hints
         opinion = kernels.NO_MASK if flags.any() else kernels.NOWHERE
     else:
         flags = np.zeros(1 << nodes, np.uint8)

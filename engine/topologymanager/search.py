@@ -1,6 +1,6 @@
 """Hints as device counts, and their merge on machines with more NUMA nodes than masks can be listed for.
 
-Up to `topology.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the answer is always the
+Up to `policy.DENSE_NODES` (20) nodes the lattice kernels list every mask, and the answer is always the
 kubelet's. Beyond, 2^nodes masks are out of reach, for the kubelet too, but device hints have a shape
 that makes listing needless. Within the nodes that a resource has devices on, its hints are all masks that
 touch every reusable device and enough available ones: with a mask every larger one is a hint too. So, within

@@ -1,0 +1,263 @@
+"""The rule by which exclusive CPUs are chosen (kubelet v1.36, `cpumanager/cpu_assignment.go`).
+
+A set of CPUs is an integer with bit N for CPU N. A `Layout` names the CPUs of each core, cache, socket and
+NUMA node. Lists of these are sorted by how many of their CPUs are free, then by id.
+
+Unlike the kubelet, nothing is ever taken that is not free: it sizes cores and sockets by averages, so that
+with some SMT siblings offline half a core can look like a whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
+from math import inf, sqrt
+
+
+class Layout:
+    """A machine's online CPUs by core, last-level cache, socket and NUMA node: id → set of CPUs."""
+
+    def __init__(
+        self,
+        cores: Mapping[int, int],
+        caches: Mapping[int, int],
+        sockets: Mapping[int, int],
+        nodes: Mapping[int, int],
+    ) -> None:
+        self.cores, self.caches, self.sockets, self.nodes = cores, caches, sockets, nodes
+        self.cpus = 0
+        for members in cores.values():
+            self.cpus |= members
+        count = self.cpus.bit_count()
+        self.per_core = count // max(len(cores), 1)
+        self.per_cache = count // max(len(caches), 1)
+        self.per_socket = count // max(len(sockets), 1)
+
+
+def take_packed(
+    layout: Layout, available: int, count: int, *, spread: bool = False, whole_caches: bool = False
+) -> int:
+    """Choose `count` of the `available` CPUs, as close together as possible; all of them if they are fewer.
+
+    Whole NUMA nodes and sockets come first, the larger kind before the smaller; then, with `whole_caches`,
+    as few caches as possible; then whole cores, unless CPUs are to `spread` over cores; then single CPUs.
+    """
+    taking = _Taking(layout, available, count)
+    levels = (taking.take_nodes, taking.take_sockets)
+    for take_level in levels if taking.nodes_first else reversed(levels):
+        take_level()
+    if whole_caches:
+        taking.take_caches()
+    if not spread:
+        taking.take_cores()
+    taking.take_single(spread)
+    return taking.taken
+
+
+class _Taking:
+    """One choice under way: what is still free, what is taken, how many more are needed."""
+
+    def __init__(self, layout: Layout, available: int, count: int) -> None:
+        self._layout = layout
+        self.free = available & layout.cpus
+        self.taken = 0
+        self.needed = count
+        self.nodes_first = len(layout.sockets) >= len(layout.nodes)
+
+    def _take(self, cpus: int) -> None:
+        self.taken |= cpus
+        self.free &= ~cpus
+        self.needed -= cpus.bit_count()
+
+    def _take_whole(self, candidates: Iterable[int]) -> None:
+        """Take each set that is still free and not more than is needed."""
+        for cpus in candidates:
+            if cpus & ~self.free == 0 and cpus.bit_count() <= self.needed:
+                self._take(cpus)
+
+    def _sorted(self, level: Mapping[int, int], within: int = -1) -> list[int]:
+        """Ids with a free CPU in `within`, those with the fewest free CPUs first."""
+        free = self.free
+        wanted = free & within
+        return sorted(
+            (one for one, cpus in level.items() if cpus & wanted),
+            key=lambda one: ((level[one] & free).bit_count(), one),
+        )
+
+    def sorted_nodes(self) -> list[int]:
+        layout = self._layout
+        if self.nodes_first:
+            return self._sorted(layout.nodes)
+        sockets = self._sorted(layout.sockets)
+        return [node for socket in sockets for node in self._sorted(layout.nodes, layout.sockets[socket])]
+
+    def _sorted_sockets(self) -> list[int]:
+        layout = self._layout
+        if not self.nodes_first:
+            return self._sorted(layout.sockets)
+        nodes = self._sorted(layout.nodes)
+        return [socket for node in nodes for socket in self._sorted(layout.sockets, layout.nodes[node])]
+
+    def _sorted_cores(self) -> list[int]:
+        layout = self._layout
+        regions = (
+            [layout.sockets[socket] for socket in self._sorted_sockets()]
+            if self.nodes_first
+            else [layout.nodes[node] for node in self.sorted_nodes()]
+        )
+        return [core for region in regions for core in self._sorted(layout.cores, region)]
+
+    def _sorted_caches(self) -> list[int]:
+        layout = self._layout
+        return [
+            cache for node in self.sorted_nodes() for cache in self._sorted(layout.caches, layout.nodes[node])
+        ]
+
+    def take_nodes(self) -> None:
+        self._take_whole([self._layout.nodes[node] for node in self.sorted_nodes()])
+
+    def take_sockets(self) -> None:
+        layout = self._layout
+        found = [layout.sockets[socket] for socket in self._sorted_sockets()]
+        self._take_whole([cpus for cpus in found if cpus.bit_count() == layout.per_socket])
+
+    def take_cores(self) -> None:
+        layout = self._layout
+        found = [layout.cores[core] for core in self._sorted_cores()]
+        self._take_whole([cpus for cpus in found if cpus.bit_count() == layout.per_core])
+
+    def take_caches(self) -> None:
+        """Whole caches while as much is needed, then the first cache that the rest fits into."""
+        layout = self._layout
+        for cache in self._sorted_caches():
+            if self.needed >= layout.per_cache:
+                self._take_whole([layout.caches[one] for one in self._sorted_caches()])
+            if self.needed:
+                self._take_part(layout.caches[cache])
+            if not self.needed:
+                return
+
+    def _take_part(self, cache: int) -> None:
+        """What is needed from one cache, in order of core, if that many CPUs are free there."""
+        layout = self._layout
+        wanted = -(-self.needed // layout.per_core)
+        cores = sorted(core for core, cpus in layout.cores.items() if cpus & cache & self.free)[:wanted]
+        found = 0
+        for core in cores:
+            found |= layout.cores[core] & self.free
+        if self.needed % 2 and layout.per_core > 1 and found.bit_count() > self.needed:
+            found ^= 1 << found.bit_length() - 1
+        if found.bit_count() == self.needed:
+            self._take(found)
+
+    def take_single(self, spread: bool) -> None:
+        layout = self._layout
+        regions = (
+            [layout.sockets[socket] for socket in self._sorted_sockets()]
+            if spread
+            else [layout.cores[core] for core in self._sorted_cores()]
+        )
+        for region in regions:
+            for cpu in _each(region & self.free):
+                if not self.needed:
+                    return
+                self._take(cpu)
+
+
+def _each(cpus: int) -> Iterator[int]:
+    """Each CPU of a set, as a set of one, in ascending order."""
+    while cpus:
+        lowest = cpus & -cpus
+        yield lowest
+        cpus ^= lowest
+
+
+def take_distributed(layout: Layout, available: int, count: int, group: int, *, spread: bool = False) -> int:
+    """Choose `count` CPUs evenly from as few NUMA nodes as possible (KEP-2902), in groups of `group`.
+
+    Among sets of nodes of one size, the one wins that leaves free CPUs most evenly spread over the nodes.
+    Falls back to `take_packed` where the count is no multiple of the group, or no even split exists.
+    """
+    if not count or count % group:
+        return take_packed(layout, available, count, spread=spread)
+    taking = _Taking(layout, available, count)
+    nodes = taking.sorted_nodes()
+    free = {node: (layout.nodes[node] & taking.free).bit_count() for node in nodes}
+    groups_of_machine = -(-layout.cpus.bit_count() // group)
+    groups_per_node = -(-groups_of_machine // len(layout.nodes))
+    fewest = -(-(count // group) // groups_per_node)
+    for size in range(fewest, min(count // group, len(nodes)) + 1):
+        share = count // size // group * group
+        split = _most_even_split(nodes, free, size, share, count - share * size, group)
+        if split is None:
+            continue
+        chosen, extra = split
+        for node in chosen:
+            taking._take(take_packed(layout, layout.nodes[node] & taking.free, share, spread=spread))
+        while taking.needed:
+            for node in extra:
+                if taking.needed and (layout.nodes[node] & taking.free).bit_count() >= group:
+                    part = take_packed(layout, layout.nodes[node] & taking.free, group, spread=spread)
+                    taking._take(part)
+        return taking.taken
+    return take_packed(layout, available, count, spread=spread)
+
+
+def _most_even_split(
+    nodes: Sequence[int], free: Mapping[int, int], size: int, share: int, rest: int, group: int
+) -> tuple[Sequence[int], Sequence[int]] | None:
+    """The `size` nodes that give `share` CPUs each, and those that give the `rest`; None if none can."""
+    best: tuple[float, Sequence[int], Sequence[int]] = (inf, (), ())
+    for chosen in combinations(nodes, size):
+        if best[0] == 0:
+            break
+        groups = sum(free[node] // group for node in chosen)
+        if groups * group < share * size + rest or any(free[node] < share for node in chosen):
+            continue
+        left = dict(free)
+        for node in chosen:
+            left[node] -= share
+        balance, extra = _most_even_rest(chosen, left, rest, group)
+        if balance < best[0]:
+            best = balance, chosen, extra
+    return None if best[0] == inf else best[1:]
+
+
+def _most_even_rest(
+    chosen: Sequence[int], left: Mapping[int, int], rest: int, group: int
+) -> tuple[float, Sequence[int]]:
+    """Which of the chosen nodes give the rest, one group after the other, as many nodes as possible first."""
+    if not rest:
+        return _imbalance(left.values()), ()
+    able = [node for node in chosen if left[node] >= group]
+    best: tuple[float, Sequence[int]] = (inf, ())
+    for size in range(len(able), 0, -1):
+        for subset in combinations(able, size):
+            remaining, missing = dict(left), rest
+            while missing:
+                before = missing
+                for node in subset:
+                    if missing and remaining[node] >= group:
+                        remaining[node] -= group
+                        missing -= group
+                if missing == before:
+                    break
+            if not missing:
+                balance = _imbalance(remaining.values())
+                if balance < best[0]:
+                    best = balance, subset
+    return best
+
+
+def _imbalance(counts: Iterable[int]) -> float:
+    """The standard deviation; it and the mean are rounded to three digits, as the kubelet compares them."""
+    values = list(counts)
+    mean = _rounded(sum(values) / len(values))
+    return _rounded(sqrt(sum((value - mean) ** 2 for value in values) / len(values)))
+
+
+def _rounded(value: float) -> float:
+    """To three digits, halves away from zero."""
+    scaled = value * 1000
+    whole = int(scaled)
+    return (whole + (scaled - whole >= 0.5)) / 1000

@@ -1,0 +1,15 @@
+"""Booleans as text, as Go's `strconv.ParseBool` reads them."""
+
+from __future__ import annotations
+
+TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+def parse_bool(text: str) -> bool:
+    """Read a boolean. Raises `ValueError` in Go's words."""
+    if text in TRUE:
+        return True
+    if text in FALSE:
+        return False
+    raise ValueError(f'strconv.ParseBool: parsing "{text}": invalid syntax')

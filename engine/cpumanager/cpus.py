@@ -1,0 +1,51 @@
+"""Sets of CPUs as integers, bit N for CPU N, and their text as the kernel and the kubelet write it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from engine.api.errors import InvalidInput
+
+MAX_CPU = 8191
+"""The largest CPU number that Linux can be built for, less one."""
+
+
+def parse(text: str, subject: str = "") -> int:
+    """The set that a list like `0-3,8` names. Raises `InvalidInput` with the subject."""
+    found = 0
+    for part in text.split(",") if text else ():
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InvalidInput(f"{part!r} is not a CPU or a range of CPUs like 0-3", subject=subject)
+        start, end = int(first), int(last or first)
+        if start > end or end > MAX_CPU:
+            raise InvalidInput(f"{part!r} is not a range of CPUs between 0 and {MAX_CPU}", subject=subject)
+        found |= (1 << end + 1) - (1 << start)
+    return found
+
+
+def text(cpus: int) -> str:
+    """The set as a list of CPUs and ranges: `0-3,8`."""
+    parts = []
+    while cpus:
+        start = (cpus & -cpus).bit_length() - 1
+        run = cpus >> start
+        length = (~run & run + 1).bit_length() - 1
+        parts.append(str(start) if length == 1 else f"{start}-{start + length - 1}")
+        cpus &= ~((1 << start + length) - (1 << start))
+    return ",".join(parts)
+
+
+def numbers(cpus: int) -> Iterator[int]:
+    """The CPUs of a set in ascending order."""
+    while cpus:
+        yield (cpus & -cpus).bit_length() - 1
+        cpus &= cpus - 1
+
+
+def cpu_set(numbers: Iterable[int]) -> int:
+    """The set of the given CPUs."""
+    found = 0
+    for number in numbers:
+        found |= 1 << number
+    return found

@@ -1,0 +1,381 @@
+"""The CPU manager of a running node: exclusive CPUs kept on disk, and every container where it belongs.
+
+`static_policy` decides. This file keeps `cpu_manager_state`, moves containers that run in the shared pool
+when it changes, and says what an earlier state no longer allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.errors import InvalidInput, KubengineError, Refused
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.cpumanager import cpus as cpu_sets
+from engine.cpumanager.checkpoint import CpuCheckpoint, decode, encode
+from engine.cpumanager.metrics import CpuMetrics
+from engine.cpumanager.options import StaticOptions
+from engine.cpumanager.restoring import Lost, Restored, restore
+from engine.cpumanager.state import CpuState
+from engine.cpumanager.static_policy import StaticPolicy, exclusive_count, reserved_cpus
+from engine.cpumanager.topology import CpuTopology
+from engine.host.state_file import FaultPoint, StateFile, no_fault
+from engine.host.tasks import Tasks
+from engine.metrics import Registry
+from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.provider import AllocationError
+
+FILE_NAME = "cpu_manager_state"
+NONE, STATIC = "none", "static"
+QUOTA_GATE = "DisableCPUQuotaWithExclusiveCPUs"
+SETTLE_SECONDS = 5.0
+"""How long a pod that gets CPUs waits at most for others to leave them."""
+STEP_SECONDS = 60.0
+
+log = logging.getLogger("kubengine.cpus")
+
+
+class RunningContainer(NamedTuple):
+    """A container that runs, by its id in the runtime."""
+
+    pod_uid: str
+    name: str
+    id: str
+
+
+class CpuManager:
+    """A `HintProvider` of CPUs under the static policy; under the policy none nobody asks it.
+
+    `running` lists the containers that run, `move(container id, CPUs)` tells the runtime where one may run.
+    `reserved` is what systemReserved and kubeReserved hold back of cpu.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        topology: Callable[[], CpuTopology],
+        online: Callable[[], int],
+        numa: Numa,
+        reserved: Quantity | None,
+        root: Path,
+        running: Callable[[], Iterable[RunningContainer]],
+        move: Callable[[str, str], Awaitable[None]],
+        registry: Registry,
+        recorder: EventRecorder,
+        decisions: Decisions,
+        tasks: Tasks,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        if config.cpu_manager_policy not in (NONE, STATIC):
+            raise InvalidInput(
+                f'unknown policy: "{config.cpu_manager_policy}"; expected none or static',
+                subject="cpuManagerPolicy",
+            )
+        if config.cpu_manager_policy == NONE and config.cpu_manager_policy_options:
+            raise InvalidInput(
+                "None policy: received unsupported options="
+                + ", ".join(sorted(config.cpu_manager_policy_options)),
+                subject="cpuManagerPolicyOptions",
+            )
+        self._read_topology = topology
+        self._online = online
+        self._numa = numa
+        self._reserved_amount = reserved
+        self._config = config
+        self._named = cpu_sets.parse(config.reserved_system_cpus, "reservedSystemCPUs")
+        self._running = running
+        self._move = move
+        self._recorder = recorder
+        self._decisions = decisions
+        self._period = float(config.cpu_manager_reconcile_period)
+        self._lost: dict[str, list[Lost]] = {}
+        self._written: dict[str, str] = {}
+        self._created: dict[tuple[str, str], str] = {}
+        self._wake = asyncio.Event()
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._mover = tasks.task("cpu-manager")
+        self._file = StateFile(
+            root / FILE_NAME, self._snapshot, name="cpu-manager-state", tasks=tasks, fault=fault
+        )
+        self.policy: StaticPolicy | None = None
+        if config.cpu_manager_policy == STATIC:
+            self._options = StaticOptions.from_config(config)
+            self.policy = self._made(CpuState(0))
+            self._metrics = CpuMetrics(registry, self.policy)
+
+    def _made(self, state: CpuState) -> StaticPolicy:
+        """The policy on the machine as it is now; `state` gets its pool."""
+        topology = self._read_topology()
+        self._options.check(topology, self._config.topology_manager_policy)
+        reserved = reserved_cpus(topology, self._options, self._reserved_amount, self._named)
+        state.pool = topology.cpus & ~(reserved if self._options.strict_reservation else 0)
+        return StaticPolicy(topology, reserved, self._options, self._numa, state)
+
+    # Life
+
+    async def start(self) -> None:
+        """Read the state of an earlier agent, keep what of it holds, and begin to move containers."""
+        checkpoint = self._file.read(decode, self._damaged)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        await self._file.start()
+        await self._file.flush()
+        if self.policy is not None:
+            self._mover.start(self._move_when_wanted)
+            self._changed()
+
+    async def stop(self) -> None:
+        """Write the state. Containers stay where they are."""
+        await self._mover.stop()
+        await self._file.stop()
+
+    def _damaged(self, fault: str) -> None:
+        said = f"{fault}; exclusive CPUs of running pods are chosen again"
+        log.error("%s", said)
+        self._recorder.node(WARNING, "CPUManagerStateChanged", said)
+
+    def _restore(self, checkpoint: CpuCheckpoint) -> None:
+        policy = self.policy
+        if policy is None:
+            if checkpoint.policy_name != NONE:
+                log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
+            return
+        restored: Restored = restore(
+            checkpoint,
+            online=policy.topology.cpus,
+            reserved=policy.reserved,
+            pool=policy.state.pool,
+        )
+        for uid, name, cpus in restored.state.entries():
+            policy.state.assign(uid, name, cpus)
+        if checkpoint.policy_name != STATIC:
+            restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
+        for lost in restored.lost:
+            self._lost.setdefault(lost.pod_uid, []).append(lost)
+        if restored.changes or restored.lost:
+            gone = [
+                f"{one.container} of pod {one.pod_uid} had {one.cpus}: {one.reason}" for one in restored.lost
+            ]
+            said = "; ".join([*restored.changes, *gone])
+            log.warning("%s: %s", self._file.path, said)
+            self._recorder.node(WARNING, "CPUManagerStateChanged", said)
+
+    def _snapshot(self) -> bytes:
+        if self.policy is None:
+            return encode(CpuCheckpoint(NONE))
+        state = self.policy.state
+        entries: dict[str, dict[str, str]] = {}
+        for uid, name, cpus in state.entries():
+            entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
+        return encode(CpuCheckpoint(STATIC, cpu_sets.text(state.shared), entries))
+
+    # Pods
+
+    def concerns(self, pod: Pod) -> bool:
+        """Whether some container of the pod asks for CPUs of its own. Looks for CPUs that came or went."""
+        if self.policy is None or not any(exclusive_count(pod, one) for one in pod.all_containers):
+            return False
+        self._look_at_machine()
+        return True
+
+    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
+        """Hints for the pod as a whole."""
+        return self.policy.pod_hints(pod) if self.policy is not None else None
+
+    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
+        """Hints for one container."""
+        return self.policy.container_hints(pod, container) if self.policy is not None else None
+
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
+        """Give the container its CPUs. Raises `AllocationError`."""
+        if self.policy is None or not exclusive_count(pod, container):
+            return
+        held = self.policy.state.held(pod.uid, container.name)
+        self._metrics.requests.inc()
+        try:
+            self.policy.allocate(pod, container, hint)
+        except AllocationError:
+            self._metrics.failed(whole_cores=self._options.full_pcpus)
+            raise
+        now = self.policy.state.held(pod.uid, container.name)
+        if now is not None:
+            self._metrics.gave(now, whole_cores=self._options.full_pcpus, new=held is None)
+        if now is not None and held is None:
+            nodes = None if hint.mask is None else self._numa.ids(hint.mask)
+            inputs = {"cpus": cpu_sets.text(now), "shared": cpu_sets.text(self.policy.state.shared)}
+            self._decisions.pod(pod, "cpus", "given", "", {**inputs, "numa": nodes}, container=container.name)
+            self._changed()
+
+    @property
+    def pod_uids(self) -> Collection[str]:
+        """Pods that hold CPUs."""
+        return self.policy.state.pod_uids if self.policy is not None else ()
+
+    def release(self, pod_uid: str) -> None:
+        """The pod is over: its CPUs are shared again."""
+        self._lost.pop(pod_uid, None)
+        if self.policy is not None and pod_uid in self.policy.state.pod_uids:
+            self.policy.release(pod_uid)
+            self._changed()
+
+    def collect(self, keep: Collection[str]) -> None:
+        """Take back the CPUs of pods whose uid is not in `keep`."""
+        for uid in [uid for uid in self.pod_uids if uid not in keep]:
+            log.info("CPUs of pod %s, which is gone, are shared again", uid)
+            self.release(uid)
+
+    def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
+        """Give CPUs to containers of a running pod that lost theirs; without any, they share.
+
+        `choose` asks the topology policy. The pod is never refused.
+        """
+        if self.policy is None:
+            return
+        lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
+        for container in pod.all_containers:
+            count = exclusive_count(pod, container)
+            had = self.policy.state.held(pod.uid, container.name)
+            before = lost.get(container.name)
+            if not count or (had is not None and had.bit_count() == count):
+                continue
+            if had is None and _is_over(pod, container) and before is None:
+                continue
+            if had is not None:
+                continue
+            try:
+                self.allocate(pod, container, choose(pod, container))
+                cpus = cpu_sets.text(self.policy.state.held(pod.uid, container.name) or 0)
+                text, kind = f"now has CPUs {cpus}", NORMAL
+            except AllocationError as error:
+                text, kind = f"shares CPUs from now on: {error}", WARNING
+            why = f" instead of {before.cpus} ({before.reason})" if before is not None else ""
+            said = f"Container {container.name} {text}{why}"
+            self._recorder.pod(pod, kind, "CPUsReassigned", said, container=container.name)
+            inputs = {"before": before.cpus if before else "", "reason": before.reason if before else ""}
+            self._decisions.pod(pod, "cpus", "reassigned", text, inputs, container=container.name)
+
+    async def flush(self) -> None:
+        """Return when the present state is on disk and other containers have left exclusive CPUs.
+
+        A runtime that does not answer is waited for `SETTLE_SECONDS`.
+        """
+        await self._file.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                await self._settled.wait()
+
+    # Containers
+
+    def cpuset(self, pod: Pod, container: str) -> str:
+        """Where a container that is about to be created may run; empty for anywhere."""
+        cpus = self._cpuset(pod.uid, container)
+        if cpus:
+            self._created[pod.uid, container] = cpus
+        return cpus
+
+    def _cpuset(self, pod_uid: str, container: str) -> str:
+        if self.policy is None:
+            return ""
+        state = self.policy.state
+        held = state.held(pod_uid, container)
+        return cpu_sets.text(state.shared if held is None else held)
+
+    def is_exclusive(self, pod: Pod, container: str | None = None) -> bool:
+        """Whether the container, or any of the pod, has CPUs of its own and so no CFS quota."""
+        if self.policy is None or not self._config.gate(QUOTA_GATE, True):
+            return False
+        held = self.policy.state.of_pod(pod.uid)
+        return bool(held) if container is None else container in held
+
+    def containers_changed(self) -> None:
+        """Containers came or went: one that was created before the pool changed may be in the wrong place."""
+        if self.policy is not None and self._mover.wanted:
+            self._wake.set()
+
+    def _changed(self) -> None:
+        self._file.changed()
+        self._settled.clear()
+        self._wake.set()
+
+    async def _move_when_wanted(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            with self._mover.step(STEP_SECONDS):
+                moved = await self._move_all()
+            if not moved:
+                asyncio.get_running_loop().call_later(self._period, self._wake.set)
+            elif not self._wake.is_set():
+                self._settled.set()
+
+    async def _move_all(self) -> bool:
+        """Tell the runtime of each container that is not where it belongs; whether all were told."""
+        running = list(self._running())
+        self._written = {one.id: self._written[one.id] for one in running if one.id in self._written}
+        succeeded = True
+        for one in running:
+            wanted = self._cpuset(one.pod_uid, one.name)
+            if one.id not in self._written and (one.pod_uid, one.name) in self._created:
+                self._written[one.id] = self._created.pop((one.pod_uid, one.name))
+            if not wanted or self._written.get(one.id) == wanted:
+                continue
+            try:
+                await self._move(one.id, wanted)
+                self._written[one.id] = wanted
+            except Refused as error:
+                succeeded = False
+                log.warning("container %s of pod %s stays on other CPUs: %s", one.name, one.pod_uid, error)
+        return succeeded
+
+    # The machine
+
+    def _look_at_machine(self) -> None:
+        """Follow CPUs that went offline or came online while the agent runs."""
+        assert self.policy is not None
+        try:
+            if self._online() == self.policy.topology.cpus:
+                return
+            policy = self._made(CpuState(0))
+        except KubengineError as error:
+            log.warning("the machine's CPUs changed and cannot be used as they are: %s", error)
+            return
+        old = CpuCheckpoint(STATIC, cpu_sets.text(self.policy.state.shared))
+        for uid, name, cpus in self.policy.state.entries():
+            old.entries.setdefault(uid, {})[name] = cpu_sets.text(cpus)
+        self.policy = policy
+        self._metrics.policy = policy
+        self._restore(old)
+        self._changed()
+
+    # Questions
+
+    def describe(self) -> dict[str, Any]:
+        """The machine's CPUs and who holds them, JSON-able."""
+        if self.policy is None:
+            return {"policy": NONE}
+        state = self.policy.state
+        return {
+            "policy": STATIC,
+            "reserved": cpu_sets.text(self.policy.reserved),
+            "shared": cpu_sets.text(state.shared),
+            "processors": [one._asdict() for one in self.policy.topology.processors],
+            "containers": [
+                {"podUID": uid, "container": name, "cpus": cpu_sets.text(cpus)}
+                for uid, name, cpus in state.entries()
+            ],
+        }
+
+
+def _is_over(pod: Pod, container: Container) -> bool:
+    """Whether an adopted pod's container has ended for good, as its ordinary init containers have."""
+    return container in pod.init_containers and not container.is_sidecar

@@ -1,0 +1,99 @@
+"""The CPU manager's metrics, under the kubelet's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.cpumanager.static_policy import StaticPolicy
+from engine.metrics import Registry
+
+ALIGNED = "kubelet_container_aligned_compute_resources_count"
+NOT_ALIGNED = "kubelet_container_aligned_compute_resources_failure_count"
+
+
+class CpuMetrics:
+    """Counts allocations, and shows what `policy` has given by now."""
+
+    def __init__(self, registry: Registry, policy: StaticPolicy) -> None:
+        self.policy = policy
+        self.requests = registry.counter(
+            "kubelet_cpu_manager_pinning_requests_total",
+            "The number of cpu core allocations which required pinning.",
+        )
+        self._errors = registry.counter(
+            "kubelet_cpu_manager_pinning_errors_total",
+            "The number of cpu core allocations which required pinning failed.",
+        )
+        self._aligned = registry.counter(
+            ALIGNED,
+            "Cumulative number of aligned compute resources allocated to containers by alignment type.",
+            ("scope", "boundary"),
+        )
+        self._not_aligned = registry.counter(
+            NOT_ALIGNED,
+            "Cumulative number of failures to allocate aligned compute resources to containers by "
+            "alignment type.",
+            ("scope", "boundary"),
+        )
+        self._allocations = registry.counter(
+            "kubelet_resource_manager_allocations_total",
+            "Number of exclusive resource allocations performed by a resource manager.",
+            ("resource_name", "source"),
+        )
+        self._allocation_errors = registry.counter(
+            "kubelet_resource_manager_allocation_errors_total",
+            "Number of errors encountered during exclusive resource allocation.",
+            ("resource_name", "source"),
+        )
+        self._assignments = registry.counter(
+            "kubelet_resource_manager_container_assignments",
+            "Number of containers with a specific type of resource assignment.",
+            ("resource_name", "assignment_type"),
+        )
+        for boundary in ("physical_cpu", "uncore_cache"):
+            self._aligned.inc("container", boundary, by=0)
+        self._not_aligned.inc("container", "physical_cpu", by=0)
+        registry.collected(
+            "gauge",
+            "kubelet_cpu_manager_shared_pool_size_millicores",
+            "The size of the shared CPU pool for non-guaranteed QoS pods, in millicores.",
+            (),
+            lambda: [((), self.policy.available.bit_count() * 1000.0)],
+        )
+        registry.collected(
+            "gauge",
+            "kubelet_cpu_manager_exclusive_cpu_allocation_count",
+            "The total number of CPUs exclusively allocated to containers running on this node",
+            (),
+            lambda: [((), float(self.policy.state.exclusive.bit_count()))],
+        )
+        registry.collected(
+            "gauge",
+            "kubelet_cpu_manager_allocation_per_numa",
+            "Number of CPUs allocated per NUMA node",
+            ("numa_node",),
+            self._per_node,
+        )
+
+    def gave(self, cpus: int, *, whole_cores: bool, new: bool) -> None:
+        """A container has its CPUs; `new` unless it had them before."""
+        if whole_cores:
+            self._aligned.inc("container", "physical_cpu")
+        if not new:
+            return
+        if self.policy.topology.in_one_cache(cpus):
+            self._aligned.inc("container", "uncore_cache")
+        self._allocations.inc("cpu", "node")
+        self._assignments.inc("cpu", "node_exclusive")
+
+    def failed(self, *, whole_cores: bool) -> None:
+        """A container did not get its CPUs."""
+        self._errors.inc()
+        self._allocation_errors.inc("cpu", "node")
+        if whole_cores:
+            self._not_aligned.inc("container", "physical_cpu")
+
+    def _per_node(self) -> Iterable[tuple[tuple[str, ...], float]]:
+        exclusive = self.policy.state.exclusive
+        for node, members in self.policy.topology.layout.nodes.items():
+            yield (str(node),), float((exclusive & members).bit_count())

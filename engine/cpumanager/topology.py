@@ -1,0 +1,90 @@
+"""A machine's online CPUs: which core, last-level cache, socket and NUMA node each belongs to.
+
+Cores are named by their lowest CPU, since the kernel numbers cores per socket. Pure; `machine` reads sysfs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from engine._fast.cpu_assignment import Layout
+from engine.topologymanager.policy import Numa
+
+
+class Processor(NamedTuple):
+    """One online CPU and the kernel's ids of what it belongs to. `core` is unique within a socket."""
+
+    cpu: int
+    core: int
+    cache: int
+    socket: int
+    node: int
+
+
+class CpuTopology:
+    """Online CPUs by core, cache, socket and NUMA node. Raises `ValueError` without any CPU."""
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        if not processors:
+            raise ValueError("could not detect number of cpus")
+        self.processors = tuple(sorted(processors))
+        caches: dict[int, int] = {}
+        sockets: dict[int, int] = {}
+        nodes: dict[int, int] = {}
+        by_core: dict[tuple[int, int, int], int] = {}
+        for one in self.processors:
+            bit = 1 << one.cpu
+            for level, key in ((caches, one.cache), (sockets, one.socket), (nodes, one.node)):
+                level[key] = level.get(key, 0) | bit
+            place = (one.node, one.socket, one.core)
+            by_core[place] = by_core.get(place, 0) | bit
+        cores = {(cpus & -cpus).bit_length() - 1: cpus for cpus in by_core.values()}
+        self.layout = Layout(cores, caches, sockets, nodes)
+
+    @property
+    def cpus(self) -> int:
+        """All online CPUs."""
+        return self.layout.cpus
+
+    @property
+    def threads_per_core(self) -> int:
+        """CPUs per core, on average, rounded down: what counts as a whole core for the kubelet."""
+        return self.layout.per_core
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Ids of the NUMA nodes that have CPUs, ascending."""
+        return tuple(sorted(self.layout.nodes))
+
+    def with_siblings(self, cpus: int) -> int:
+        """The set and all other CPUs of the same cores."""
+        found = 0
+        for members in self.layout.cores.values():
+            if members & cpus:
+                found |= members
+        return found
+
+    def of_nodes(self, nodes: Sequence[int]) -> int:
+        """The CPUs of NUMA nodes."""
+        found = 0
+        for node in nodes:
+            found |= self.layout.nodes.get(node, 0)
+        return found
+
+    def of_sockets_of(self, nodes: Sequence[int]) -> int:
+        """The CPUs of all sockets that have CPUs on the given NUMA nodes."""
+        wanted, found = self.of_nodes(nodes), 0
+        for members in self.layout.sockets.values():
+            if members & wanted:
+                found |= members
+        return found
+
+    def per_node(self, cpus: int, numa: Numa) -> tuple[int, ...]:
+        """How many CPUs of the set each of the machine's NUMA nodes has."""
+        return tuple((self.layout.nodes.get(node, 0) & cpus).bit_count() for node in numa.nodes)
+
+    def in_one_cache(self, cpus: int) -> bool:
+        """Whether the CPUs share one last-level cache."""
+        return any(cpus & ~members == 0 for members in self.layout.caches.values())

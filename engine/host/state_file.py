@@ -1,0 +1,156 @@
+"""A state file that a kubelet reads too: written atomically, many changes in one write.
+
+What the file says and how it is read is its owner's. A file that cannot be trusted is renamed by
+`kept.set_aside`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from engine.api.errors import Bug, KubengineError, Refused, Unavailable
+from engine.host.checksummed_file import SHORTAGES, read_again, set_aside
+from engine.host.files import replacing_file
+from engine.host.tasks import Tasks
+
+STEP_SECONDS = 30.0
+"""A write that takes longer is stuck."""
+RETRY_SECONDS = 5.0
+"""How soon a write that failed is tried again by itself."""
+COALESCE_SECONDS = 0.05
+"""How long a change that nobody waits for may wait for others."""
+
+T = TypeVar("T")
+FaultPoint = Callable[[str], None]
+"""Told the name of each step that a crash could follow; tests end the process there."""
+
+
+def no_fault(step: str) -> None:
+    """The fault point outside tests."""
+
+
+class StateFile:
+    """One state file and its writer, the background task `name`.
+
+    `snapshot` gives the content to write. `changed` asks for a write soon, `flush` for one now, and returns
+    when what `snapshot` gave at the time of the call is on disk (written, synced, renamed, directory
+    synced). Callers that wait at the same time share a write. A content equal to `last` is not written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        snapshot: Callable[[], bytes],
+        *,
+        name: str,
+        tasks: Tasks | None = None,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self.path = path
+        self.writes = 0
+        self.last: bytes | None = None
+        self._content = snapshot
+        self._fault = fault
+        self._wanted = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._writer = (tasks or Tasks()).task(name)
+
+    def read(self, decode: Callable[[bytes], T], damaged: Callable[[str], None]) -> T | None:
+        """What the file of an earlier agent says; None if there is none, or none that can be trusted.
+
+        `decode` raises `ValueError` for a content that it does not take. The file is then set aside, and
+        `damaged` is told. Raises `Unavailable` where the machine is short of what it takes to read.
+        """
+        try:
+            text = read_again(self.path)
+            found = decode(text)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                raise Unavailable(f"cannot be read: {error.strerror}", subject=str(self.path)) from error
+            damaged(f"{self.path}: {error}; {set_aside(self.path)}")
+            return None
+        self.last = text
+        return found
+
+    async def start(self) -> None:
+        self._writer.start(self._write_when_wanted)
+
+    async def stop(self) -> None:
+        """Write what is still unwritten, a write that is under way included, then end. Raises
+        `Refused` if it cannot be written."""
+        if not self._writer.wanted:
+            return
+        try:
+            await self.flush()
+        finally:
+            await self._writer.stop()
+            _tell(self._waiters, Refused("its writer has stopped", subject=str(self.path)))
+
+    def changed(self) -> None:
+        """Something that the file says has changed and nobody waits for it."""
+        self._wanted.set()
+
+    async def flush(self) -> None:
+        """Wait until the present state is on disk. Raises `Refused` if it cannot be written."""
+        if not self._writer.wanted:
+            raise Refused("its writer has stopped", subject=str(self.path))
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._hurry.set()
+        self._wanted.set()
+        await waiter
+
+    async def _write_when_wanted(self) -> None:
+        while True:
+            await self._wanted.wait()
+            if not self._waiters:
+                try:
+                    async with asyncio.timeout(COALESCE_SECONDS):
+                        await self._hurry.wait()
+                except TimeoutError:
+                    pass
+            self._wanted.clear()
+            self._hurry.clear()
+            waiters, self._waiters = self._waiters, []
+            failure: KubengineError | None = None
+            try:
+                with self._writer.step(STEP_SECONDS):
+                    await self._write()
+            except Exception as error:
+                self._writer.failed(error)
+                failure = error if isinstance(error, Refused) else _unexpected(error, self.path)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._wanted.set)
+            _tell(waiters, failure)
+
+    async def _write(self) -> None:
+        text = self._content()
+        if text == self.last:
+            return
+        await asyncio.to_thread(self._replace, text)
+        self.writes += 1
+        self.last = text
+
+    def _replace(self, text: bytes) -> None:
+        with replacing_file(self.path) as file:
+            file.write(text)
+            self._fault("checkpoint written")
+        self._fault("checkpoint renamed")
+
+
+def _unexpected(error: Exception, path: Path) -> Bug:
+    return Bug(f"cannot write: {type(error).__name__}: {error}", subject=str(path))
+
+
+def _tell(waiters: list[asyncio.Future[None]], failure: KubengineError | None) -> None:
+    for waiter in waiters:
+        if not waiter.done():
+            if failure is None:
+                waiter.set_result(None)
+            else:
+                waiter.set_exception(failure)

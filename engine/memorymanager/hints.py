@@ -1,0 +1,105 @@
+"""On which sets of NUMA nodes a container's memory could be: the memory manager's hints. Pure.
+
+Source: kubelet v1.36 `memorymanager/policy_static.go`. A set of nodes is a mask of positions among the
+machine's nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine._fast.devices import topology as kernels
+from engine.memorymanager.state import NodeState
+from engine.topologymanager.policy import Hint, Numa
+
+Reusable = Mapping[int, Mapping[str, int]]
+"""Bytes that earlier containers of the pod leave: mask of the nodes → type → bytes."""
+
+
+class MemoryHints:
+    """Sets of nodes that could give `requests` (type → bytes).
+
+    A set needs enough allocatable and enough free memory of each type, and no node in it may be in use
+    otherwise: alone, or in another group. Sets of the fewest nodes that could ever do are preferred.
+    """
+
+    def __init__(
+        self, numa: Numa, nodes: Mapping[int, NodeState], requests: Mapping[str, int], reusable: Reusable
+    ) -> None:
+        self._requests = requests
+        self._reusable = reusable
+        self._numa = numa
+        self._nodes = [nodes[node] for node in numa.nodes]
+
+    @cached_property
+    def flags(self) -> kernels.Flags:
+        """ORDINARY or PREFERRED for each mask that is a hint, else 0; shape (2^nodes,)."""
+        count = len(self._nodes)
+        sizes = _sizes(count)
+        possible = np.ones(1 << count, bool)
+        possible[0] = False
+        enough = self._usable()
+        for kind, size in self._requests.items():
+            possible &= _sums([node.allocatable(kind) for node in self._nodes]) >= np.uint64(size)
+            free = _sums([node.free(kind) for node in self._nodes])
+            for mask, left in self._reusable.items():
+                free[mask] += np.uint64(left.get(kind, 0))
+            enough &= free >= np.uint64(size)
+        fewest = min(int(sizes[possible].min(initial=count)), count)
+        flags = np.zeros(1 << count, np.uint8)
+        flags[possible & enough] = kernels.ORDINARY
+        flags[possible & enough & (sizes == fewest)] = kernels.PREFERRED
+        return flags
+
+    def _usable(self) -> NDArray[np.bool_]:
+        """Which masks the use of their nodes allows."""
+        idle = 0
+        groups: set[int] = set()
+        usable = np.zeros(1 << len(self._nodes), bool)
+        for i, node in enumerate(self._nodes):
+            if not node.number_of_assignments:
+                idle |= 1 << i
+            if len(node.cells) > 1:
+                groups.add(self._numa.mask(node.cells))
+        masks = np.arange(len(usable))
+        usable[(masks & ~idle) == 0] = True
+        for group in groups:
+            members = [self._nodes[i] for i in range(len(self._nodes)) if group >> i & 1]
+            usable[group] = all(
+                not node.number_of_assignments or self._numa.mask(node.cells) == group for node in members
+            )
+        for i, node in enumerate(self._nodes):
+            usable[1 << i] = len(node.cells) <= 1
+        return usable
+
+    def best(self, containing: int = 0) -> Hint | None:
+        """The preferred hint, or else any, with the fewest and lowest nodes; None if there is none."""
+        masks = np.flatnonzero(self.flags)
+        masks = masks[(masks & containing) == containing]
+        preferred = masks[self.flags[masks] == kernels.PREFERRED]
+        chosen = preferred if len(preferred) else masks
+        if not len(chosen):
+            return None
+        sizes = _sizes(len(self._nodes))[chosen]
+        return Hint(int(chosen[sizes == sizes.min()][0]), bool(len(preferred)))
+
+
+@cache
+def _sizes(nodes: int) -> NDArray[np.int64]:
+    """How many nodes each mask has; shape (2^nodes,)."""
+    sizes = np.zeros(1, np.int64)
+    for _ in range(nodes):
+        sizes = np.concatenate([sizes, sizes + 1])
+    return sizes
+
+
+def _sums(values: list[int]) -> NDArray[np.uint64]:
+    """The sum of the values of each mask's nodes, modulo 2^64; shape (2^nodes,)."""
+    sums = np.zeros(1, np.uint64)
+    for value in values:
+        sums = np.concatenate([sums, sums + np.uint64(value)])
+    return sums

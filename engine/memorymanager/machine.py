@@ -1,0 +1,44 @@
+"""Reads from sysfs what memory and huge pages each NUMA node has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from engine.memorymanager.state import NodeMemory
+
+NODES = Path("/sys/devices/system/node")
+HUGEPAGES = Path("/sys/kernel/mm/hugepages")
+MEMINFO = Path("/proc/meminfo")
+_TOTAL = re.compile(r"MemTotal:\s+(\d+) kB")
+_PAGES = re.compile(r"hugepages-(\d+)kB")
+
+
+def read_nodes(nodes: Path = NODES, hugepages: Path = HUGEPAGES, meminfo: Path = MEMINFO) -> list[NodeMemory]:
+    """Each NUMA node in ascending order; node 0 with all of the memory where the kernel has no NUMA."""
+    found = sorted(int(path.name.removeprefix("node")) for path in nodes.glob("node[0-9]*"))
+    if not found:
+        return [NodeMemory(0, _memory(meminfo), _hugepages(hugepages))]
+    return [
+        NodeMemory(node, _memory(nodes / f"node{node}/meminfo"), _hugepages(nodes / f"node{node}/hugepages"))
+        for node in found
+    ]
+
+
+def _memory(path: Path) -> int:
+    """Bytes; 0 where the kernel does not tell."""
+    try:
+        total = _TOTAL.search(path.read_text())
+    except OSError:
+        return 0
+    return int(total[1]) * 1024 if total is not None else 0
+
+
+def _hugepages(directory: Path) -> dict[int, int]:
+    """Pages by size in KiB."""
+    pages = {}
+    for path in directory.glob("hugepages-*"):
+        size = _PAGES.fullmatch(path.name)
+        if size is not None:
+            pages[int(size[1])] = int((path / "nr_hugepages").read_text())
+    return pages

@@ -1,0 +1,262 @@
+"""The memory manager of a running node: promised memory kept on disk, and told to containers as cpuset.mems.
+
+`static_policy` decides. This file keeps `memory_manager_state` and says what an earlier one no longer allows.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.config import KubeletConfiguration
+from engine.api.decisions import Decisions
+from engine.api.errors import InvalidInput
+from engine.api.events import NORMAL, WARNING, EventRecorder
+from engine.api.pod import Container, Pod
+from engine.api.quantity import Quantity
+from engine.host.state_file import FaultPoint, StateFile, no_fault
+from engine.host.tasks import Tasks
+from engine.memorymanager.checkpoint import MemoryCheckpoint, decode, encode
+from engine.memorymanager.reservation import reserved_memory
+from engine.memorymanager.restoring import LostMemory, restore
+from engine.memorymanager.state import Block, MemoryState, NodeMemory, NodeState, unused
+from engine.memorymanager.static_policy import StaticPolicy, wanted_memory
+from engine.metrics import Registry
+from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.provider import AllocationError
+
+FILE_NAME = "memory_manager_state"
+NONE, STATIC = "None", "Static"
+
+log = logging.getLogger("kubengine.memory")
+
+
+class MemoryManager:
+    """A `HintProvider` of memory and huge pages under the Static policy; under None nobody asks it.
+
+    `reserved` is what node allocatable holds back: reservations and hard eviction thresholds.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: KubeletConfiguration,
+        machine: Callable[[], list[NodeMemory]],
+        numa: Numa,
+        reserved: Mapping[str, Quantity],
+        root: Path,
+        registry: Registry,
+        recorder: EventRecorder,
+        decisions: Decisions,
+        tasks: Tasks,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        policy = config.memory_manager_policy
+        if policy not in (NONE, STATIC):
+            raise InvalidInput(
+                f'unknown policy: "{policy}"; expected None or Static', subject="memoryManagerPolicy"
+            )
+        self._recorder = recorder
+        self._decisions = decisions
+        self._lost: dict[str, list[LostMemory]] = {}
+        self._file = StateFile(
+            root / FILE_NAME, self._snapshot, name="memory-manager-state", tasks=tasks, fault=fault
+        )
+        self.policy: StaticPolicy | None = None
+        if policy == STATIC:
+            kept = reserved_memory(numa.nodes, reserved, config.reserved_memory or ())
+            self._unused = unused(machine(), kept)
+            self.policy = StaticPolicy(numa, MemoryState(self._fresh()))
+            self._observe(registry)
+
+    def _observe(self, registry: Registry) -> None:
+        self._requests = registry.counter(
+            "kubelet_memory_manager_pinning_requests_total",
+            "The number of memory pages allocations which required pinning.",
+        )
+        self._errors = registry.counter(
+            "kubelet_memory_manager_pinning_errors_total",
+            "The number of memory pages allocations which required pinning that failed.",
+        )
+        self._allocations = registry.counter(
+            "kubelet_resource_manager_allocations_total",
+            "Number of exclusive resource allocations performed by a resource manager.",
+            ("resource_name", "source"),
+        )
+        self._allocation_errors = registry.counter(
+            "kubelet_resource_manager_allocation_errors_total",
+            "Number of errors encountered during exclusive resource allocation.",
+            ("resource_name", "source"),
+        )
+        self._assignments = registry.counter(
+            "kubelet_resource_manager_container_assignments",
+            "Number of containers with a specific type of resource assignment.",
+            ("resource_name", "assignment_type"),
+        )
+
+    # Life
+
+    async def start(self) -> None:
+        """Read the state of an earlier agent and keep what of it holds."""
+        checkpoint = self._file.read(decode, self._damaged)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        await self._file.start()
+        await self._file.flush()
+
+    async def stop(self) -> None:
+        """Write the state."""
+        await self._file.stop()
+
+    def _damaged(self, fault: str) -> None:
+        said = f"{fault}; memory of running pods is promised again"
+        log.error("%s", said)
+        self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
+
+    def _restore(self, checkpoint: MemoryCheckpoint) -> None:
+        if self.policy is None:
+            if checkpoint.policy_name != NONE:
+                log.warning("%s: was written under the policy %s", self._file.path, checkpoint.policy_name)
+            return
+        restored = restore(checkpoint, self._fresh())
+        self.policy.state = restored.state
+        if checkpoint.policy_name != STATIC:
+            restored.changes.append(f"the policy was {checkpoint.policy_name!r}")
+        for lost in restored.lost:
+            self._lost.setdefault(lost.pod_uid, []).append(lost)
+        gone = [f"{one.container} of pod {one.pod_uid}: {one.reason}" for one in restored.lost]
+        if restored.changes or gone:
+            said = "; ".join([*restored.changes, *gone])
+            log.warning("%s: %s", self._file.path, said)
+            self._recorder.node(WARNING, "MemoryManagerStateChanged", said)
+
+    def _fresh(self) -> dict[int, NodeState]:
+        """The machine while nobody has memory."""
+        return copy.deepcopy(self._unused)
+
+    def _snapshot(self) -> bytes:
+        if self.policy is None:
+            return encode(MemoryCheckpoint(NONE))
+        state = self.policy.state
+        entries: dict[str, dict[str, list[Block]]] = {}
+        for uid, name, blocks in state.entries():
+            entries.setdefault(uid, {})[name] = list(blocks)
+        return encode(MemoryCheckpoint(STATIC, state.nodes, entries))
+
+    # Pods
+
+    def concerns(self, pod: Pod) -> bool:
+        """Whether some container of the pod is promised memory."""
+        return self.policy is not None and any(wanted_memory(pod, one) for one in pod.all_containers)
+
+    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
+        """Hints for the pod as a whole."""
+        return self.policy.pod_hints(pod) if self.policy is not None else None
+
+    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
+        """Hints for one container."""
+        return self.policy.container_hints(pod, container) if self.policy is not None else None
+
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
+        """Promise the container its memory. Raises `AllocationError`."""
+        if self.policy is None or not wanted_memory(pod, container):
+            return
+        held = self.policy.state.held(pod.uid, container.name)
+        self._requests.inc()
+        try:
+            self.policy.allocate(pod, container, hint)
+        except AllocationError:
+            self._errors.inc()
+            self._allocation_errors.inc("memory", "node")
+            raise
+        blocks = self.policy.state.held(pod.uid, container.name)
+        if blocks is not None and held is None:
+            for _ in blocks:
+                self._allocations.inc("memory", "node")
+            self._assignments.inc("memory", "node_exclusive")
+            inputs = {block.type: block.size for block in blocks}
+            nodes = list(blocks[0].nodes) if blocks else []
+            self._decisions.pod(
+                pod, "memory", "given", "", {**inputs, "numa": nodes}, container=container.name
+            )
+            self._file.changed()
+
+    @property
+    def pod_uids(self) -> Collection[str]:
+        """Pods that are promised memory."""
+        return self.policy.state.pod_uids if self.policy is not None else ()
+
+    def release(self, pod_uid: str) -> None:
+        """The pod is over: its memory is free."""
+        self._lost.pop(pod_uid, None)
+        if self.policy is not None and pod_uid in self.policy.state.pod_uids:
+            self.policy.release(pod_uid)
+            self._file.changed()
+
+    def collect(self, keep: Collection[str]) -> None:
+        """Take back the memory of pods whose uid is not in `keep`."""
+        for uid in [uid for uid in self.pod_uids if uid not in keep]:
+            log.info("memory of pod %s, which is gone, is free", uid)
+            self.release(uid)
+
+    def adopted(self, pod: Pod, choose: Callable[[Pod, Container], Hint]) -> None:
+        """Promise memory again to containers of a running pod that lost theirs.
+
+        `choose` asks the topology policy. The pod is never refused: its pages stay where they are.
+        """
+        if self.policy is None:
+            return
+        lost = {one.container: one for one in self._lost.pop(pod.uid, ())}
+        for container in pod.all_containers:
+            before = lost.get(container.name)
+            ended = container in pod.init_containers and not container.is_sidecar
+            held = self.policy.state.held(pod.uid, container.name)
+            if held is not None or not wanted_memory(pod, container) or ended:
+                continue
+            try:
+                self.allocate(pod, container, choose(pod, container))
+                blocks = self.policy.state.held(pod.uid, container.name) or ()
+                where = sorted({node for block in blocks for node in block.nodes})
+                text, kind = f"is now promised memory of NUMA nodes {where}", NORMAL
+            except AllocationError as error:
+                text, kind = f"is promised no memory from now on: {error}", WARNING
+            why = f" ({before.reason})" if before is not None else ""
+            said = f"Container {container.name} {text}{why}"
+            self._recorder.pod(pod, kind, "MemoryReassigned", said, container=container.name)
+            inputs = {"reason": before.reason if before else ""}
+            self._decisions.pod(pod, "memory", "reassigned", text, inputs, container=container.name)
+
+    def container_started(self, pod: Pod, container: Container) -> None:
+        """Init containers before this one have ended: their memory is free."""
+        if self.policy is not None and self.policy.container_started(pod, container):
+            self._file.changed()
+
+    def mems(self, pod: Pod, container: str) -> str:
+        """The NUMA nodes of a container's memory, as `cpuset.mems` has them; empty for any."""
+        blocks = self.policy.state.held(pod.uid, container) if self.policy is not None else None
+        return ",".join(str(node) for node in sorted({n for block in blocks or () for n in block.nodes}))
+
+    async def flush(self) -> None:
+        """Return when the present state is on disk."""
+        await self._file.flush()
+
+    # Questions
+
+    def describe(self) -> dict[str, Any]:
+        """Memory of each NUMA node and what containers have of it, JSON-able."""
+        if self.policy is None:
+            return {"policy": NONE}
+        state = self.policy.state
+        return {
+            "policy": STATIC,
+            "nodes": {str(node): msgspec.to_builtins(one) for node, one in state.nodes.items()},
+            "containers": [
+                {"podUID": uid, "container": name, "blocks": msgspec.to_builtins(blocks)}
+                for uid, name, blocks in state.entries()
+            ],
+        }

@@ -1,0 +1,175 @@
+"""The Static policy: memory and huge pages of Guaranteed pods from chosen NUMA nodes.
+
+Rules: kubelet v1.36 `memorymanager/policy_static.go`. Pure: `MemoryManager` keeps the state on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.api.pod import Container, Pod
+from engine.api.qos import GUARANTEED, compute_qos_class
+from engine.api.resources import MEMORY, is_hugepage
+from engine.memorymanager.hints import MemoryHints
+from engine.memorymanager.state import UNSIGNED, Block, MemoryState
+from engine.topologymanager.policy import Hint, Hints, Numa
+from engine.topologymanager.provider import AllocationError
+
+
+def wanted_memory(pod: Pod, container: Container) -> dict[str, int]:
+    """Bytes of memory and huge pages that are promised to the container, by type in order of name."""
+    if pod.spec.resources is not None or compute_qos_class(pod) != GUARANTEED:
+        return {}
+    return {
+        kind: container.requests[kind].value
+        for kind in sorted(container.requests)
+        if kind == MEMORY or is_hugepage(kind)
+    }
+
+
+def pod_wanted_memory(pod: Pod) -> dict[str, int]:
+    """The most that the pod's containers need at one time, by type in order of name."""
+    sidecars: dict[str, int] = {}
+    most: dict[str, int] = {}
+    apps: dict[str, int] = {}
+    for container in pod.init_containers:
+        for kind, size in wanted_memory(pod, container).items():
+            most[kind] = max(most.get(kind, 0), sidecars.get(kind, 0) + size)
+            if container.is_sidecar:
+                sidecars[kind] = sidecars.get(kind, 0) + size
+    for container in pod.spec.containers:
+        for kind, size in wanted_memory(pod, container).items():
+            apps[kind] = apps.get(kind, 0) + size
+    return {kind: max(most.get(kind, 0), apps[kind] + sidecars.get(kind, 0)) for kind in sorted(apps)}
+
+
+class StaticPolicy:
+    """Promises memory of `state` to containers. A `HintProvider`."""
+
+    def __init__(self, numa: Numa, state: MemoryState) -> None:
+        self.state = state
+        self._numa = numa
+
+    def container_hints(self, pod: Pod, container: Container) -> Mapping[str, Hints] | None:
+        """Hints for the container's memory; those of its blocks, if it has some."""
+        wanted = wanted_memory(pod, container)
+        if not wanted:
+            return None
+        blocks = self.state.held(pod.uid, container.name)
+        if blocks is not None:
+            return self._hints_of(blocks, wanted)
+        return self._hints(wanted, self._reusable(pod, container))
+
+    def pod_hints(self, pod: Pod) -> Mapping[str, Hints] | None:
+        """Hints for the memory of all containers together."""
+        wanted = pod_wanted_memory(pod)
+        if not wanted:
+            return None
+        for container in pod.all_containers:
+            blocks = self.state.held(pod.uid, container.name)
+            if blocks is not None:
+                return self._hints_of(blocks, wanted)
+        return self._hints(wanted, {})
+
+    def allocate(self, pod: Pod, container: Container, hint: Hint) -> None:
+        """Promise the container its memory on the hint's NUMA nodes, or on more if they do not do."""
+        wanted = wanted_memory(pod, container)
+        if not wanted or self.state.held(pod.uid, container.name) is not None:
+            return
+        reusable = self._reusable(pod, container)
+        hints = MemoryHints(self._numa, self.state.nodes, wanted, reusable)
+        mask, preferred = hint.mask, hint.preferred
+        if mask is None:
+            found = hints.best()
+            if found is None:
+                raise AllocationError(
+                    "[memorymanager] failed to get the default NUMA affinity, "
+                    "no NUMA nodes with enough memory is available"
+                )
+            if preferred and not found.preferred:
+                raise AllocationError("[memorymanager] failed to find the default preferred hint")
+            mask, preferred = found.mask, found.preferred
+        assert mask is not None
+        if not self._has_free(mask, wanted):
+            found = hints.best(containing=mask)
+            if found is None:
+                raise AllocationError(
+                    "[memorymanager] failed to find NUMA nodes to extend the current topology hint"
+                )
+            if preferred and not found.preferred:
+                raise AllocationError("[memorymanager] failed to find the extended preferred hint")
+            assert found.mask is not None
+            mask = found.mask
+        nodes = self._numa.ids(mask)
+        if self._violates_groups(nodes):
+            raise AllocationError("[memorymanager] preferred hint violates NUMA node allocation")
+        left = reusable.get(mask, {})
+        for kind, size in wanted.items():
+            self.state.use(nodes, kind, max(size - left.get(kind, 0), 0))
+        self.state.assign(
+            pod.uid, container.name, tuple(Block(nodes, kind, size) for kind, size in wanted.items())
+        )
+        self._shrink_init_containers(pod, container, nodes, wanted)
+
+    def release(self, pod_uid: str) -> None:
+        """Take back all that the pod has."""
+        self.state.release_pod(pod_uid)
+
+    def container_started(self, pod: Pod, container: Container) -> bool:
+        """Take back what ordinary init containers before this one had; whether that was anything."""
+        released = False
+        for init in pod.init_containers:
+            if init.name == container.name:
+                break
+            if not init.is_sidecar and self.state.held(pod.uid, init.name) is not None:
+                self.state.release(pod.uid, init.name)
+                released = True
+        return released
+
+    def _hints(self, wanted: Mapping[str, int], reusable: dict[int, dict[str, int]]) -> dict[str, Hints]:
+        """The same hints for each type; without any, memory has no say and its allocation fails instead."""
+        flags = MemoryHints(self._numa, self.state.nodes, wanted, reusable).flags
+        return dict.fromkeys(wanted, flags) if flags.any() else {}
+
+    def _hints_of(self, blocks: tuple[Block, ...], wanted: Mapping[str, int]) -> dict[str, Hints] | None:
+        if len(blocks) != len(wanted) or any(wanted.get(b.type) != b.size for b in blocks):
+            return None
+        return {block.type: [Hint(self._numa.mask(block.nodes), True)] for block in blocks}
+
+    def _reusable(self, pod: Pod, container: Container) -> dict[int, dict[str, int]]:
+        """What ordinary init containers before this one leave, by mask of nodes and type."""
+        found: dict[int, dict[str, int]] = {}
+        for init in pod.init_containers:
+            if init.name == container.name:
+                break
+            for block in self.state.held(pod.uid, init.name) or () if not init.is_sidecar else ():
+                by_kind = found.setdefault(self._numa.mask(block.nodes), {})
+                by_kind[block.type] = by_kind.get(block.type, 0) + block.size
+        return found
+
+    def _shrink_init_containers(
+        self, pod: Pod, container: Container, nodes: tuple[int, ...], wanted: Mapping[str, int]
+    ) -> None:
+        """Count what the container reuses as its own, and no longer as an init container's."""
+        left = dict(wanted)
+        for init in pod.init_containers:
+            if init.name == container.name:
+                break
+            blocks = self.state.held(pod.uid, init.name)
+            if init.is_sidecar or not blocks:
+                continue
+            shrunk = []
+            for block in blocks:
+                part = min(block.size, left.get(block.type, 0)) if block.nodes == nodes else 0
+                left[block.type] = left.get(block.type, 0) - part
+                shrunk.append(Block(block.nodes, block.type, block.size - part))
+            self.state.assign(pod.uid, init.name, tuple(shrunk))
+
+    def _has_free(self, mask: int, wanted: Mapping[str, int]) -> bool:
+        nodes = [self.state.nodes[node] for node in self._numa.ids(mask)]
+        return all(sum(node.free(kind) for node in nodes) % UNSIGNED >= size for kind, size in wanted.items())
+
+    def _violates_groups(self, nodes: tuple[int, ...]) -> bool:
+        """Whether a group of nodes would use one that is in use alone or in another group."""
+        used = [state for state in map(self.state.nodes.__getitem__, nodes) if state.number_of_assignments]
+        return len(nodes) > 1 and any(state.cells != nodes for state in used)
