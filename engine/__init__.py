@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.admission import AdmittedPods, PredicateNode, decide, preempt
+    from engine.admission import AdmittedPods, NodeFacts, decide, preempt
     from engine.api.pod import Pod
     from engine.cgroups import container_resources, pod_values
     from engine.containers import containers_to_remove, sandboxes_to_remove
@@ -27,8 +27,8 @@ __all__ = [
     "Cluster",
     "ImageGCPolicy",
     "Node",
+    "NodeFacts",
     "Pod",
-    "PredicateNode",
     "TopologyPolicy",
     "ask",
     "container_resources",

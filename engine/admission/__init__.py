@@ -10,7 +10,7 @@ victims, records events and counts. May touch `engine.api`, `tables`, `_fast` an
 from engine.admission.admitted import AdmittedPods
 from engine.admission.decision import AdmissionStep, NotEnoughToPreempt, PassedOver, Preemption
 from engine.admission.failures import Failure, InsufficientResource, PredicateFailure, WrongOS
-from engine.admission.predicates import PredicateNode
+from engine.admission.predicates import NodeFacts
 from engine.admission.preemption import POLICIES, preempt
 from engine.admission.verdict import Verdict, decide
 
@@ -20,10 +20,10 @@ __all__ = [
     "AdmittedPods",
     "Failure",
     "InsufficientResource",
+    "NodeFacts",
     "NotEnoughToPreempt",
     "PassedOver",
     "PredicateFailure",
-    "PredicateNode",
     "Preemption",
     "Verdict",
     "WrongOS",

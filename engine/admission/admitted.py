@@ -9,7 +9,7 @@ from typing import Final
 from engine.admission.failures import NODE_PORTS, Failure, InsufficientResource
 from engine.admission.ports import UsedPorts
 from engine.admission.predicates import (
-    PredicateNode,
+    NodeFacts,
     counted_requests,
     other_failures,
     resource_failures,
@@ -35,7 +35,7 @@ class _Leaving:
 
 
 def _told(node: Node) -> tuple[object, ...]:
-    """What its `PredicateNode` follow from, as it is now."""
+    """What its `NodeFacts` follow from, as it is now."""
     return node.metadata.name, dict(node.labels), list(node.spec.taints or ()), dict(node.allocatable)
 
 
@@ -51,7 +51,7 @@ class AdmittedPods:
 
     def __init__(self, node: Node, pods: Iterable[Pod] = ()) -> None:
         """Raises `InvalidInput` for negative amounts, sums beyond 64 bits and repeated uids."""
-        self.node = PredicateNode.of(node)
+        self.node = NodeFacts.of(node)
         self._told = _told(node)
         self.table = PodTable()
         self._sums = Sums(self.table, self.node)
@@ -88,7 +88,7 @@ class AdmittedPods:
         told = _told(node)
         if told == self._told:
             return
-        facts, self._told = PredicateNode.of(node), told
+        facts, self._told = NodeFacts.of(node), told
         if facts != self.node:
             self.node = facts
             self._sums.set_node(facts)

@@ -36,7 +36,7 @@ NATIVE: Final = (CPU, MEMORY, EPHEMERAL_STORAGE)
 
 
 @dataclass(frozen=True, slots=True)
-class PredicateNode:
+class NodeFacts:
     """What admission needs of a Node, scaled to integers once."""
 
     name: str
@@ -46,7 +46,7 @@ class PredicateNode:
     pod_limit: int = 0
 
     @classmethod
-    def of(cls, node: Node) -> PredicateNode:
+    def of(cls, node: Node) -> NodeFacts:
         """Raises `InvalidInput` for a negative amount."""
         for name, quantity in node.allocatable.items():
             if quantity < ZERO:
@@ -87,7 +87,7 @@ def counted_requests(requests: Mapping[str, int], pod: Pod, allocatable: Mapping
 
 
 def resource_failures(
-    wanted: Mapping[str, int], used: Mapping[str, int], pods: int, node: PredicateNode
+    wanted: Mapping[str, int], used: Mapping[str, int], pods: int, node: NodeFacts
 ) -> list[Failure]:
     """Pods, cpu, memory, ephemeral-storage, then the others by name. What is not asked for always fits."""
     failures: list[Failure] = []
@@ -118,7 +118,7 @@ def is_counted(resource: str) -> bool:
     )
 
 
-def other_failures(pod: Pod, node: PredicateNode, ports: UsedPorts) -> list[Failure]:
+def other_failures(pod: Pod, node: NodeFacts, ports: UsedPorts) -> list[Failure]:
     """What more room would not cure."""
     failures: list[Failure] = []
     spec = pod.spec

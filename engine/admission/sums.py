@@ -6,7 +6,7 @@ from array import array
 from typing import Final
 
 from engine._fast.preemption.predicates import Ledger
-from engine.admission.predicates import NATIVE, PredicateNode, is_counted
+from engine.admission.predicates import NATIVE, NodeFacts, is_counted
 from engine.tables import PodTable
 from engine.tables.cells import INT64
 from engine.tables.pod_cells import PodCells
@@ -17,12 +17,12 @@ UNLIMITED: Final = 2**63 - 1
 class Sums:
     """Sums over rows of a table of pods, in its units: cpu in milli, all else whole."""
 
-    def __init__(self, table: PodTable, node: PredicateNode) -> None:
+    def __init__(self, table: PodTable, node: NodeFacts) -> None:
         self._table, self._node = table, node
         self._used = array(INT64)
         self._kept: tuple[PodCells, Ledger] | None = None
 
-    def set_node(self, node: PredicateNode) -> None:
+    def set_node(self, node: NodeFacts) -> None:
         self._node, self._kept = node, None
 
     def fits(self, row: int) -> bool:

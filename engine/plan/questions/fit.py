@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from engine.admission.everywhere import Shortages, shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure
 from engine.admission.ports import UsedPorts, host_ports
-from engine.admission.predicates import PredicateNode, other_failures, wrong_os
+from engine.admission.predicates import NodeFacts, other_failures, wrong_os
 from engine.api.pod import Pod
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import node_object, pods_of_node
@@ -40,8 +40,8 @@ class NodeUse:
         self.tainted = tainted.to_numpy()
         self.known = snapshot.nodes["known"].to_numpy(zero_copy_only=False)
 
-    def facts(self, node: int) -> PredicateNode:
-        return PredicateNode.of(node_object(self.snapshot, node))
+    def facts(self, node: int) -> NodeFacts:
+        return NodeFacts.of(node_object(self.snapshot, node))
 
     def ports(self, node: int) -> UsedPorts:
         used = UsedPorts()
