@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
-from engine.api.go_text import go_json, go_map
+from engine.api.encoding.go_text import go_json, go_map
 
 
 class CpuCheckpoint(msgspec.Struct, rename="camel"):

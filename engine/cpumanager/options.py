@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.api.config import KubeletConfiguration
+from engine.api.encoding.go_bool import parse_bool
 from engine.api.errors import InvalidInput
-from engine.api.go_bool import parse_bool
 from engine.cpumanager.topology import CpuTopology
 
 FULL_PCPUS = "full-pcpus-only"

@@ -19,7 +19,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from engine.api.digest import sha256
+from engine.api.encoding.digest import sha256
 from engine.api.errors import InvalidInput
 
 VOLUMES: Final = "kubernetes.io~csi"

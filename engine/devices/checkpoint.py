@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
-from engine.api.go_text import go_json
+from engine.api.encoding.go_text import go_json
 
 NO_NODE = -1
 """The NUMA node of devices that are attached to none."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.api.dynamic_resources import ResourceClaim
 from engine.api.errors import InvalidInput, Refused
+from engine.api.objects.dynamic_resources import ResourceClaim
 from engine.api.pod import Container, Pod, PodResourceClaim
 
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
-from engine.api.dynamic_resources import ResourceClaim
 from engine.api.errors import KubengineError, Refused, Unavailable
+from engine.api.objects.dynamic_resources import ResourceClaim
 from engine.api.pod import Container, Pod
 from engine.dra import checkpoint
 from engine.dra.answers import batches, check_answers

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from engine.api.digest import blake2b
+from engine.api.encoding.digest import blake2b
 from engine.api.errors import KubengineError, Unavailable
 from engine.host.files import replace_file
 

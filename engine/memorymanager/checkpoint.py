@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from engine._fast.devices.device_checksum import fnv1a
-from engine.api.go_text import go_json, go_map
+from engine.api.encoding.go_text import go_json, go_map
 from engine.memorymanager.state import Block, MemoryTable, NodeState
 
 

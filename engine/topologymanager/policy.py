@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from engine._fast.devices import topology as kernels
+from engine.api.encoding.go_bool import parse_bool
 from engine.api.errors import InvalidInput
-from engine.api.go_bool import parse_bool
 from engine.topologymanager.search import DeviceCounts, Merged, merge_counts
 
 POLICIES = ("none", "best-effort", "restricted", "single-numa-node")

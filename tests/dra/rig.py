@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.api.dynamic_resources import (
+from engine.api.errors import Missing, Refused
+from engine.api.meta import ObjectMeta, OwnerReference
+from engine.api.objects.dynamic_resources import (
     Allocation,
     ClaimConsumer,
     DeviceAllocation,
@@ -14,8 +16,6 @@ from engine.api.dynamic_resources import (
     ResourceClaim,
     ResourceClaimStatus,
 )
-from engine.api.errors import Missing, Refused
-from engine.api.meta import ObjectMeta, OwnerReference
 from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec, ResourceClaimRef, ResourceRequirements
 from engine.dra.driver_client import DriverClient
 from engine.dra.manager import ClaimManager

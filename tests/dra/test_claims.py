@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.api.dynamic_resources import ResourceClaim
 from engine.api.errors import InvalidInput, Refused
 from engine.api.meta import ObjectMeta, OwnerReference
+from engine.api.objects.dynamic_resources import ResourceClaim
 from engine.api.pod import Container, Pod, PodResourceClaim, PodSpec, ResourceClaimRef, ResourceRequirements
 from engine.api.quantity import Quantity
 from engine.api.status import (

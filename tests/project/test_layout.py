@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ PACKAGES = sorted(
     for path in ENGINE.rglob("__init__.py")
     if "wire" not in path.parts
 )
-DECISION_ROOMS = {
+DECISION_PACKAGES = {
     "admission", "cgroups", "cpumanager", "devices", "images", "containers", "eviction", "memorymanager",
     "probes", "topologymanager",
 }  # fmt: skip
@@ -50,10 +52,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "eviction": BASE | {"host", "wire", "cri", "images", "containers"},
     "probes": BASE | {"host", "wire", "cri"},
     "runtime": {"api", "metrics", "host", "wire", "cri"},
-    "node": BASE | DECISION_ROOMS | {"host", "hostsetup", "wire", "cri", "cluster", "plugins", "csi", "dra"},
+    "node": BASE
+    | DECISION_PACKAGES
+    | {"host", "hostsetup", "wire", "cri", "cluster", "plugins", "csi", "dra"},
     "bench": {"api", "host", "wire", "cri", "cluster"},
     "server": {"api", "metrics", "host", "node", "_fast"},
-    "plan": BASE | DECISION_ROOMS | {"host"},
+    "plan": BASE | DECISION_PACKAGES | {"host"},
 }
 
 
@@ -71,37 +75,74 @@ def imports(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-def test_rooms_import_only_what_they_may() -> None:
+def test_packages_import_only_what_they_may() -> None:
     wrong = []
     for path in modules():
         relative = path.relative_to(ENGINE)
-        room = relative.parts[0]
-        if room not in MAY_IMPORT:
+        package = relative.parts[0]
+        if package not in MAY_IMPORT:
             continue
         for name in imports(path):
             parts = name.split(".")
-            if parts[0] == "engine" and len(parts) > 1 and parts[1] not in MAY_IMPORT[room] | {room}:
+            if parts[0] == "engine" and len(parts) > 1 and parts[1] not in MAY_IMPORT[package] | {package}:
                 wrong.append(f"{relative} imports {name}")
     assert not wrong, wrong
 
 
-PLAN_STATIONS: dict[str, set[str]] = {
-    "progress": set(),
+def folder_arrows() -> dict[str, set[str]]:
+    """Return, for each folder of the package, the other folders whose modules its own modules import."""
+    tree = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules()}
+    tree = {name.removesuffix(".__init__"): path for name, path in tree.items()}
+    found: dict[str, set[str]] = {}
+    for path in tree.values():
+        folder = path.parent.relative_to(ROOT).as_posix()
+        named = found.setdefault(folder, set())
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    target = tree.get(f"{node.module}.{alias.name}") or tree.get(node.module)
+                    if target is not None:
+                        named.add(target.parent.relative_to(ROOT).as_posix())
+        named.discard(folder)
+    return found
+
+
+def test_folders_do_not_import_each_other_in_a_cycle() -> None:
+    graphlib.TopologicalSorter(folder_arrows()).prepare()  # raises CycleError and names the folders
+
+
+def test_a_cycle_of_folders_would_be_noticed() -> None:
+    with pytest.raises(graphlib.CycleError, match="engine/host"):
+        graphlib.TopologicalSorter(folder_arrows() | {"engine/api": {"engine/host"}}).prepare()
+
+
+def test_no_folder_holds_more_than_25_modules() -> None:
+    suffixes = {".py", ".pyx", ".h"}
+    folders = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for top in (ENGINE, ROOT / "tests")
+        for path in top.rglob("*")
+        if path.suffix in suffixes and "wire" not in path.parts and path.name != "__init__.py"
+    )
+    assert {folder: count for folder, count in folders.items() if count > 25} == {}
+
+
+PLAN_LAYERS: dict[str, set[str]] = {
     "snapshot": set(),
-    "reading": {"snapshot", "progress"},
+    "reading": {"snapshot"},
     "synth": {"reading", "snapshot"},
     "placement": {"snapshot"},
     "answers": set(),
     "questions": {"snapshot", "reading", "placement", "answers"},
     "report": {"answers"},
     "on_dask": {"questions", "answers", "snapshot"},
-    "cluster": {"on_dask", "questions", "answers", "reading", "snapshot", "progress"},
-    "scenario": {"cluster", "questions", "answers", "reading", "progress"},
+    "cluster": {"on_dask", "questions", "answers", "reading", "snapshot"},
+    "scenario": {"cluster", "questions", "answers", "reading"},
 }
-"""What each station of the planner imports; one stands below all that import it."""
+"""The layers of the planner and what each imports, lowest first."""
 
 
-def test_the_planner_is_built_by_stations() -> None:
+def test_layers_of_the_planner_import_only_lower_layers() -> None:
     arrows: dict[str, set[str]] = {}
     for path in (ENGINE / "plan").rglob("*.py"):
         relative = path.relative_to(ENGINE / "plan")
@@ -110,35 +151,35 @@ def test_the_planner_is_built_by_stations() -> None:
         station = relative.parts[0].removesuffix(".py")
         named = {name.split(".")[2] for name in imports(path) if name.startswith("engine.plan.")}
         arrows.setdefault(station, set()).update(named - {station})
-    assert arrows == PLAN_STATIONS
-    stations = list(PLAN_STATIONS)
+    assert arrows == PLAN_LAYERS
+    stations = list(PLAN_LAYERS)
     upward = [
         (station, below)
-        for station, named in PLAN_STATIONS.items()
+        for station, named in PLAN_LAYERS.items()
         for below in named
         if stations.index(below) > stations.index(station)
     ]
     assert not upward
 
 
-def test_the_table_of_rooms_is_the_tree() -> None:
+def test_the_table_of_packages_matches_the_tree() -> None:
     lines = (ROOT / "docs/architecture.md").read_text().splitlines()
     first_cells = "".join(line.split("|")[1] for line in lines if line.startswith("| `"))
     table = set(re.findall(r"`(\w+)`", first_cells))
-    rooms = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
-    assert rooms == table
+    packages = {path.parent.name for path in ENGINE.glob("*/__init__.py")}
+    assert packages == table
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_says_what_lives_there_and_exports_what_it_names(package: str) -> None:
+def test_a_package_has_a_docstring_and_exports_what_it_names(package: str) -> None:
     module = importlib.import_module(package)
-    assert module.__doc__ is not None, f"{package} opens without a paragraph"
+    assert module.__doc__ is not None, f"{package} has no docstring"
     assert len(module.__doc__.split()) >= 8, package
     for name in getattr(module, "__all__", []):
         assert hasattr(module, name), f"{package}.{name}"
 
 
-def test_files_fit_on_a_few_screens() -> None:
+def test_no_file_is_longer_than_600_lines() -> None:
     long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in modules()}
     assert not {name: lines for name, lines in long.items() if lines > 600}
 
@@ -156,30 +197,30 @@ def test_third_party_imports_are_declared() -> None:
 
 
 HOST_FILES = {
-    "beneath": "opening and replacing below a directory, through no link",
-    "child": "a program that is run for what it prints",
-    "crowd": "who may be inside where places are few",
-    "files": "replacing one file",
-    "inotify": "being told of changes in directories",
-    "kept": "small files of our own that outlive an agent",
-    "loop_devices": "files that are shown as devices",
-    "mountinfo": "what is mounted where",
-    "mounts": "mounting and unmounting",
-    "network_namespace": "sockets of other networks",
-    "notify": "the service manager",
-    "project_quota": "what the kernel counts of a directory's files",
-    "published": "directories of files that change all at once",
-    "shared_trees": "giving trees of files to a group",
-    "sockets": "claiming a unix socket",
-    "state_file": "state files that a kubelet reads, too",
-    "stopping": "ending many parts, whatever one of them raises",
-    "tasks": "background tasks",
-    "trees": "measuring and removing trees of files",
+    "atomic_writer": "replaces a directory of files in one step",
+    "checksummed_file": "keeps small files of the agent that survive a crash",
+    "child": "runs a program and returns its output",
+    "connection_limiter": "limits the number of open connections",
+    "files": "replaces one file",
+    "inotify": "reports changes in directories",
+    "loop_devices": "attaches files as block devices",
+    "mountinfo": "reads the mount table",
+    "mounts": "mounts and unmounts",
+    "network_namespace": "opens sockets in other network namespaces",
+    "notify": "talks to the service manager",
+    "project_quota": "reads and sets project quotas",
+    "safe_open": "opens and replaces files below a directory without following links",
+    "shared_trees": "gives a tree of files to a group",
+    "sockets": "claims a unix socket",
+    "state_file": "reads and writes state files in the formats of the kubelet",
+    "stopping": "stops many parts, even if one of them raises",
+    "tasks": "runs background tasks",
+    "trees": "measures and removes trees of files",
 }
-"""Each touches the machine in one way, for whoever it may be; what else a room needs is its own."""
+"""Each file of `engine.host` does one thing to the machine; what only one subsystem needs lives there."""
 
 
-def test_the_hosts_room_is_no_drawer() -> None:
+def test_each_file_of_host_has_one_purpose_and_a_user() -> None:
     files = {path.stem for path in (ENGINE / "host").glob("*.py")} - {"__init__"}
     assert files == set(HOST_FILES)
     used = {
@@ -188,14 +229,16 @@ def test_the_hosts_room_is_no_drawer() -> None:
     assert used == set(HOST_FILES)
 
 
-def test_what_is_mounted_is_read_in_one_file() -> None:
+def test_one_file_reads_the_mount_table() -> None:
     reading = [path for path in modules() if 'self/mountinfo"' in path.read_text()]
     assert reading == [ENGINE / "host/mountinfo.py"]
 
 
-def test_no_socket_is_left_to_asyncio_to_remove() -> None:
-    """From Python 3.13 on its servers of unix sockets look them up by the name that they were bound with, and
-    remove them: that name is below a descriptor that is closed, and our claims remove the sockets."""
+def test_asyncio_never_removes_unix_sockets() -> None:
+    """asyncio's unix servers remove their socket by path since Python 3.13.
+
+    Our servers bind below a directory descriptor that is closed by then, and remove their sockets themselves.
+    """
     assert [path for path in modules() if "_unix_server" in path.read_text()] == []
 
 
@@ -226,12 +269,20 @@ def test_http2_is_spoken_by_the_core_and_by_the_library_in_tools_for_tests_alone
     assert users
 
 
+DECISION_KERNELS = ("preemption", "devices", "ranking", "messages")
+
+
 def test_each_kernel_has_its_twin_selector_and_types() -> None:
-    kernels = sorted((ENGINE / "_fast").glob("_*_c.pyx"))
-    assert kernels
+    kernels = [
+        path
+        for folder in (ENGINE / "_fast", *(ENGINE / "_fast" / name for name in DECISION_KERNELS))
+        for path in sorted(folder.glob("_*_c.pyx"))
+    ]
+    assert len(kernels) >= 13
     for kernel in kernels:
         name = kernel.stem.removeprefix("_").removesuffix("_c")
-        used = any(f"_fast.{name} import" in path.read_text() for path in modules())
+        dotted = ".".join(kernel.parent.relative_to(ROOT).parts)
+        used = any(f"{dotted}.{name} import" in path.read_text() for path in modules())
         for other in (f"_{name}_py.py", f"_{name}_c.pyi", *([f"{name}.py"] if used else [])):
             assert (kernel.parent / other).exists(), f"{kernel.name} has no {other}"
 
@@ -242,8 +293,9 @@ def test_kernels_do_no_io() -> None:
     fast = ENGINE / "_fast"
     touching = [
         path.name
+        for folder in (fast, *(fast / name for name in DECISION_KERNELS))
         for pattern in ("*.pyx", "*.pxd", "*.h", "*.py")
-        for path in fast.glob(pattern)
+        for path in folder.glob(pattern)
         if path.name != "_select.py" and outside.search(path.read_text())
     ]
     assert not touching

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.api.digest import sha256
+from engine.api.encoding.digest import sha256
 from engine.api.errors import InvalidInput
 
 DEFAULT_REGISTRY: Final = "index.docker.io"

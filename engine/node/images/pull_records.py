@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from engine.api.digest import sha256
+from engine.api.encoding.digest import sha256
 from engine.api.moments import rfc3339
 from engine.api.struct import Struct, to_json
 from engine.host.files import replace_file

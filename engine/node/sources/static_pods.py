@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.api.defaults import apply_defaults, default_selectors
-from engine.api.digest import blake2b
+from engine.api.encoding.digest import blake2b
 from engine.api.meta import ObjectMeta
 from engine.api.moments import rfc3339_micro
 from engine.api.pod import Pod, Toleration

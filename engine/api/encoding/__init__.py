@@ -1,0 +1,1 @@
+"""Encodes values the way Go prints them, and digests of them, for files that a kubelet also reads."""
