@@ -39,6 +39,7 @@ help:
 	@echo 'make run              build, then run the node agent on examples/manifests, live; Ctrl-C cleans up'
 	@echo 'make test             build, install system packages (root on Debian), lint, run every test'
 	@echo 'make test-fast        the same without packages, lint and slow tests'
+	@echo 'make test-PACKAGE     the tests of one package: make test-cgroups, make test-node/volumes'
 	@echo 'make lint             ruff, mypy, cython-lint, clang-format, cppcheck'
 	@echo 'make bench            every kernel beside its plain twin; results in .benchmarks/'
 	@echo 'make fuzz             every reader of outside bytes, guided by coverage; FUZZ_SECONDS=60 for each'
@@ -65,6 +66,10 @@ test-fast: build
 
 lint: build
 	@$(MAKE) --no-print-directory -j2 --output-sync=target types style
+
+# One package's tests: `make test-cgroups`, `make test-node/volumes`.
+test-%: build
+	$(PYTEST_ALL) tests/$*
 
 types: build
 	$(BIN)/mypy

@@ -4,6 +4,7 @@ KUBENGINE_DEBUG_BUILD=1 builds them with bounds checks and without optimisation,
 """
 
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -17,6 +18,8 @@ from setuptools.modified import newer_group
 DEBUG = os.environ.get("KUBENGINE_DEBUG_BUILD") == "1"
 KERNELS = Path("engine/_fast")
 THREADS = "libgomp.so.1"
+INCLUDED = re.compile(r'^\s*(?:#include|cdef extern from) "([^"]+)"', re.MULTILINE)
+CIMPORTED = re.compile(r"^from (engine[\w.]*) cimport", re.MULTILINE)
 DIRECTIVES = {
     "language_level": 3,
     "boundscheck": DEBUG,
@@ -52,6 +55,26 @@ class BuildKernels(build_ext):
         return bool(self.force) or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name))
 
 
+def headers(source: Path) -> set[Path]:
+    """Return the headers and .pxd files of this project that a source includes, directly or through others.
+
+    A change of one header then rebuilds only the kernels that use it.
+    """
+    found: set[Path] = set()
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        text = path.read_text()
+        included = [path.parent / name for name in INCLUDED.findall(text)]
+        included += [Path(*name.split(".")).with_suffix(".pxd") for name in CIMPORTED.findall(text)]
+        for other in included:
+            other = Path(os.path.normpath(other))
+            if other not in found and other.is_file():
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
 def extension(source: Path) -> Extension:
     flags = ["-O0", "-g", "-UNDEBUG"] if DEBUG else ["-O3", "-g0", "-ffp-contract=off"]
     parallel = "cython.parallel" in source.read_text()
@@ -62,12 +85,7 @@ def extension(source: Path) -> Extension:
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_2_0_API_VERSION")],
         extra_compile_args=[*flags, *["-fopenmp"] * parallel, "-Wno-unused-function"],
         extra_link_args=["-fopenmp", "-Wl,-rpath,$ORIGIN"] if parallel else [],
-        depends=[
-            str(path)
-            for room in (source.parent, KERNELS / "http2")
-            for kind in ("*.h", "*.pxd")
-            for path in sorted(room.glob(kind))
-        ],
+        depends=sorted(map(str, headers(source))),
     )
 
 
