@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,10 +12,16 @@ from msgspec import Meta
 from engine.api.defaults import apply_defaults
 from engine.api.documents import convert, load_pods
 from engine.api.errors import InvalidInput
+from engine.api.nearest import nearest
 from engine.api.pod import Pod
 from engine.api.qos import NODE_CRITICAL_PRIORITY, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL
+from engine.api.quantity import Quantity
+from engine.api.resources import is_extended, is_hugepage
+from engine.api.struct import decode_hook
+from engine.api.validation.pod import problems
 
 MAX_PODS = 100_000
+UNKNOWN = "unknown resource"
 _WELL_KNOWN = {
     SYSTEM_NODE_CRITICAL: NODE_CRITICAL_PRIORITY,
     "system-cluster-critical": SYSTEM_CRITICAL_PRIORITY,
@@ -27,13 +33,13 @@ class PodParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     file: Annotated[str, Meta(description="Pod manifests, YAML or JSON; each pod is asked about")] = ""
     like: Annotated[str, Meta(description="namespace/name of a pod that is there")] = ""
-    name: Annotated[str, Meta(description="how answers call it")] = ""
+    name: Annotated[str, Meta(description="name used in the output")] = ""
     requests: Annotated[dict[str, str | int | float], Meta(description="resource requests")] = {}
     limits: Annotated[dict[str, str | int | float], Meta(description="resource limits")] = {}
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None, Meta(description="spec.priority")
     ] = None
-    priority_class: Annotated[str, Meta(description="a PriorityClass that is known, or a system- one")] = ""
+    priority_class: Annotated[str, Meta(description="name of a PriorityClass")] = ""
     critical: Annotated[bool, Meta(description="priority 2000000000: the pod may preempt")] = False
     node_selector: Annotated[dict[str, str], Meta(description="spec.nodeSelector")] = {}
     tolerations: Annotated[list[dict[str, Any]], Meta(description="spec.tolerations")] = []
@@ -45,11 +51,13 @@ def pods_asked_about(
     like: Callable[[str], Pod],
     class_priority: Callable[[str], int | None],
     warn: Callable[[str], None] = lambda _: None,
+    known_resources: Collection[str] = (),
 ) -> Sequence[Pod]:
     """Typed pods with an API server's defaults, on no node yet. Raises `InvalidInput`.
 
     `like` finds a pod by `namespace/name`, `class_priority` the value of a PriorityClass;
-    `warn` is told what of a manifest is passed over.
+    `warn` is told what of a manifest is passed over. A resource name that no API server would take is refused
+    with the nearest of `known_resources`.
     """
     if parameters.file and parameters.like:
         raise InvalidInput("give a file or a pod that is there, not both", subject="like")
@@ -64,12 +72,27 @@ def pods_asked_about(
     elif parameters.requests or parameters.limits:
         pods = [Pod()]
     else:
-        raise InvalidInput("say which pod: file, like or requests", subject="pod")
+        raise InvalidInput("say which pod: file, like or requests", subject="file")
     for pod in pods:
         _change(pod, parameters, class_priority)
         pod.spec.node_name = ""
         apply_defaults(pod)
+        _check_amounts(pod, parameters, known_resources)
     return pods
+
+
+def _check_amounts(pod: Pod, parameters: PodParameters, known: Collection[str]) -> None:
+    """Refuse amounts that an API server would refuse."""
+    for problem in problems(pod):
+        field, _, text = problem.partition(": ")
+        if ".resources." not in field:
+            continue
+        name = field.partition(".resources.")[2].partition(".")[2]
+        said = f"{name}: {text}{nearest(name, known) if UNKNOWN in text else ''}"
+        if parameters.requests or parameters.limits:
+            kind = field.partition(".resources.")[2].partition(".")[0]
+            raise InvalidInput(said, subject=kind)
+        raise InvalidInput(f"{field.removesuffix(name)}{said}", subject=parameters.file or pod.full_name)
 
 
 def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str], int | None]) -> None:
@@ -77,7 +100,12 @@ def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str],
     changed: dict[str, Any] = {}
     if parameters.requests or parameters.limits:
         amounts = {"requests": parameters.requests, "limits": parameters.limits}
-        resources = {group: given for group, given in amounts.items() if given}
+        _check_quantities(amounts)
+        resources = {group: dict(given) for group, given in amounts.items() if given}
+        for name, amount in parameters.requests.items():
+            if is_extended(name) or is_hugepage(name):
+                # Kubernetes takes a request for these only beside an equal limit.
+                resources.setdefault("limits", {}).setdefault(name, amount)
         pod.spec.containers = convert(
             {"spec": {"containers": [{"name": "main", "resources": resources}]}}, Pod, "pod"
         ).spec.containers
@@ -100,6 +128,15 @@ def _change(pod: Pod, parameters: PodParameters, class_priority: Callable[[str],
         pod.spec.priority = parameters.priority
     if pod.spec.priority is None and pod.spec.priority_class_name:
         pod.spec.priority = _priority_of(pod.spec.priority_class_name, class_priority)
+
+
+def _check_quantities(amounts: Mapping[str, Mapping[str, str | int | float]]) -> None:
+    for group, given in amounts.items():
+        for name, amount in given.items():
+            try:
+                decode_hook(Quantity, amount)
+            except (ValueError, TypeError) as error:
+                raise InvalidInput(f"{name}: {error}", subject=group) from None
 
 
 def _priority_of(name: str, class_priority: Callable[[str], int | None]) -> int:

@@ -35,8 +35,8 @@ class QuantityError(InvalidInput):
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind = kind
-        what = "an unknown suffix" if kind == "suffix" else "not a number with a unit"
-        super().__init__(f"quantity {text[:64]!r} has {what}; write it like 500m, 2, 1.5Gi or 1e3")
+        what = "has an unknown suffix" if kind == "suffix" else "is not valid"
+        super().__init__(f"quantity {text[:64]!r} {what}; write it like 500m, 2, 1.5Gi or 1e3")
 
 
 class Quantity:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from engine.api.errors import Bug, KubengineError
+from engine.api.errors import Bug, InvalidInput, KubengineError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -72,7 +72,10 @@ class _LazyGroup(click.Group):
         except Exception as error:
             if ctx.params["debug"]:
                 raise
-            raise click.ClickException(_one_line(error)) from error
+            failed = click.ClickException(_one_line(error))
+            if isinstance(error, InvalidInput) and error.subject.startswith("-"):
+                failed.exit_code = 2
+            raise failed from error
 
 
 def _one_line(error: Exception) -> str:

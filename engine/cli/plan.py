@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from engine.api.errors import InvalidInput
-from engine.cli.plan_options import parameter_options, parameters_from
+from engine.cli.plan_options import options_named, parameter_options, parameters_from
 from engine.plan.answers.answer import Answer
 from engine.plan.answers.explain import explain
 from engine.plan.answers.output import FORMATS, format_for, provenance, write_answer
@@ -127,7 +127,7 @@ def verb(name: str) -> click.Command:
         parameters = parameters_from(asked.parameters, given)
         cluster = opened(options["snapshot"], strict=options["strict"], quiet=options["quiet"])
         selection = NodeSelection(options["only"], options["labels"], options["sample"], options["seed"])
-        with computing(name, 1, options) as step:
+        with computing(name, 1, options) as step, options_named(asked.parameters):
             answer = ask(
                 cluster,
                 name,

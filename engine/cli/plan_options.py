@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
@@ -25,6 +26,11 @@ def parameter_options(kind: type[msgspec.Struct]) -> Callable[[Callable[..., Any
     return decorate
 
 
+def option_name(field: str) -> str:
+    """`max_age` as a command line writes it."""
+    return f"--{field.replace('_', '-')}"
+
+
 def _option(name: str, hint: Any, field: msgspec.structs.FieldInfo) -> Callable[[Any], Any]:
     help = ""
     if get_origin(hint) is Annotated:
@@ -43,7 +49,7 @@ def _option(name: str, hint: Any, field: msgspec.structs.FieldInfo) -> Callable[
     if origin is dict:
         return click.option(flag, f"given_{name}", multiple=True, metavar="KEY=VALUE", help=help)
     if origin is list:
-        inner = get_args(hint)[0]
+        inner = _plain(get_args(hint)[0])
         if inner not in (str, int) and get_origin(inner) is not Literal:
             return click.option(flag, f"given_{name}", multiple=True, metavar="JSON", help=help)
         return click.option(flag, f"given_{name}", multiple=True, type=_type(inner), help=help)
@@ -66,9 +72,13 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
+def _plain(hint: Any) -> Any:
+    """The type without what `Annotated` says of it."""
+    return hint.__origin__ if get_origin(hint) is Annotated else hint
+
+
 def _type(hint: Any) -> Any:
-    if get_origin(hint) is Annotated:
-        hint = hint.__origin__
+    hint = _plain(hint)
     if get_origin(hint) is Literal:
         return click.Choice([str(value) for value in get_args(hint)])
     return hint if hint in (int, float) else str
@@ -85,7 +95,7 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
         if get_origin(hint) is dict:
             plain[name] = key_values(name, value)
         elif isinstance(value, tuple):
-            inner = get_args(hint)[0]
+            inner = _plain(get_args(hint)[0])
             structured = inner not in (str, int) and get_origin(inner) is not Literal
             plain[name] = [_json(name, item) if structured else item for item in value]
         else:
@@ -95,7 +105,20 @@ def parameters_from(kind: type[msgspec.Struct], given: dict[str, Any]) -> msgspe
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         option = path.rstrip("`").split(".")[0].split("[")[0].replace("_", "-")
-        raise InvalidInput(text, subject=f"--{option}" if option else kind.__name__) from None
+        raise InvalidInput(text, subject=option_name(option) if option else kind.__name__) from None
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=option_name(error.subject)) from None
+
+
+@contextmanager
+def options_named(kind: type[msgspec.Struct]) -> Iterator[None]:
+    """An error about a parameter becomes one about its option."""
+    try:
+        yield
+    except InvalidInput as error:
+        if error.subject not in kind.__struct_fields__:
+            raise
+        raise InvalidInput(error.message, subject=option_name(error.subject)) from None
 
 
 def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
@@ -106,7 +129,7 @@ def key_values(name: str, values: tuple[str, ...]) -> dict[str, Any]:
         for part in parts:
             key, equals, value = part.partition("=")
             if not equals or not key:
-                raise InvalidInput(f"expected KEY=VALUE, got {part!r}", subject=f"--{name.replace('_', '-')}")
+                raise InvalidInput(f"expected KEY=VALUE, got {part!r}", subject=option_name(name))
             found[key] = _json(name, value) if value[:1] in "{[" and value else value
     return found
 
@@ -115,4 +138,4 @@ def _json(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise InvalidInput(f"not JSON: {error}", subject=f"--{name.replace('_', '-')}") from None
+        raise InvalidInput(f"not JSON: {error}", subject=option_name(name)) from None

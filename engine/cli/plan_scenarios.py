@@ -67,7 +67,7 @@ def diff(question: str, common: str, side_a: str, side_b: str, **options: Any) -
     for name, side in zip("ab", sides, strict=True):
         try:
             asked_of.append(msgspec.convert(laid_over(base, side), QUESTIONS[question].parameters))
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, InvalidInput) as error:
             raise InvalidInput(str(error), subject=f"-{name}") from None
     with computing(question, len(sides), options) as step:
         answers = [

@@ -7,7 +7,7 @@ one node each and are put together in the order of nodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -82,6 +82,13 @@ class Cluster:
         return self._snapshot
 
     @property
+    def overview(self) -> Snapshot:
+        """All of it, of which columns are read as they are asked for and not kept."""
+        if self._snapshot is None and self._file is not None:
+            return self._file.load()
+        return self.whole
+
+    @property
     def pod_count(self) -> int:
         """Pods that count on a node, those that are not in memory included."""
         if self._snapshot is None and self._file is not None:
@@ -139,6 +146,14 @@ def ask(
         step(1.0)
         return answer
     selected = Cluster(selection.of(cluster.whole)) if selection else cluster
+    notes = asked.check(selected.overview, parameters)
+    answer = _ask_shards(asked, selected, parameters, shard_pods, dask, step)
+    return replace(answer, notes={**dict.fromkeys(notes, 0), **answer.notes})
+
+
+def _ask_shards(
+    asked: Question, selected: Cluster, parameters: msgspec.Struct, shard_pods: int, dask: str, step: Step
+) -> Answer:
     pods = max(selected.pod_count, 1)
 
     def answered(shard_pods: int) -> None:
@@ -147,7 +162,9 @@ def ask(
     if dask:
         from engine.plan.on_dask import ask_on_dask
 
-        return ask_on_dask(dask, name, parameters, selected.shards(shard_pods or DASK_SHARD_PODS), answered)
+        return ask_on_dask(
+            dask, asked.name, parameters, selected.shards(shard_pods or DASK_SHARD_PODS), answered
+        )
     return joined(_in_turn(asked, parameters, selected.shards(shard_pods or SHARD_PODS), answered))
 
 

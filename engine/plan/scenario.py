@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from msgspec import Meta
 
+from engine.api.errors import InvalidInput
 from engine.plan.answers.answer import Answer, joined
 from engine.plan.answers.diff import difference
 from engine.plan.cluster import Cluster, NodeSelection, ask
@@ -187,8 +188,11 @@ class Plan:
         kind = QUESTIONS[scenario.ask].parameters
         try:
             return msgspec.convert(plain, kind)
-        except msgspec.ValidationError as error:
-            text, path = split_error(error)
+        except (msgspec.ValidationError, InvalidInput) as error:
+            if isinstance(error, InvalidInput):
+                text, path = error.message, (error.subject,)
+            else:
+                text, path = split_error(error)
             swept = ".".join(str(part) for part in path)
             where = (*at, "sweep", swept) if swept in scenario.sweep else (*key, *path)
             raise self._document.error(where, text) from None

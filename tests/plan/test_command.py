@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from engine.cli import main
 from engine.plan.snapshot.json_writer import write_list
 from tests.waiting import PATIENCE
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plan"
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-
-@pytest.fixture
-def kubengine(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
-) -> Callable[..., Done]:
-    """The command in this process, as the console script runs it."""
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["kubengine", "plan", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capfdbinary.readouterr()
-        return Done(int(ended.value.code or 0), captured.out, captured.err)
-
-    return run
 
 
 def test_a_made_up_cluster_through_a_pipe():
@@ -62,13 +34,13 @@ def test_a_made_up_cluster_through_a_pipe():
     assert document["provenance"]["synthetic"] == {"nodes": 20, "pods_per_node": 30, "seed": 1}
 
 
-def test_kubectl_json_to_columnar_to_report(kubengine, cluster, tmp_path):
+def test_kubectl_json_to_columnar_to_report(run_plan, cluster, tmp_path):
     listed = tmp_path / "cluster.json"
     with listed.open("wb") as file:
         write_list(cluster, file)
     columnar, report = tmp_path / "c.kes", tmp_path / "r.html"
-    assert kubengine("snapshot", str(listed), "-o", str(columnar)).returncode == 0
-    done = kubengine(
+    assert run_plan("snapshot", str(listed), "-o", str(columnar)).returncode == 0
+    done = run_plan(
         "evict", "--use", "90%", "--available", "99Mi", str(columnar), "-o", str(report), "--explain"
     )
     assert done.returncode == 0, done.stderr
@@ -89,23 +61,23 @@ def test_kubectl_json_to_columnar_to_report(kubengine, cluster, tmp_path):
     ],
     ids=lambda arguments: arguments[0],
 )
-def test_every_verb_answers(kubengine, cluster_file, arguments):
-    done = kubengine(*arguments, str(cluster_file), "--format", "csv")
+def test_every_verb_answers(run_plan, cluster_file, arguments):
+    done = run_plan(*arguments, str(cluster_file), "--format", "csv")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 1
 
 
-def test_a_plan_file_fails_the_build_when_an_assertion_does(kubengine, cluster_file, tmp_path):
+def test_a_plan_file_fails_the_build_when_an_assertion_does(run_plan, cluster_file, tmp_path):
     plan = tmp_path / "plan.yaml"
     plan.write_text(
         "scenarios:\n- name: x\n  ask: preempt\n  with: {critical: true, requests: {cpu: 900}}\n"
         "  fail_if: [{where: {decision: impossible}, message: too big}]\n"
     )
-    failed = kubengine("run", str(plan), str(cluster_file), "-o", str(tmp_path / "out.json"))
+    failed = run_plan("run", str(plan), str(cluster_file), "-o", str(tmp_path / "out.json"))
     assert failed.returncode == 1
     assert b"failed: x: too big: 24 rows" in failed.stderr
     plan.write_text(plan.read_text().replace("900", "1m"))
-    held = kubengine("run", str(plan), str(cluster_file), "-o", str(tmp_path / "out.json"))
+    held = run_plan("run", str(plan), str(cluster_file), "-o", str(tmp_path / "out.json"))
     assert held.returncode == 0, held.stderr
 
 
@@ -113,7 +85,7 @@ def test_a_plan_file_fails_the_build_when_an_assertion_does(kubengine, cluster_f
     ("arguments", "words"),
     [
         (["preempt", "gone.json", "--requests", "cpu=1"], b"gone.json: No such file"),
-        (["preempt", "CLUSTER"], b"pod: say which pod"),
+        (["preempt", "CLUSTER"], b"--file: say which pod"),
         (["preempt", "CLUSTER", "--requests", "cpu"], b"--requests: expected KEY=VALUE"),
         (["image-gc", "CLUSTER", "--high", "120"], b"--high"),
         (["evict", "CLUSTER", "--changes", "nonsense=1"], b"nonsense: no such field"),
@@ -123,29 +95,29 @@ def test_a_plan_file_fails_the_build_when_an_assertion_does(kubengine, cluster_f
         (["diff", "admit", "CLUSTER", "-a", "7"], b"-a: expected a JSON object"),
     ],
 )
-def test_errors_are_one_line(kubengine, cluster_file, arguments, words):
-    done = kubengine(*(str(cluster_file) if a == "CLUSTER" else a for a in arguments))
+def test_errors_are_one_line(run_plan, cluster_file, arguments, words):
+    done = run_plan(*(str(cluster_file) if a == "CLUSTER" else a for a in arguments))
     assert done.returncode in (1, 2)
     assert words in done.stderr
     assert b"Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_faults_are_told_and_strict_refuses(kubengine, cluster, tmp_path):
+def test_faults_are_told_and_strict_refuses(run_plan, cluster, tmp_path):
     bad = tmp_path / "bad.json"
     with bad.open("wb") as file:
         write_list(cluster, file)
     bad.write_bytes(bad.read_bytes().replace(b'"cpu": "100m"', b'"cpu": "-100m"', 1))
-    lenient = kubengine("admit", "--requests", "cpu=1", str(bad))
+    lenient = run_plan("admit", "--requests", "cpu=1", str(bad))
     assert lenient.returncode == 0
     assert b"1 faults were left out" in lenient.stderr
-    strict = kubengine("admit", "--strict", "--requests", "cpu=1", str(bad))
+    strict = run_plan("admit", "--strict", "--requests", "cpu=1", str(bad))
     assert strict.returncode == 1
     assert b"is negative" in strict.stderr
 
 
-def test_the_schema_and_the_example_run(kubengine, tmp_path):
-    assert json.loads(kubengine("schema").stdout)["$defs"]
-    done = kubengine("run", str(EXAMPLES / "critical-agent.yaml"), "-o", str(tmp_path / "r.html"))
+def test_the_schema_and_the_example_run(run_plan, tmp_path):
+    assert json.loads(run_plan("schema").stdout)["$defs"]
+    done = run_plan("run", str(EXAMPLES / "critical-agent.yaml"), "-o", str(tmp_path / "r.html"))
     assert done.returncode == 1
     assert b"assertions" in done.stderr

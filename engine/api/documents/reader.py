@@ -19,6 +19,7 @@ import msgspec
 from engine.api.config import KubeletConfiguration
 from engine.api.documents.fitting import fitted
 from engine.api.errors import InvalidInput
+from engine.api.field_paths import described
 from engine.api.kubelet_validation import validate
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
@@ -105,19 +106,12 @@ def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
 
 def convert(document: Any, kind: type[T], subject: str) -> T:
     """A typed object from plain data. Raises `InvalidInput` with the field path."""
+    plain = document
     try:
-        return msgspec.convert(fitted(document, kind), kind, dec_hook=decode_hook)
+        plain = fitted(document, kind)
+        return msgspec.convert(plain, kind, dec_hook=decode_hook)
     except (msgspec.ValidationError, InvalidInput) as error:
-        raise InvalidInput(_with_path(str(error)), subject=subject) from None
-
-
-def _with_path(message: str) -> str:
-    """`msgspec` puts the path last (`… - at `$.spec.x``); people read it first."""
-    text, marker, path = message.rpartition(" - at `")
-    if not marker:
-        return message
-    path = path.rstrip("`").removeprefix("$").removeprefix(".")
-    return f"{path or 'document'}: {text}"
+        raise InvalidInput(described(plain, kind, error), subject=subject) from None
 
 
 def unknown_fields(document: Any, kind: Any, path: str = "") -> Iterator[str]:

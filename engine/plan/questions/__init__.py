@@ -15,22 +15,27 @@ import msgspec
 from engine.plan.answers.answer import Answer
 from engine.plan.questions.admit import AdmitParameters, admit
 from engine.plan.questions.cgroups import CgroupsParameters, cgroups
-from engine.plan.questions.devices import DevicesParameters, devices
+from engine.plan.questions.devices import DevicesParameters, check_devices, devices
 from engine.plan.questions.drain import DrainParameters, drain
 from engine.plan.questions.evict import EvictParameters, evict
 from engine.plan.questions.image_gc import ImageGCParameters, image_gc
 from engine.plan.questions.preempt import PreemptParameters, preempt
+from engine.plan.questions.requested_pods import check_resources
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A verb. `per_node`: each node's rows depend on that node alone, so nodes can be cut into shards."""
+    """A verb. `per_node`: each node's rows depend on that node alone, so nodes can be cut into shards.
+
+    `check` looks at all nodes before they are cut: it gives notes, or raises `InvalidInput`.
+    """
 
     name: str
     parameters: type[msgspec.Struct]
     function: Callable[..., Answer]
     summary: str
     per_node: bool = True
+    check: Callable[[Any, Any], list[str]] = lambda snapshot, parameters: []
 
     def ask(self, snapshot: Any, parameters: msgspec.Struct) -> Answer:
         return self.function(snapshot, parameters)
@@ -39,8 +44,16 @@ class Question:
 QUESTIONS = {
     question.name: question
     for question in (
-        Question("preempt", PreemptParameters, preempt, "Who would this pod preempt, on every node?"),
-        Question("admit", AdmitParameters, admit, "How many of this pod fit, and where?"),
+        Question(
+            "preempt",
+            PreemptParameters,
+            preempt,
+            "Who would this pod preempt, on every node?",
+            check=check_resources,
+        ),
+        Question(
+            "admit", AdmitParameters, admit, "How many of this pod fit, and where?", check=check_resources
+        ),
         Question(
             "evict",
             EvictParameters,
@@ -61,6 +74,7 @@ QUESTIONS = {
             DevicesParameters,
             devices,
             "Can N more devices be given under a topology policy, and where?",
+            check=check_devices,
         ),
         Question("drain", DrainParameters, drain, "Where would the pods of these nodes go?", per_node=False),
     )

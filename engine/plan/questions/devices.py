@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from engine.api.errors import InvalidInput
+from engine.api.nearest import nearest
 from engine.api.resources import is_extended
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.snapshot.columns import Snapshot
@@ -27,11 +28,12 @@ class DevicesParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     """What devices takes."""
 
     resource: Annotated[str, Meta(description="the resource; none: the only extended one there is")] = ""
-    counts: Annotated[list[int], Meta(description="how many devices one container asks for")] = msgspec.field(
-        default_factory=lambda: [1, 2, 4, 8]
-    )
+    counts: Annotated[
+        list[Annotated[int, Meta(ge=1)]], Meta(description="how many devices one container asks for")
+    ] = msgspec.field(default_factory=lambda: [1, 2, 4, 8])
     policy: Annotated[
-        str, Meta(description="topology policy: none, best-effort, restricted or single-numa-node")
+        Literal["none", "best-effort", "restricted", "single-numa-node"],
+        Meta(description="topology policy: none, best-effort, restricted or single-numa-node"),
     ] = "single-numa-node"
 
 
@@ -59,6 +61,16 @@ def devices(snapshot: Snapshot, parameters: DevicesParameters) -> Answer:
     return rows.answer()
 
 
+def check_devices(snapshot: Snapshot, parameters: DevicesParameters) -> list[str]:
+    """Raise `InvalidInput` for a resource that no node has."""
+    resource = parameters.resource or _only_resource(snapshot)
+    named = {str(name) for name in snapshot.devices["resource"].unique().to_pylist()}
+    if resource not in named and not (snapshot.allocatable(resource) > 0).any():
+        there = [name for name in snapshot.resources.names if (snapshot.allocatable(name) > 0).any()]
+        raise InvalidInput(f"no node has {resource}{nearest(resource, [*named, *there])}", subject="resource")
+    return []
+
+
 def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters: DevicesParameters) -> None:
     masks = tuple(sorted(groups))
     everything = tuple(groups[mask][0] for mask in masks)
@@ -69,8 +81,6 @@ def _node(rows: Rows, node: int, groups: dict[int, tuple[int, int]], parameters:
     where = ", ".join(f"{_numa_text(mask)}: {count}" for mask, count in zip(masks, free, strict=True))
     rows.add(node, "free", "", where, sum(free), "devices")
     for count in parameters.counts:
-        if count < 1:
-            raise InvalidInput(f"expected at least 1, got {count}", subject="counts")
         object = f"{count} devices"
         times, first = _times(policy, DeviceCounts(masks, everything, free, (0,) * len(masks), count))
         if times:

@@ -16,13 +16,14 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from engine.api.amounts.eviction_amounts import HARD_DEFAULTS
+from engine.api.amounts.eviction_amounts import HARD_DEFAULTS, Amount
+from engine.api.amounts.sizes import quantity_size
 from engine.api.config import KubeletConfiguration
 from engine.api.errors import InvalidInput
 from engine.api.quantity import Quantity
 from engine.eviction.layout import CONTAINERFS, Layout, with_container_filesystem
 from engine.eviction.signals import IMAGEFS_AVAILABLE
-from engine.eviction.thresholds import Threshold, thresholds_from_config
+from engine.eviction.thresholds import Threshold, parse_thresholds, thresholds_from_config
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
 from engine.plan.answers.answer import Answer, AnswerPodRows, Rows
@@ -65,6 +66,50 @@ class EvictParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reclaim: Annotated[bool, Meta(description="disk: remove unused images before pods")] = True
     max_evictions: Annotated[int, Meta(description="stop after so many evictions a node", ge=1)] = 1000
 
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` with the agent's words for what it would refuse in its configuration."""
+        signals = KINDS[self.resource].signals
+        signal = self.signal or signals[0]
+        if signal not in signals:
+            raise InvalidInput(f"expected one of {', '.join(signals)}, got {signal!r}", subject="signal")
+        if signal.startswith(CONTAINERFS) and (self.threshold or self.soft):
+            raise InvalidInput(
+                "follows the file system that it lies on: name nodefs or imagefs", subject=signal
+            )
+        _check_threshold(signal, self.threshold, "threshold")
+        _check_threshold(signal, self.soft, "soft", self.grace)
+        _check_available(signal, self.available)
+        for field in ("growth", "use"):
+            text = getattr(self, field)
+            if text.endswith("%") or (text and field == "use"):
+                _share(np.zeros(0, np.int64), text, field)
+            elif text:
+                _amount(text, field)
+
+
+def _check_threshold(signal: str, text: str, field: str, grace: str = "") -> None:
+    """What the agent would say of the threshold, about the parameter that gives it."""
+    if not text:
+        return
+    hard, soft = ({}, {signal: text}) if grace else ({signal: text}, {})
+    try:
+        parse_thresholds([], hard, soft, {signal: grace} if grace else {}, {})
+    except InvalidInput as error:
+        at = "grace" if error.subject == "evictionSoftGracePeriod" else field
+        raise InvalidInput(error.message, subject=at) from None
+
+
+def _check_available(signal: str, text: str) -> None:
+    if not text.endswith("%"):
+        if text:
+            _amount(text, "available")
+        return
+    amount = Amount.parse(text, "available")
+    if amount.fraction < 0:
+        raise InvalidInput(f"percentage of {signal} must be >= 0%: {text}", subject="available")
+    if amount.fraction > 1:
+        raise InvalidInput(f"percentage of {signal} must be <= 100%: {text}", subject="available")
+
 
 def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     """Per node `calm` (amount: the distance to the nearest threshold), `relieved` (available in the end),
@@ -76,10 +121,6 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
     rows = Rows(snapshot.node_names, snapshot.pod_labels, _reason)
     kind = KINDS[parameters.resource]
     main = parameters.signal or kind.signals[0]
-    if main not in kind.signals:
-        raise InvalidInput(f"expected one of {', '.join(kind.signals)}, got {main!r}", subject="signal")
-    if main.startswith(CONTAINERFS) and (parameters.threshold or parameters.soft):
-        raise InvalidInput("follows the file system that it lies on: name nodefs or imagefs", subject=main)
     configurations = NodeConfigurations(snapshot, parameters.config, parameters.changes)
     configurations.note(rows)
     stores = NodeStores(
@@ -88,7 +129,7 @@ def evict(snapshot: Snapshot, parameters: EvictParameters) -> Answer:
         configurations,
         _usage(snapshot, parameters, rows),
         _growing(parameters.growth),
-        _given(parameters, main, rows),
+        _given(snapshot, parameters, main, rows),
         rows,
     )
     images = _unused_images(snapshot, parameters, configurations, rows)
@@ -259,7 +300,7 @@ def _growing(growth: str) -> Callable[[NDArray[np.int64], NDArray[np.uint8]], ND
 
 
 def _given(
-    parameters: EvictParameters, signal: str, rows: Rows
+    snapshot: Snapshot, parameters: EvictParameters, signal: str, rows: Rows
 ) -> tuple[str, Callable[[NDArray[np.int64]], NDArray[np.int64]]] | None:
     text = parameters.available
     if not text:
@@ -268,13 +309,26 @@ def _given(
     if text.endswith("%"):
         return signal, lambda capacity: _share(capacity, text, "available")
     amount = _amount(text, "available")
-    return signal, lambda capacity: np.full(len(capacity), amount, np.int64)
+
+    def available(capacity: NDArray[np.int64]) -> NDArray[np.int64]:
+        beyond = np.flatnonzero((capacity >= 0) & (capacity < amount))
+        if len(beyond):
+            name = snapshot.node_names[int(beyond[0])]
+            has = int(capacity[beyond[0]])
+            shown = quantity_size(has) if KINDS[parameters.resource].unit == "bytes" else str(has)
+            raise InvalidInput(f"{text} is more than the {shown} that {name} has in all", subject="available")
+        return np.full(len(capacity), amount, np.int64)
+
+    return signal, available
 
 
 def _amount(text: str, field: str) -> int:
-    amount = Quantity.parse(text).value
-    if abs(amount) > MAX_AMOUNT:
-        raise InvalidInput(f"expected at most {MAX_AMOUNT}, got {text}", subject=field)
+    try:
+        amount = Quantity.parse(text).value
+    except InvalidInput as error:
+        raise InvalidInput(error.message, subject=field) from None
+    if not 0 <= amount <= MAX_AMOUNT:
+        raise InvalidInput(f"expected 0 to {MAX_AMOUNT}, got {text}", subject=field)
     return amount
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from engine.api.config import KubeletConfiguration
+from engine.api.errors import InvalidInput
 from engine.api.kubengine_config import ImagesSection
 from engine.images import selection
 from engine.images.policy import ImageGCPolicy
@@ -29,12 +30,8 @@ DAY = 86400.0
 class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What image-gc takes. Ages are in seconds; None leaves the node's own setting."""
 
-    high: Annotated[
-        Annotated[int, Meta(ge=0, le=100)] | None, Meta(description="imageGCHighThresholdPercent")
-    ] = None
-    low: Annotated[
-        Annotated[int, Meta(ge=0, le=100)] | None, Meta(description="imageGCLowThresholdPercent")
-    ] = None
+    high: Annotated[int | None, Meta(description="imageGCHighThresholdPercent")] = None
+    low: Annotated[int | None, Meta(description="imageGCLowThresholdPercent")] = None
     min_age: Annotated[
         Annotated[float, Meta(ge=0)] | None, Meta(description="imageMinimumGCAge in seconds")
     ] = None
@@ -55,6 +52,18 @@ class ImageGCParameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     config: Annotated[str, Meta(description="a KubeletConfiguration for every node")] = ""
     changes: Annotated[dict[str, Any], Meta(description="fields laid over the configuration")] = {}
     images: Annotated[bool, Meta(description="one row per removed image, not only per node")] = True
+
+    def __post_init__(self) -> None:
+        """Raise `InvalidInput` with the agent's words for thresholds and an order that it refuses."""
+        try:
+            ImageGCPolicy(
+                100 if self.high is None else self.high,
+                0 if self.low is None else self.low,
+                order=self.order,
+            )
+        except InvalidInput as error:
+            at = {"High": "high", "LowT": "low"}.get(error.message.removeprefix("invalid ")[:4], "order")
+            raise InvalidInput(error.message, subject=at) from None
 
 
 def image_gc(snapshot: Snapshot, parameters: ImageGCParameters) -> Answer:

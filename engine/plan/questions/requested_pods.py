@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
+from engine.admission.predicates import NATIVE
 from engine.api.errors import InvalidInput
+from engine.api.nearest import nearest
 from engine.api.pod import Pod
+from engine.api.resources import pod_requests
 from engine.plan.snapshot.columns import Snapshot
 from engine.plan.snapshot.objects import pod_object
+from engine.tables import ABSENT
 
 
 def requested_pods(snapshot: Snapshot, parameters: PodParameters) -> Sequence[Pod]:
@@ -17,10 +21,34 @@ def requested_pods(snapshot: Snapshot, parameters: PodParameters) -> Sequence[Po
         parameters,
         like=lambda label: _like(snapshot, label),
         class_priority=lambda name: _class_priority(snapshot, name),
+        known_resources=offered(snapshot),
     )
     for number, pod in enumerate(pods):
         pod.metadata.uid = f"asked-{number}"
     return pods
+
+
+def offered(snapshot: Snapshot) -> list[str]:
+    """The resources that some node names, even if it has none of them left."""
+    names = [name for name in snapshot.nodes.column_names if name.startswith("allocatable/")]
+    there = (name.removeprefix("allocatable/") for name in names)
+    return [name for name in there if (snapshot.allocatable(name) != ABSENT).any()]
+
+
+def check_resources(snapshot: Snapshot, parameters: PodParameters) -> list[str]:
+    """Notes about resources that pods ask for and no node of the snapshot names.
+
+    An agent does not count them, so it takes such a pod; a scheduler sends it nowhere. Raise `InvalidInput`
+    where they were asked for by name.
+    """
+    there = offered(snapshot)
+    absent: dict[str, None] = {}
+    for pod in requested_pods(snapshot, parameters):
+        absent |= dict.fromkeys(name for name in pod_requests(pod) if name not in (*NATIVE, *there))
+    said = [f"no node has {name}{nearest(name, there)}" for name in absent]
+    if said and (parameters.requests or parameters.limits):
+        raise InvalidInput("; ".join(said), subject="requests" if parameters.requests else "limits")
+    return said
 
 
 def _class_priority(snapshot: Snapshot, name: str) -> int | None:

@@ -14,6 +14,7 @@ from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
 from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
+from engine.api.nearest import nearest
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import MIRROR_ANNOTATION, NODE_CRITICAL_PRIORITY, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL
@@ -77,7 +78,8 @@ def configuration_object(text: str, changes: Mapping[str, Any] = NO_CHANGES) -> 
     laid over it; the default for no text. Raises `InvalidInput` with the field."""
     for name in changes:
         if name not in _CONFIG_FIELDS:
-            raise InvalidInput("no such field in KubeletConfiguration", subject=name)
+            near = nearest(name, _CONFIG_FIELDS)
+            raise InvalidInput(f"{name}: no such field in KubeletConfiguration{near}", subject="changes")
     try:
         plain = msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:

@@ -1,0 +1,76 @@
+"""The path of a field that does not decode, with the name of the key where `msgspec` leaves it out.
+
+`msgspec` puts the path at the end of its message and writes `[...]` for the value of a mapping. People read
+the path first, and want to know which key it was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import InvalidInput
+from engine.api.struct import decode_hook
+
+MAX_KEYS = 1000
+"""A mapping of more keys than this is not searched for the faulty one."""
+
+_UNNAMED = "[...]"
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+
+
+def described(document: Any, kind: Any, error: Exception) -> str:
+    """`path: what is wrong`, for an error that converting a document to a type ended in."""
+    text, marker, path = str(error).rpartition(" - at `")
+    if not marker:
+        return str(error)
+    path = _with_keys(document, kind, str(error), path.rstrip("`").removeprefix("$"))
+    return f"{path.removeprefix('.') or 'document'}: {text}"
+
+
+def _with_keys(document: Any, kind: Any, message: str, path: str) -> str:
+    steps: list[str | int] = []
+    shown = ""
+    *parts, last = path.split(_UNNAMED)
+    for number, part in enumerate(parts):
+        shown += part
+        steps += [int(index) if index else name for name, index in _STEP.findall(part)]
+        key = _faulty_key(document, kind, message, steps)
+        if key is None:
+            return _UNNAMED.join([shown, *parts[number + 1 :], last])
+        shown += f"[{key}]"
+        steps.append(key)
+    return shown + last
+
+
+def _faulty_key(document: Any, kind: Any, message: str, steps: Sequence[str | int]) -> str | None:
+    """The key of the mapping at a path without whose value the document would not end in this error."""
+    try:
+        mapping = document
+        for step in steps:
+            mapping = mapping[step]
+    except (LookupError, TypeError):
+        return None
+    if not isinstance(mapping, dict) or len(mapping) > MAX_KEYS:
+        return None
+    for key, value in mapping.items():
+        with suppress(InvalidInput):
+            try:
+                msgspec.convert(_replaced(document, steps, {key: value}), kind, dec_hook=decode_hook)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    return str(key)
+    return None
+
+
+def _replaced(document: Any, steps: Sequence[str | int], value: Any) -> Any:
+    """A copy of a document with another value at a path."""
+    if not steps:
+        return value
+    copy = document.copy()
+    copy[steps[0]] = _replaced(document[steps[0]], steps[1:], value)
+    return copy
