@@ -39,6 +39,12 @@ PACKAGES = {"pyarrow": "kubengine-plan"}
 """Libraries that a node does without, and the Debian package that brings each."""
 
 
+class WrongUsage(click.ClickException):
+    """An option that makes no sense, in one line."""
+
+    exit_code = 2
+
+
 class _LazyGroup(click.Group):
     """A group whose help needs no subcommand's imports."""
 
@@ -72,10 +78,9 @@ class _LazyGroup(click.Group):
         except Exception as error:
             if ctx.params["debug"]:
                 raise
-            failed = click.ClickException(_one_line(error))
-            if isinstance(error, InvalidInput) and error.subject.startswith("-"):
-                failed.exit_code = 2
-            raise failed from error
+            wrong = isinstance(error, InvalidInput) and error.subject.startswith("-")
+            failed = WrongUsage if wrong else click.ClickException
+            raise failed(_one_line(error)) from error
 
 
 def _one_line(error: Exception) -> str:

@@ -189,10 +189,7 @@ class Plan:
         try:
             return msgspec.convert(plain, kind)
         except (msgspec.ValidationError, InvalidInput) as error:
-            if isinstance(error, InvalidInput):
-                text, path = error.message, (error.subject,)
-            else:
-                text, path = split_error(error)
+            text, path = _located(error)
             swept = ".".join(str(part) for part in path)
             where = (*at, "sweep", swept) if swept in scenario.sweep else (*key, *path)
             raise self._document.error(where, text) from None
@@ -231,6 +228,11 @@ class Plan:
                 points.append((scenario.name, name, chosen))
                 failures += failed(name, scenario.fail_if, answer)
         return ScenarioOutcome(joined(answers), tuple(points), tuple(failures))
+
+
+def _located(error: msgspec.ValidationError | InvalidInput) -> tuple[str, tuple[str | int, ...]]:
+    """What is wrong with a parameter, and its path."""
+    return (error.message, (error.subject,)) if isinstance(error, InvalidInput) else split_error(error)
 
 
 def laid_over(base: dict[str, Any], *changes: dict[str, Any]) -> dict[str, Any]:

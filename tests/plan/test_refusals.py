@@ -50,7 +50,7 @@ REFUSED = [
     (
         "admit",
         {"requests": {"gpu": 1}},
-        "requests: or domain/name; did you mean nvidia.com/gpu?",
+        "or domain/name; did you mean nvidia.com/gpu?",
     ),
     (
         "admit",
