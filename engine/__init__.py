@@ -1,66 +1,119 @@
 """Kubengine: a node resource engine for Kubernetes.
 
-What embedders need is offered here, each name loaded when it is first asked for: the agent (`Node`), what
-users write (`Pod`), decisions of the rooms (`decide`, `pod_values`, …), the planner (`Cluster`, `ask`).
-Each room's managers can be embedded alone too: they get their configuration, pods, clock and peers as
-arguments. `docs/architecture.md` lists the rooms and what each may import; nothing in them imports this face.
+This face is what programs may rely on; each name is loaded when it is first used.
+
+Decisions, as functions of plain Kubernetes documents (dicts, or typed objects):
+  `AdmittedPods`, `decide`, `preempt`              does a pod fit, which pods are preempted for it
+  `pod_values`, `container_resources`              cgroup values of a pod and of its containers
+  `thresholds_from_config`, `ImageGCPolicy`        eviction thresholds, when images are collected
+  `containers_to_remove`, `sandboxes_to_remove`    container garbage collection
+  `probe_specs`, `run_probe`                       the probes of a pod, and one run of a probe
+Planner: `load_snapshot`, `synthesize`, `Cluster`, `ask` (`pip install 'kubengine[plan]'`).
+Agent: `Node`, with a `KubeletConfiguration`.
+Types: `Pod`, `NodeFacts`, `PodRules`, `ContainerRules`, `TopologyPolicy`, `PreemptParameters`. `convert`
+makes a typed object from a dict, with the defaults of an API server.
+
+Version numbers follow semantic versioning: `docs/reference/versioning.md` says what that covers.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.admission import AdmittedPods, NodeFacts, decide, preempt
+    from engine.admission import NodeFacts
+    from engine.api.config import KubeletConfiguration
+    from engine.api.documents import convert
     from engine.api.pod import Pod
-    from engine.cgroups import container_resources, pod_values
+    from engine.cgroups import ContainerRules, PodRules
     from engine.containers import containers_to_remove, sandboxes_to_remove
     from engine.devices import TopologyPolicy
-    from engine.eviction import thresholds_from_config
     from engine.images import ImageGCPolicy
+    from engine.library.decisions import (
+        AdmittedPods,
+        container_resources,
+        decide,
+        pod_values,
+        preempt,
+        probe_specs,
+        thresholds_from_config,
+    )
+    from engine.library.probing import run_probe
+    from engine.library.questions import ask
     from engine.node.node import Node
     from engine.plan import load_snapshot, synthesize
-    from engine.plan.cluster import Cluster, ask
-    from engine.probes import probe_specs
+    from engine.plan.cluster import Cluster
+    from engine.plan.questions.preempt import PreemptParameters
 
 __all__ = [
     "AdmittedPods",
     "Cluster",
+    "ContainerRules",
     "ImageGCPolicy",
+    "KubeletConfiguration",
     "Node",
     "NodeFacts",
     "Pod",
+    "PodRules",
+    "PreemptParameters",
     "TopologyPolicy",
     "ask",
     "container_resources",
     "containers_to_remove",
+    "convert",
     "decide",
     "load_snapshot",
     "pod_values",
     "preempt",
     "probe_specs",
+    "run_probe",
     "sandboxes_to_remove",
     "synthesize",
     "thresholds_from_config",
 ]
 
 _HOME = {
-    "engine.admission": ("AdmittedPods", "NodeFacts", "decide", "preempt"),
+    "engine.admission": ("NodeFacts",),
+    "engine.api.config": ("KubeletConfiguration",),
+    "engine.api.documents": ("convert",),
     "engine.api.pod": ("Pod",),
-    "engine.cgroups": ("container_resources", "pod_values"),
+    "engine.cgroups": ("ContainerRules", "PodRules"),
     "engine.containers": ("containers_to_remove", "sandboxes_to_remove"),
     "engine.devices": ("TopologyPolicy",),
-    "engine.eviction": ("thresholds_from_config",),
     "engine.images": ("ImageGCPolicy",),
+    "engine.library.decisions": (
+        "AdmittedPods",
+        "container_resources",
+        "decide",
+        "pod_values",
+        "preempt",
+        "probe_specs",
+        "thresholds_from_config",
+    ),
+    "engine.library.probing": ("run_probe",),
+    "engine.library.questions": ("ask",),
     "engine.node.node": ("Node",),
     "engine.plan": ("load_snapshot", "synthesize"),
-    "engine.plan.cluster": ("Cluster", "ask"),
-    "engine.probes": ("probe_specs",),
+    "engine.plan.cluster": ("Cluster",),
+    "engine.plan.questions.preempt": ("PreemptParameters",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_PLANNER = ("pyarrow",)
+"""What only the planner needs."""
 
 
 def __getattr__(name: str) -> Any:
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
-    return getattr(import_module(module), name)
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _PLANNER:
+            raise
+        raise ImportError(
+            f"engine.{name} needs {error.name}: pip install 'kubengine[plan]'", name=error.name
+        ) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

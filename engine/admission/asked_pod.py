@@ -11,8 +11,8 @@ from msgspec import Meta
 
 from engine.api.defaults import apply_defaults
 from engine.api.documents import convert, load_pods
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
-from engine.api.nearest import nearest
 from engine.api.pod import Pod
 from engine.api.qos import NODE_CRITICAL_PRIORITY, SYSTEM_CRITICAL_PRIORITY, SYSTEM_NODE_CRITICAL
 from engine.api.quantity import Quantity

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine._fast.preemption._preemption_py import PODS
@@ -63,8 +63,8 @@ class Preemption:
     preemptor: str
     requirements: Requirements
     victims: tuple[str, ...]
-    rows: tuple[int, ...]
-    table: PodTable
+    rows: tuple[int, ...] = field(repr=False)
+    table: PodTable = field(repr=False)
     critical: bool
     priority: int | None
     proven: bool = True

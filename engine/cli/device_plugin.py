@@ -50,8 +50,14 @@ def command(
     import asyncio
     import signal
 
+    from engine.api.resources import is_extended
     from engine.testing.device_plugin import DevicePluginFault, SampleDevicePlugin
 
+    if not is_extended(resource):
+        raise click.BadParameter(
+            f"the ResourceName {resource!r} is invalid; expected domain/name, such as example.com/gpu",
+            param_hint="--resource",
+        )
     try:
         chosen = [DevicePluginFault(fault) for fault in faults]
     except ValueError as error:

@@ -40,3 +40,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'engine.testing' has no attribute {name!r}")
     return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,7 +10,7 @@ from engine._fast.preemption import _predicates_c, _predicates_py
 from engine.admission import AdmittedPods
 from engine.admission.everywhere import shortages_everywhere, used_on_each_node
 from engine.admission.failures import Failure, InsufficientResource, WrongOS
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.resources import is_extended, is_hugepage
@@ -24,8 +24,11 @@ def described(failures: list[Failure]) -> list[dict[str, Any]]:
 
 def test_admission(vectors):
     for case in vectors("admission"):
-        node = convert(case["node"], Node, "node")
-        pods, wanted = [convert(pod, Pod, "pod") for pod in case["pods"]], convert(case["pod"], Pod, "pod")
+        node = as_written(case["node"], Node, "node")
+        pods, wanted = (
+            [as_written(pod, Pod, "pod") for pod in case["pods"]],
+            as_written(case["pod"], Pod, "pod"),
+        )
         if ports_changed([*pods, wanted]):
             continue
         admitted = AdmittedPods(node, pods)
@@ -48,10 +51,12 @@ def test_shortages_over_columns(vectors, kernel, monkeypatch):
     for name in ("request_sums", "short_on_each_node"):
         monkeypatch.setattr(f"engine.admission.everywhere.{name}", getattr(kernel, name))
     for case in vectors("admission"):
-        node, pod = convert(case["node"], Node, "node"), convert(case["pod"], Pod, "pod")
+        node, pod = as_written(case["node"], Node, "node"), as_written(case["pod"], Pod, "pod")
         if any(isinstance(failure, WrongOS) for failure in AdmittedPods(node).check(pod)):
             continue
-        cluster = ClusterTables.from_objects([(node, [convert(other, Pod, "pod") for other in case["pods"]])])
+        cluster = ClusterTables.from_objects(
+            [(node, [as_written(other, Pod, "pod") for other in case["pods"]])]
+        )
         answer = shortages_everywhere(cluster, pod, used_on_each_node(cluster))
         short = [failure for failure in case["failures"] if "resource" in failure]
         missing = zip(answer.resources, answer.missing[:, 0].tolist(), strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.pod import Pod
 from engine.tables import EPHEMERAL_STORAGE_ID, MEMORY_ID, PodTable
 from tests.conformance.changed import sums_changed
@@ -52,7 +52,7 @@ def test_eviction_rank(vectors, kernel, monkeypatch):
     from engine.tables import eviction_order
 
     for case in vectors("eviction_rank"):
-        pods = [convert(pod, Pod, "pod") for pod in case["pods"]]
+        pods = [as_written(pod, Pod, "pod") for pod in case["pods"]]
         if sums_changed(pods):
             continue
         table = PodTable.from_pods(pods)
@@ -75,7 +75,7 @@ def test_eviction_rank(vectors, kernel, monkeypatch):
 def test_fractions_of_a_byte_count():
     """Requests of 1500m and 2 bytes both round up to 2, but usage of 2 is above the first only."""
     pods = [
-        convert(
+        as_written(
             {
                 "metadata": {"uid": uid, "name": uid},
                 "spec": {"containers": [{"resources": {"requests": {"memory": memory}}}]},

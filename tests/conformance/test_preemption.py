@@ -6,7 +6,7 @@ import pytest
 
 from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, _requests_py
 from engine.admission import NotEnoughToPreempt, preempt
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.pod import Pod
 from engine.tables import CRITICAL, MIRROR, QOS_NAMES, STATIC, PodTable
 from tests.conformance.changed import sums_changed
@@ -22,11 +22,11 @@ from tests.conformance.changed import sums_changed
 def test_preemption(vectors, kernel, monkeypatch):
     monkeypatch.setattr("engine.admission.preemption.distance_victims", kernel)
     for case in vectors("preemption"):
-        pods = [convert(pod, Pod, "pod") for pod in case["pods"]]
+        pods = [as_written(pod, Pod, "pod") for pod in case["pods"]]
         if sums_changed(pods):
             continue
         requirements = [(one["resource"], one["quantity"]) for one in case["requirements"]]
-        preemptor = convert(case["preemptor"], Pod, "preemptor")
+        preemptor = as_written(case["preemptor"], Pod, "preemptor")
         if "error" in case:
             with pytest.raises(NotEnoughToPreempt) as failure:
                 preempt(pods, preemptor, requirements)
@@ -43,7 +43,7 @@ def test_preemption(vectors, kernel, monkeypatch):
 def test_classes_and_sums_in_the_columns(vectors, filler, monkeypatch):
     monkeypatch.setattr("engine.tables.pods.Filler", filler)
     for case in vectors("qos"):
-        pod = convert({**case["pod"], "status": {}}, Pod, "pod")
+        pod = as_written({**case["pod"], "status": {}}, Pod, "pod")
         pod.metadata.uid = pod.metadata.uid or "uid"
         table = PodTable()
         row = table.add(pod)
@@ -72,14 +72,14 @@ def test_critical_and_preemptable_in_the_columns(vectors, filler, kernel, monkey
     monkeypatch.setattr("engine.admission.preemption.distance_victims", kernel)
     for case in vectors("critical"):
         if "pod" in case:
-            pod = convert(case["pod"], Pod, "pod")
+            pod = as_written(case["pod"], Pod, "pod")
             table = PodTable.from_pods([pod])
             flags = int(table.columns.flags[0])
             assert bool(flags & CRITICAL) is case["critical"], case
             assert bool(flags & STATIC) is case["static"], case
             assert bool(flags & MIRROR) is case["mirror"], case
             continue
-        preemptee, preemptor = (convert(case[who], Pod, "pod") for who in ("preemptee", "preemptor"))
+        preemptee, preemptor = (as_written(case[who], Pod, "pod") for who in ("preemptee", "preemptor"))
         preemptee.metadata.uid, preemptor.metadata.uid = "preemptee", "preemptor"
         try:
             victims = preempt([preemptee], preemptor, {"pods": 1}).victims

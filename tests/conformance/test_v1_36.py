@@ -16,7 +16,7 @@ from engine._fast.preemption import _preemption_c, _preemption_py, _requests_c, 
 from engine._fast.ranking import _eviction_ranking_c, _eviction_ranking_py, _image_order_c, _image_order_py
 from engine.admission import AdmittedPods, NotEnoughToPreempt, preempt
 from engine.admission.verdict import decide
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.resources import is_extended, is_hugepage
@@ -45,7 +45,7 @@ BOTH = pytest.mark.parametrize("twin", [False, True], ids=["kernel", "twin"])
 
 
 def pods_of(documents: list[dict[str, Any]]) -> list[Pod]:
-    return [convert(document, Pod, "pod") for document in documents]
+    return [as_written(document, Pod, "pod") for document in documents]
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def fillers(twin, monkeypatch):
 def test_preemption(answers):
     for case in answers("preempt"):
         given, wanted = case["in"], case["out"]
-        pods, preemptor = pods_of(given["pods"]), convert(given["preemptor"], Pod, "preemptor")
+        pods, preemptor = pods_of(given["pods"]), as_written(given["preemptor"], Pod, "preemptor")
         needs = [(resource, amount) for resource, amount in given["needs"]]
         try:
             got = {"victims": list(preempt(pods, preemptor, needs).victims), "error": ""}
@@ -86,13 +86,13 @@ def in_any_order(message: str) -> str:
 def test_admission(answers):
     for case in answers("admission"):
         given, wanted = case["in"], case["out"]
-        admitted = AdmittedPods(convert(given["node"], Node, "node"), pods_of(given["pods"]))
-        verdict = decide(admitted, convert(given["pod"], Pod, "pod"))
+        admitted = AdmittedPods(as_written(given["node"], Node, "node"), pods_of(given["pods"]))
+        verdict = decide(admitted, as_written(given["pod"], Pod, "pod"))
         assert verdict.admit is wanted["admit"], case
         victims = verdict.preemption.victims if verdict.preemption is not None else ()
         assert list(victims) == (wanted["victims"] or []), case
         if not wanted["admit"]:
-            failures = admitted.check(convert(given["pod"], Pod, "pod"))
+            failures = admitted.check(as_written(given["pod"], Pod, "pod"))
             short = [f.describe().get("resource", "") for f in failures]
             if sum(1 for name in short if name and (is_extended(name) or is_hugepage(name))) > 1:
                 assert in_any_order(verdict.message) == in_any_order(wanted["message"]), case

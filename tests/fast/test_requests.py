@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine._fast.preemption import _requests_c, _requests_py
 from engine.api import qos
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.pod import Pod
 from engine.cgroups.formulas import values
 from engine.cgroups.formulas.values import PodRules
@@ -51,7 +51,7 @@ def pods(draw) -> Pod:
     if draw(st.booleans()):
         metadata["creationTimestamp"] = "2024-02-29T12:00:00Z"
     status = {"qosClass": draw(st.sampled_from(["", "Burstable", "BestEffort"]))}
-    return convert({"metadata": metadata, "spec": draw(specs), "status": status}, Pod, "p")
+    return as_written({"metadata": metadata, "spec": draw(specs), "status": status}, Pod, "p")
 
 
 NAMES = ["example.com/gpu", "hugepages-2Mi"]
@@ -101,7 +101,7 @@ def test_cgroup_values_are_the_same_by_kernel_and_twin(pod, memory_qos):
 
 def test_the_kernel_takes_an_ordinary_pod():
     resources = {"requests": {"cpu": "250m", "memory": "64Mi"}, "limits": {"cpu": "1"}}
-    pod = convert({"spec": {"containers": [{"name": "c", "resources": resources}]}}, Pod, "p")
+    pod = as_written({"spec": {"containers": [{"name": "c", "resources": resources}]}}, Pod, "p")
     assert _requests_c.amounts(pod) == ("Burstable", True, False, 250, 64 << 20, 1000, 0)
 
 
@@ -120,7 +120,7 @@ def test_the_kernel_takes_an_ordinary_pod():
     ],
 )
 def test_odd_pods_are_left_to_the_caller(spec, taken):
-    pod = convert({"metadata": {"name": "p", "uid": "p"}, "spec": spec}, Pod, "p")
+    pod = as_written({"metadata": {"name": "p", "uid": "p"}, "spec": spec}, Pod, "p")
     assert check(pod) is taken
 
 
@@ -133,8 +133,8 @@ def test_objects_without_slots_are_left_to_the_caller():
 
 
 def test_a_failing_pod_takes_the_others_back_out():
-    good = convert({"metadata": {"name": "g", "uid": "g"}, "spec": {"containers": []}}, Pod, "g")
-    bad = convert(
+    good = as_written({"metadata": {"name": "g", "uid": "g"}, "spec": {"containers": []}}, Pod, "g")
+    bad = as_written(
         {
             "metadata": {"name": "b", "uid": "b"},
             "spec": {"containers": [{"resources": {"requests": {"cpu": "-1"}}}]},

@@ -1,20 +1,34 @@
-"""`import engine`: cheap, whole, and as the README shows it."""
+"""`import engine`: cheap, whole, stable, and right as the README shows it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.server
+import inspect
+import io
+import pydoc
 import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import engine
 import engine.testing
+from engine.api.documents import as_written
+from engine.api.errors import InvalidInput
+from engine.api.pod import Pod
 
 ROOT = Path(__file__).parents[2]
 SECTION = (ROOT / "README.md").read_text().partition("## As a library")[2].partition("\n## ")[0]
 EXAMPLES = re.findall(r"```python\n(.*?)```", SECTION, re.DOTALL)
+RECORDED = Path(__file__).parent / "data" / "face.txt"
+LIMITED = {"name": "main", "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}}}
 
 
 def test_importing_it_loads_nothing_of_weight() -> None:
@@ -31,13 +45,163 @@ def test_there_are_three_examples() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
-def test_an_example_of_the_readme_runs(example: str) -> None:
-    exec(compile(example, "README.md", "exec"), {})
+def test_an_example_of_the_readme_prints_what_it_shows(example: str) -> None:
+    shown = re.findall(r"^print\(.*\)  # (.+)$", example, re.MULTILINE)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(example, "README.md", "exec"), {})
+    assert printed.getvalue().splitlines() == shown
+
+
+def test_the_example_of_cgroups_says_what_the_command_says(tmp_path: Path) -> None:
+    manifest = tmp_path / "pod.json"
+    manifest.write_text(
+        '{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": ['
+        '{"name": "main", "image": "x", "resources": {"limits": {"cpu": "500m", "memory": "64Mi"}}}]}}'
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "engine.cli",
+        "cgroups",
+        "plan",
+        "--cgroup",
+        "v1",
+        "-f",
+        str(manifest),
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    shares = engine.pod_values({"spec": {"containers": [LIMITED]}}).cpu_shares
+    assert shares == 512
+    assert f'"cpu.shares": "{shares}"' in done.stdout
+
+
+@pytest.mark.parametrize("door", ["dict", "convert", "typed"])
+def test_every_door_applies_the_defaults_of_an_api_server(door: str) -> None:
+    plain: dict[str, Any] = {"metadata": {"name": "p", "uid": "p"}, "spec": {"containers": [LIMITED]}}
+    pod: Any = {
+        "dict": lambda: plain,
+        "convert": lambda: engine.convert(plain, Pod, "p"),
+        "typed": lambda: as_written(plain, Pod, "p"),
+    }[door]()
+    assert engine.pod_values(pod).cpu_shares == 512
+    assert engine.container_resources(pod, "main", engine.ContainerRules(2**30)).cpu_shares == 512
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "1", "memory": "1Gi", "pods": "9"}}}
+    admitted = engine.AdmittedPods(node, [pod])
+    assert admitted.used["cpu"] == 500
+    other: Any = {"metadata": {"name": "q"}, "spec": {"containers": [LIMITED, LIMITED | {"name": "b"}]}}
+    assert not engine.decide(admitted, other).admit
+    admitted.add({**other, "spec": {"containers": [LIMITED]}})
+    assert admitted.used["cpu"] == 1000
+    if door == "typed":
+        assert not pod.spec.containers[0].requests, "the caller's object stays as it was"
+
+
+def test_wrong_documents_are_refused_by_name() -> None:
+    with pytest.raises(InvalidInput, match=r"pod web: spec\.containers: Expected"):
+        engine.pod_values({"metadata": {"name": "web"}, "spec": {"containers": 3}})
+    with pytest.raises(InvalidInput, match="pod web: has no container 'x'"):
+        engine.container_resources({"metadata": {"name": "web"}}, "x", engine.ContainerRules(1))
+    with pytest.raises(InvalidInput, match="must be <= 100%"):
+        engine.thresholds_from_config({"evictionHard": {"memory.available": "200%"}})
+    with pytest.raises(InvalidInput, match="preempt: Object contains unknown field `crtical`"):
+        engine.ask(engine.Cluster(engine.synthesize(1, 1)), "preempt", {"crtical": True})
+
+
+def test_a_probe_runs_from_the_face() -> None:
+    server = http.server.HTTPServer(("127.0.0.1", 0), _Teapot)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        port = server.server_port
+        probes = {
+            "readinessProbe": {"httpGet": {"port": port}},
+            "livenessProbe": {"tcpSocket": {"port": port}},
+        }
+        exec_probe = {"startupProbe": {"exec": {"command": ["true"]}}}
+        container = {"name": "main", **probes, **exec_probe}
+        specs = {spec.type: spec for spec in engine.probe_specs({"spec": {"containers": [container]}})}
+        assert asyncio.run(engine.run_probe(specs["liveness"], "127.0.0.1")) == ("success", "")
+        failed = asyncio.run(engine.run_probe(specs["readiness"], "127.0.0.1"))
+        assert failed == ("failure", "HTTP probe failed with statuscode: 418")
+        with pytest.raises(InvalidInput, match="main startup: a command runs in its container only"):
+            asyncio.run(engine.run_probe(specs["startup"], "127.0.0.1"))
+        with pytest.raises(InvalidInput, match="needs a host"):
+            asyncio.run(engine.run_probe(specs["liveness"]))
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Teapot(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_error(418)
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def test_every_name_is_there_and_no_other() -> None:
     for face in (engine, engine.testing):
+        assert set(face.__all__) <= set(dir(face))
         for name in face.__all__:
             assert getattr(face, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'Kubelet'"):
         engine.Kubelet  # noqa: B018
+
+
+def test_help_shows_every_name() -> None:
+    text = pydoc.plain(pydoc.render_doc(engine))
+    missing = [name for name in engine.__all__ if f"`{name}`" not in (engine.__doc__ or "")]
+    assert not missing
+    assert "decide" in text
+
+
+def test_the_planner_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "import engine\n"
+        "engine.pod_values({'spec': {'containers': []}})\n"
+        "try: engine.ask\nexcept ImportError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "engine.ask needs pyarrow: pip install 'kubengine[plan]'"
+
+
+def signatures() -> Iterator[str]:
+    """Each public name with its signature, and of classes the public methods'."""
+    for face in (engine, engine.testing):
+        for name in sorted(face.__all__):
+            thing = getattr(face, name)
+            yield f"{face.__name__}.{name}{_signature(thing)}"
+            if inspect.isclass(thing):
+                for method, function in sorted(vars(thing).items()):
+                    if inspect.isfunction(function) and not method.startswith("_"):
+                        yield f"{face.__name__}.{name}.{method}{_signature(function)}"
+
+
+def _signature(thing: Any) -> str:
+    """Names, kinds and defaults of the parameters. The fields of Kubernetes' own types are Kubernetes'."""
+    if thing in (Pod, engine.KubeletConfiguration):
+        return ""
+    try:
+        signature = inspect.signature(thing)
+    except (TypeError, ValueError):
+        return ""
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    text = str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return re.sub(r"<[^>]*>", "…", text)
+
+
+def test_the_face_is_as_recorded() -> None:
+    """A change of it is a decision: `python -m tests.project.test_face` writes the record again, and
+    `docs/reference/versioning.md` says which version number it needs."""
+    assert "\n".join(signatures()) + "\n" == RECORDED.read_text()
+
+
+if __name__ == "__main__":
+    RECORDED.write_text("\n".join(signatures()) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.api.documents import convert
+from engine.api.documents import as_written
 from engine.api.errors import InvalidInput
 from engine.api.node import Node
 from engine.api.pod import Pod
@@ -31,7 +31,7 @@ def make_pod(uid: str, *, requests=None, limits=None, priority=None, annotations
     if overhead is not None:
         spec["overhead"] = overhead
     metadata = {"name": uid, "uid": uid, "annotations": annotations or {}}
-    return convert({"metadata": metadata, "spec": spec}, Pod, uid)
+    return as_written({"metadata": metadata, "spec": spec}, Pod, uid)
 
 
 def test_a_row_holds_the_scaled_sums():
@@ -122,12 +122,12 @@ def test_from_columns_checks_what_it_takes():
 
 
 def test_a_cluster_is_its_nodes_end_to_end():
-    first = convert(
+    first = as_written(
         {"metadata": {"name": "n0"}, "status": {"allocatable": {"cpu": "4", "pods": "10", "e.com/x": "2"}}},
         Node,
         "n0",
     )
-    second = convert({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "2"}}}, Node, "n1")
+    second = as_written({"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "2"}}}, Node, "n1")
     pods = [make_pod(f"u{i}", requests={"cpu": f"{i}"}) for i in range(5)]
     cluster = ClusterTables.from_objects([(first, pods[:2]), (second, pods[2:])])
     assert cluster.offsets.tolist() == [0, 2, 5]

@@ -2,6 +2,7 @@
 
 from engine.api.documents.reader import (
     CONTAINERD,
+    as_written,
     convert,
     load_config,
     load_pods,
@@ -14,6 +15,7 @@ from engine.api.documents.reader import (
 
 __all__ = [
     "CONTAINERD",
+    "as_written",
     "convert",
     "load_config",
     "load_pods",

@@ -17,9 +17,10 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from engine.api.config import KubeletConfiguration
+from engine.api.defaults import apply_defaults
+from engine.api.documents.field_paths import described
 from engine.api.documents.fitting import fitted
 from engine.api.errors import InvalidInput
-from engine.api.field_paths import described
 from engine.api.kubelet_validation import validate
 from engine.api.kubengine_config import KubengineConfiguration
 from engine.api.pod import Pod
@@ -105,7 +106,18 @@ def _open_list(document: Any, subject: str) -> Iterator[dict[str, Any]]:
 
 
 def convert(document: Any, kind: type[T], subject: str) -> T:
-    """A typed object from plain data. Raises `InvalidInput` with the field path."""
+    """A typed object from plain data; a Pod gets an API server's defaults.
+
+    Raise `InvalidInput` with the field path.
+    """
+    found = as_written(document, kind, subject)
+    if isinstance(found, Pod):
+        apply_defaults(found)
+    return found
+
+
+def as_written(document: Any, kind: type[T], subject: str) -> T:
+    """A typed object from plain data without defaults. Raise `InvalidInput` with the field path."""
     plain = document
     try:
         plain = fitted(document, kind)
@@ -180,7 +192,7 @@ def parse_pods(data: bytes, subject: str) -> tuple[list[Pod], list[str]]:
             raise InvalidInput(
                 f"kind: expected a v1 Pod, got {version or '?'} {kind or '?'}", subject=subject
             )
-        pods.append(convert(document, Pod, subject))
+        pods.append(as_written(document, Pod, subject))
         warnings += [f"{subject}: {field}: unknown field" for field in unknown_fields(document, Pod)]
     return pods, warnings
 

@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
-from engine.api.nearest import nearest
 from engine.api.resources import is_extended
 from engine.plan.answers.answer import Answer, Rows
 from engine.plan.snapshot.columns import Snapshot

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.admission.asked_pod import PodParameters, pods_asked_about
 from engine.admission.predicates import NATIVE
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
-from engine.api.nearest import nearest
 from engine.api.pod import Pod
 from engine.api.resources import pod_requests
 from engine.plan.snapshot.columns import Snapshot

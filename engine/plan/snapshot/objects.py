@@ -12,9 +12,9 @@ import msgspec
 
 from engine.api.config import KubeletConfiguration
 from engine.api.documents import convert
+from engine.api.documents.nearest import nearest
 from engine.api.errors import InvalidInput
 from engine.api.meta import ObjectMeta
-from engine.api.nearest import nearest
 from engine.api.node import Node
 from engine.api.pod import Pod
 from engine.api.qos import MIRROR_ANNOTATION, NODE_CRITICAL_PRIORITY, SOURCE_ANNOTATION, SYSTEM_NODE_CRITICAL

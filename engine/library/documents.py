@@ -1,0 +1,78 @@
+"""Pods and nodes from a caller: dicts as `kubectl get -o json` prints them, or typed objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import Any, TypeAlias, TypeVar
+
+from engine.api.config import KubeletConfiguration
+from engine.api.defaults import apply_defaults
+from engine.api.documents import convert
+from engine.api.node import Node
+from engine.api.pod import Container, Pod
+
+Document: TypeAlias = Mapping[str, Any]
+PodLike: TypeAlias = Pod | Document
+NodeLike: TypeAlias = Node | Document
+ConfigLike: TypeAlias = KubeletConfiguration | Document
+
+T = TypeVar("T")
+
+
+def pod_of(pod: PodLike) -> Pod:
+    """A pod with an API server's defaults; a typed one is copied if it lacks some.
+
+    Raise `InvalidInput` with the pod's name and the field.
+    """
+    if not isinstance(pod, Pod):
+        return convert(pod, Pod, f"pod {_name(pod)}")
+    if not _lacks_requests(pod):
+        return pod
+    pod = deepcopy(pod)
+    apply_defaults(pod)
+    return pod
+
+
+def pods_of(pods: Iterable[PodLike]) -> list[Pod]:
+    """Several pods; one without a uid gets `namespace/name` for one."""
+    found = []
+    for one in pods:
+        pod = pod_of(one)
+        if not pod.metadata.uid:
+            pod = deepcopy(pod)
+            pod.metadata.uid = f"{pod.metadata.namespace or 'default'}/{pod.metadata.name}"
+        found.append(pod)
+    return found
+
+
+def node_of(node: NodeLike) -> Node:
+    """A typed Node. Raise `InvalidInput` with the node's name and the field."""
+    return node if isinstance(node, Node) else convert(node, Node, f"node {_name(node)}")
+
+
+def config_of(config: ConfigLike | None) -> KubeletConfiguration:
+    """A typed KubeletConfiguration; the defaults for None. Raise `InvalidInput` with the field."""
+    if config is None:
+        return KubeletConfiguration()
+    if isinstance(config, KubeletConfiguration):
+        return config
+    return convert(config, KubeletConfiguration, "KubeletConfiguration")
+
+
+def container_of(pod: Pod, name: str) -> Container | None:
+    """The container of that name."""
+    return next((container for container in pod.all_containers if container.name == name), None)
+
+
+def _name(document: Document) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
+
+
+def _lacks_requests(pod: Pod) -> bool:
+    """Whether a limit stands without its request: no API server gives such a pod."""
+    whole = pod.spec.resources
+    if whole is not None and (whole.limits or {}).keys() - (whole.requests or {}).keys():
+        return True
+    return any(container.limits.keys() - container.requests.keys() for container in pod.all_containers)

@@ -1,0 +1,44 @@
+"""One run of a probe, from a program: what the agent would see of it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from engine._fast.probing._state_py import (
+    OUTCOME_ERROR,
+    OUTCOME_FAILURE,
+    OUTCOME_SUCCESS,
+    OUTCOME_WARNING,
+)
+from engine.api.errors import InvalidInput
+from engine.probes import ProbeSpec
+from engine.probes.library import run
+
+_NAMES: Final = {
+    OUTCOME_SUCCESS: "success",
+    OUTCOME_WARNING: "success",
+    OUTCOME_FAILURE: "failure",
+    OUTCOME_ERROR: "error",
+}
+
+
+class ProbeOutcome(NamedTuple):
+    """`result` is success, failure or error; `message` says why, as the Unhealthy event does."""
+
+    result: str
+    message: str
+
+
+async def run_probe(spec: ProbeSpec, host: str = "") -> ProbeOutcome:
+    """Run a probe of `probe_specs` once, against `host` (the pod's address) unless the probe names its own.
+
+    Ends within the probe's time-out and never raises for what a target does. Raise `InvalidInput` for a
+    command, which only a container runtime can run, for a port that has no number, and without a host.
+    """
+    if spec.kind == "exec":
+        raise InvalidInput("a command runs in its container only", subject=f"{spec.container} {spec.type}")
+    target = spec.host or host
+    if not target:
+        raise InvalidInput("needs a host", subject=f"{spec.container} {spec.type}")
+    outcome = await run(spec, target, spec.resolve_port())
+    return ProbeOutcome(_NAMES.get(outcome.outcome, "failure"), outcome.text)
