@@ -21,6 +21,7 @@ SYSTEM_NODE_CRITICAL = "system-node-critical"
 
 SOURCE_ANNOTATION = "kubernetes.io/config.source"
 SOURCE_FILE = "file"
+SOURCE_HTTP = "http"
 SOURCE_API = "api"
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 HASH_ANNOTATION = "kubernetes.io/config.hash"

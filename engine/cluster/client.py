@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import msgspec
 
 from engine.api.errors import Refused, Unavailable
 from engine.api.struct import decode_hook, to_json
+from engine.api.token_bucket import TokenBucket
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import Kubeconfig
 from engine.cluster.request_metrics import RequestMetrics
@@ -27,6 +29,7 @@ MAX_ERROR: Final = 64 << 10
 TRIES_WHEN_BUSY: Final = 10
 STRATEGIC_MERGE: Final = "application/strategic-merge-patch+json"
 MERGE: Final = "application/merge-patch+json"
+_EVENTS: Final = re.compile(r"/api/v1/namespaces/[^/]+/events(/.*)?")
 
 T = TypeVar("T")
 
@@ -64,7 +67,8 @@ class ApiClient:
 
     Every method raises `ApiError` when the server refuses and `Unavailable` when it can't be reached in
     time; a server that is busy (429) is asked again when it says, one that answers 401 once more with
-    credentials read anew.
+    credentials read anew. `rate` holds back all calls but watches, events and the node's heartbeats
+    (its Node and lease), as the kubelet's clients do; the wait is no part of a call's deadline.
     """
 
     def __init__(
@@ -75,7 +79,9 @@ class ApiClient:
         user_agent: str,
         timeout: float = REQUEST_SECONDS,
         registry: Registry | None = None,
+        rate: TokenBucket | None = None,
     ) -> None:
+        self._rate = rate
         self._prefix = config.prefix
         self._credentials = credentials
         self._agent = user_agent
@@ -149,6 +155,10 @@ class ApiClient:
         content_type: str = "application/json",
     ) -> T:
         subject = f"{self.peer}: {method} {path}"
+        if self._rate is not None and not _is_unlimited(path):
+            wait = self._rate.wait(time.monotonic())
+            if wait:
+                await asyncio.sleep(wait)
         try:
             async with asyncio.timeout(self.timeout):
                 exchange = await self._request(method, path, params or {}, body, content_type)
@@ -218,6 +228,12 @@ class ApiClient:
             reason=status.reason,
             retry_after=float(retry) if retry.isdigit() else float(details.retry_after_seconds),
         )
+
+
+def _is_unlimited(path: str) -> bool:
+    """Whether the kubelet sends such a call by its clients of heartbeats and events."""
+    heartbeat = path.startswith(("/api/v1/nodes", "/apis/coordination.k8s.io/"))
+    return heartbeat or _EVENTS.fullmatch(path) is not None
 
 
 async def _split(exchange: Exchange) -> AsyncIterator[bytes]:

@@ -1,8 +1,7 @@
 """Writes the agent's events to the API server, behind everything else and never in anybody's way.
 
 Facts of client-go v1.36: a queue of 1,000 (more are dropped), 12 tries 10 s apart while the server is away;
-a refusal is final; so many a second (`eventRecordQPS`), and so many at once after a pause (`eventBurst`), 0
-meaning 5 and 10.
+a refusal is final; so many a second (`eventRecordQPS`), and so many at once after a pause (`eventBurst`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ import msgspec
 from engine.api.errors import KubengineError
 from engine.api.events import Event
 from engine.api.moments import rfc3339
+from engine.api.token_bucket import TokenBucket
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.event_series import EventSeries, Said
 
 QUEUE: Final = 1000
 TRIES: Final = 12
 BETWEEN_TRIES: Final = 10.0
-DEFAULT_RATE: Final = 5
-DEFAULT_BURST: Final = 10
 COMPONENT: Final = "kubelet"
 
 log = logging.getLogger("kubengine.cluster")
@@ -68,22 +66,6 @@ def event_object(said: Said, node: str) -> dict[str, Any]:
     }
 
 
-class EventRate:
-    """Lets `rate` a second pass, and `burst` at once after a pause. Pure; times in seconds of any clock."""
-
-    def __init__(self, rate: int, burst: int) -> None:
-        self._apart = 1 / (rate or DEFAULT_RATE)
-        self._ahead = ((burst or DEFAULT_BURST) - 1) * self._apart
-        self._due = float("-inf")
-
-    def wait(self, now: float) -> float:
-        """Seconds until the next one may pass, which counts from here on."""
-        self._due = max(self._due, now - self._ahead)
-        wait = max(self._due - now, 0.0)
-        self._due += self._apart
-        return wait
-
-
 class EventWriter:
     """`take` an event at any time; `run` writes them one after another, at `rate`."""
 
@@ -91,7 +73,7 @@ class EventWriter:
         self,
         client: ApiClient,
         node: str,
-        rate: EventRate,
+        rate: TokenBucket,
         *,
         pause: Callable[[float], Any] = asyncio.sleep,
     ) -> None:

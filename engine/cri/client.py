@@ -26,6 +26,7 @@ MAX_MESSAGE = 16 * 1024 * 1024
 DEFAULT_TIMEOUT = 120.0
 _RUNTIME = "runtime.v1.RuntimeService"
 _IMAGES = "runtime.v1.ImageService"
+_IMAGE_CALLS = frozenset(("ListImages", "ImageStatus", "PullImage", "RemoveImage", "ImageFsInfo"))
 
 Answer = TypeVar("Answer", bound=Message)
 Read = TypeVar("Read")
@@ -49,26 +50,41 @@ class Undecodable(Refused):
     grpc_status = "INTERNAL"
 
 
+def socket_path(endpoint: str) -> str:
+    """The path of `unix:///path/to.sock`, or a bare one. Raises InvalidInput naming the endpoint."""
+    path = endpoint.removeprefix("unix://")
+    if "://" in path or not path.startswith("/"):
+        raise InvalidInput("expected unix:///absolute/path of the runtime's socket", subject=endpoint)
+    if len(path.encode()) > 107:
+        raise InvalidInput("longer than the 107 bytes that a unix socket's path may have", subject=path)
+    return path
+
+
 class RuntimeClient:
     """One connection to a runtime, for one asyncio loop.
 
-    `endpoint` is `unix:///path/to.sock` or a bare path; `timeout` (seconds) is the deadline of a call
+    `endpoint` is `unix:///path/to.sock` or a bare path, `image_endpoint` that of the image service where it
+    is another; `timeout` (seconds) is the deadline of a call
     that doesn't bring its own. All methods raise `Unavailable` (no answer in time), `NotFound`,
     `Unimplemented`, `Undecodable` or `Refused`.
     """
 
     def __init__(
-        self, endpoint: str, *, timeout: float = DEFAULT_TIMEOUT, registry: Registry | None = None
+        self,
+        endpoint: str,
+        *,
+        image_endpoint: str = "",
+        timeout: float = DEFAULT_TIMEOUT,
+        registry: Registry | None = None,
     ) -> None:
-        self.endpoint = endpoint if "://" in endpoint else f"unix://{endpoint}"
-        path = self.endpoint.removeprefix("unix://")
-        if path == self.endpoint or not path.startswith("/"):
-            raise InvalidInput("expected unix:///absolute/path of the runtime's socket", subject=endpoint)
-        if len(path.encode()) > 107:
-            raise InvalidInput("longer than the 107 bytes that a unix socket's path may have", subject=path)
+        path = socket_path(endpoint)
+        self.endpoint = f"unix://{path}"
         self.socket = Path(path)
         self._timeout = timeout
         self._channel = Channel(path, limit=MAX_MESSAGE)
+        image_path = socket_path(image_endpoint) if image_endpoint else path
+        self._image_endpoint = f"unix://{image_path}"
+        self._image_channel = Channel(image_path, limit=MAX_MESSAGE) if image_path != path else self._channel
         registry = registry or Registry()
         self._total = registry.counter(
             "kubelet_runtime_operations_total", "Calls to the runtime.", ["operation_type"]
@@ -82,6 +98,7 @@ class RuntimeClient:
 
     async def close(self) -> None:
         self._channel.close()
+        self._image_channel.close()
 
     # The runtime itself
 
@@ -264,7 +281,7 @@ class RuntimeClient:
                 async for message in messages:
                     yield self._made("GetContainerEvents", cri.ContainerEventResponse.FromString, message)
         except CallFailed as error:
-            raise self._as_ours("GetContainerEvents", error) from None
+            raise _as_ours("GetContainerEvents", error, self.endpoint) from None
 
     # Images
 
@@ -332,41 +349,46 @@ class RuntimeClient:
         timeout: float | None = None,
     ) -> Read:
         """What `read` makes of the serialized answer."""
+        channel = self._image_channel if service == _IMAGES else self._channel
         operation = _snake(name)
         self._total.inc(operation)
         began = time.perf_counter()
         patience = self._timeout if timeout is None else timeout
         try:
-            data = await self._channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
+            data = await channel.unary(f"/{service}/{name}", request.SerializeToString(), patience)
         except CallFailed as error:
             self._errors.inc(operation)
-            raise self._as_ours(name, error) from None
+            raise _as_ours(name, error, self._endpoint_of(name)) from None
         finally:
             self._seconds.observe(time.perf_counter() - began, operation)
         return self._made(name, read, data)
+
+    def _endpoint_of(self, name: str) -> str:
+        return self._image_endpoint if name in _IMAGE_CALLS else self.endpoint
 
     def _made(self, name: str, make: Callable[[bytes], Read], data: bytes) -> Read:
         try:
             return make(data)
         except (DecodeError, ValueError, RecursionError, MemoryError):
             self._errors.inc(_snake(name))
-            subject = f"CRI {name} on {self.endpoint}"
+            subject = f"CRI {name} on {self._endpoint_of(name)}"
             raise Undecodable("its answer cannot be decoded", subject=subject) from None
 
-    def _as_ours(self, name: str, error: CallFailed) -> Refused:
-        subject = f"CRI {name} on {self.endpoint}"
-        details = error.details or f"gRPC status {error.status}"
-        match error.status:
-            case grpc_codes.NOT_FOUND:
-                return NotFound(details, subject=subject)
-            case grpc_codes.UNIMPLEMENTED:
-                return Unimplemented(details, subject=subject)
-            case grpc_codes.UNAVAILABLE:
-                return Unavailable(f"the runtime does not answer ({details})", subject=subject)
-            case grpc_codes.DEADLINE_EXCEEDED:
-                return Unavailable(f"no answer before the deadline ({details})", subject=subject)
-            case _:
-                return Refused(details, subject=subject)
+
+def _as_ours(name: str, error: CallFailed, endpoint: str) -> Refused:
+    subject = f"CRI {name} on {endpoint}"
+    details = error.details or f"gRPC status {error.status}"
+    match error.status:
+        case grpc_codes.NOT_FOUND:
+            return NotFound(details, subject=subject)
+        case grpc_codes.UNIMPLEMENTED:
+            return Unimplemented(details, subject=subject)
+        case grpc_codes.UNAVAILABLE:
+            return Unavailable(f"the runtime does not answer ({details})", subject=subject)
+        case grpc_codes.DEADLINE_EXCEEDED:
+            return Unavailable(f"no answer before the deadline ({details})", subject=subject)
+        case _:
+            return Refused(details, subject=subject)
 
 
 _names: dict[str, str] = {}

@@ -127,7 +127,10 @@ class Node:
             await self._host.start()
         capacity = machine.capacity(self.root, self.config)
         runtime = RuntimeClient(
-            self._endpoint, timeout=self.config.runtime_request_timeout, registry=self.registry
+            self._endpoint,
+            image_endpoint=self.config.image_service_endpoint,
+            timeout=self.config.runtime_request_timeout,
+            registry=self.registry,
         )
         try:
             version = await wait_for_runtime(runtime.version)

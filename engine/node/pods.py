@@ -27,7 +27,7 @@ from engine.node.nodeinfo import machine_faults
 from engine.node.nodeinfo.machine_faults import is_of_the_machine
 from engine.node.pod.life import STOPPING, LifeState, PodLife
 from engine.node.pod_admission import PodAdmission
-from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFESTS
+from engine.node.sources.pod_sink import LEAST_GRACE_SECONDS, MANIFEST_URL, MANIFESTS
 from engine.node.sync.actions import pod_is_finished
 from engine.node.sync.services import Services
 from engine.node.sync.status import FAILED, SUCCEEDED
@@ -44,7 +44,8 @@ class PodManager:
     """What no source wants is ended once each source of the node has been read."""
 
     def __init__(self, services: Services, gatekeeper: PodAdmission) -> None:
-        self._wanted: dict[str, set[str]] = {source: set() for source in services.belonging.sources}
+        url = [MANIFEST_URL] if services.node.config.static_pod_url else []
+        self._wanted: dict[str, set[str]] = {source: set() for source in (*services.belonging.sources, *url)}
         self._unseen = set(self._wanted)
         self._services = services
         self._gatekeeper = gatekeeper

@@ -15,8 +15,6 @@ from typing import Any
 
 from engine.admission.sysctls import SysctlAllowlist, kernel_version, safe_sysctls
 from engine.api.config import KubeletConfiguration
-from engine.api.errors import InvalidInput
-from engine.api.events import WARNING
 from engine.api.meta import ObjectMeta
 from engine.api.node import NodeSpec
 from engine.api.pod import Container, Pod, PodSpec
@@ -53,8 +51,7 @@ from engine.node.pods import PodManager
 from engine.node.runtime_view.runtime_health import RuntimeHealth
 from engine.node.runtime_view.runtime_watch import RuntimeWatch
 from engine.node.runtime_view.wait_for_runtime import wait_for_runtime
-from engine.node.sources.manifests import ManifestDirectory
-from engine.node.sources.static_uids import StaticUids
+from engine.node.sources.static_sources import StaticSources
 from engine.node.spec.host_support import HostSupport, app_armor_enabled
 from engine.node.spec.subordinate_ids import subordinate_ids
 from engine.node.spec.user_namespaces import IDS_PER_POD, UserNamespaces
@@ -226,23 +223,13 @@ class RunningNode:
         )
         self.pods = PodManager(services, gatekeeper)
         count_pods(setting.registry, known=self.pods.all, active=self.pods.active)
-        self._sources = self._make_sources(StaticUids(watch.pods.values, accepted))
-
-    def _make_sources(self, uids: StaticUids) -> list[ManifestDirectory]:
-        setting, config = self._setting, self._setting.config
-        if not config.static_pod_path:
-            return []
-        manifests = ManifestDirectory(
-            Path(config.static_pod_path),
-            node_name=setting.name,
-            period=config.file_check_frequency,
-            clock=setting.clock,
-            uids=uids,
-            on_change=self._manifests_changed,
-            on_fault=self._manifest_fault,
-            tasks=setting.tasks,
+        self._static = StaticSources(
+            setting,
+            records=watch.pods.values,
+            accepted=accepted,
+            desired=self.pods.set_desired,
+            mirrored=self._belonging.manifests_changed,
         )
-        return [manifests]
 
     # Life
 
@@ -266,11 +253,7 @@ class RunningNode:
         if self._cgroups.enabled:
             self._events.enforced(self._cgroups.settings)
         self._conditions_changed()
-        for source in self._sources:
-            await source.start()
-            await source.looked.wait()
-        if not self._sources:
-            self._manifests_changed([])
+        await self._static.start()
         self._belonging.follow_pods(self.pods)
         await self.managers.start_beside_pods()
         self._reconciler.start(self._reconcile_cgroups)
@@ -307,8 +290,7 @@ class RunningNode:
         self._cgroups.remove_all(kill=True, wait=2.0)
 
     async def _stop_sources(self) -> None:
-        for source in self._sources:
-            await source.stop()
+        await self._static.stop()
         await self._belonging.unfollow_pods()
 
     async def _reconcile_cgroups(self) -> None:
@@ -367,13 +349,6 @@ class RunningNode:
         handlers = self.runtime_health.features.handlers
         configured = self._setting.kubengine_config.runtime_classes or {}
         return {**{name: name for name in handlers if name}, **configured}
-
-    def _manifests_changed(self, pods: list[Pod]) -> None:
-        self.pods.set_desired(pods)
-        self._belonging.manifests_changed(pods)
-
-    def _manifest_fault(self, error: InvalidInput) -> None:
-        self._setting.recorder.node(WARNING, "FailedManifest", str(error))
 
     # What it shows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import ssl
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from engine.api.errors import Refused, Unavailable
+from engine.api.token_bucket import TokenBucket
 from engine.cluster.client import ApiClient, ApiError
 from engine.cluster.credentials import Credentials
 from engine.cluster.kubeconfig import load_kubeconfig
@@ -323,3 +325,23 @@ async def test_closing_waits_for_nobody(server: ApiServer, client: ApiClient):
     for _ in range(3):  # turns of the loop, in which no answer is read
         await asyncio.sleep(0)
     assert socket.fileno() == -1
+
+
+async def test_calls_are_held_to_the_rate_but_for_heartbeats_and_events(server: ApiServer):
+    config = load_kubeconfig(server.kubeconfig("system:node:n1"))
+    credentials = Credentials(config, clock=time.time)
+    client = ApiClient(config, credentials, user_agent="test", rate=TokenBucket(0.001, 2))
+    put(server)
+    for _ in range(2):
+        await client.get(f"{SECRETS}/s", Object)
+    third = asyncio.create_task(client.get(f"{SECRETS}/s", Object))
+    server.create("/api/v1/nodes", {"metadata": {"name": "n1"}})
+    for path in ("/api/v1/nodes/n1", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n1"):
+        for _ in range(3):
+            with contextlib.suppress(ApiError):
+                await client.get(path, Object)
+    event = {"metadata": {"name": "e"}, "involvedObject": {}}
+    await client.create("/api/v1/namespaces/default/events", event, Object)
+    assert not third.done()
+    third.cancel()
+    client.close()

@@ -7,8 +7,9 @@ import pytest
 from engine.api.documents import convert
 from engine.api.events import Event, EventRecorder
 from engine.api.pod import Pod
+from engine.api.token_bucket import TokenBucket, api_rate
 from engine.cluster.event_series import BURST, SIMILAR, EventSeries
-from engine.cluster.event_writer import EventRate, event_object
+from engine.cluster.event_writer import event_object
 
 
 def said(reason="Started", message="m", at=1000.0, pod="ns/p", container=""):
@@ -70,12 +71,20 @@ def test_an_event_names_its_object(kind: str):
 
 
 def test_so_many_pass_at_once_and_then_so_many_a_second():
-    rate = EventRate(50, 3)
+    rate = TokenBucket(50, 3)
     assert [round(rate.wait(10.0), 3) for _ in range(5)] == [0, 0, 0, 0.02, 0.04]
     assert round(rate.wait(10.05), 3) == 0.01
     assert [round(rate.wait(99.0), 3) for _ in range(4)] == [0, 0, 0, 0.02]
 
 
 def test_none_said_is_the_clients_own_rate():
-    rate = EventRate(0, 0)
+    rate = api_rate(0, 0)
     assert [round(rate.wait(0.0), 3) for _ in range(12)] == [0] * 10 + [0.2, 0.4]
+
+
+def test_one_passes_only_when_it_need_not_wait():
+    rate = TokenBucket(5, 2)
+    assert [rate.take(1.0) for _ in range(3)] == [True, True, False]
+    assert not rate.take(1.1)
+    assert rate.take(1.21)
+    assert not rate.take(1.21)

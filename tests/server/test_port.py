@@ -396,7 +396,30 @@ async def test_versions_and_ciphers(
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("fields", [{"tlsMinVersion": "TLS9"}, {"tlsCipherSuites": ["NONE"]}])
+@pytest.mark.parametrize(("offered", "comes_in"), [("secp384r1", True), ("prime256v1", False)])
+async def test_the_first_preferred_curve_is_the_one(open_port: Open, offered: str, comes_in: bool) -> None:
+    port = await open_port(tlsCurvePreferences=[24, 23])
+    context = ssl.create_default_context(cafile=str(port.authority.certificate))
+    context.set_ecdh_curve(offered)
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port.number, ssl=context)
+    except (ssl.SSLError, ConnectionError):
+        assert not comes_in
+    else:
+        assert comes_in
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tlsMinVersion": "TLS9"},
+        {"tlsCipherSuites": ["NONE"]},
+        {"tlsCurvePreferences": [0]},
+        {"tlsCurvePreferences": [23, 23]},
+        {"tlsCurvePreferences": [22]},
+    ],
+)
 async def test_unknown_versions_and_ciphers_are_named(open_port: Open, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(fields))):
         await open_port(**fields)

@@ -74,6 +74,7 @@ class AgentProcess:
             config.port = options.port  # 0 too, which stands for the default in a file
         self._runtime: _OwnRuntime | None = None
         if endpoint is None or endpoint in (EMBEDDED, HOLLOW):
+            config = msgspec.structs.replace(config, image_service_endpoint="")
             hollow = endpoint == HOLLOW
             if os.geteuid() != 0 and endpoint != EMBEDDED:
                 hollow, config = True, _without_root(config)

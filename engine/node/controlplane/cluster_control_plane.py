@@ -12,6 +12,7 @@ from typing import Final
 
 from engine.api.events import Event
 from engine.api.pod import Pod
+from engine.api.token_bucket import api_rate
 from engine.api.version import engine_version
 from engine.cluster.certificates.metrics import CertificateMetrics
 from engine.cluster.certificates.node_identity import NodeIdentity
@@ -25,7 +26,7 @@ from engine.cluster.certificates.request import (
 from engine.cluster.certificates.rotation import CertificateRotation
 from engine.cluster.client import ApiClient
 from engine.cluster.csi_node import CsiNodeKeeper
-from engine.cluster.event_writer import EventRate, EventWriter
+from engine.cluster.event_writer import EventWriter
 from engine.cluster.lease import LeaseKeeper
 from engine.cluster.node_status_manager import NodeStatusManager
 from engine.csi.records import DriverRecords
@@ -74,6 +75,7 @@ class ClusterControlPlane:
             user_agent=user_agent,
             timeout=HEARTBEAT_SECONDS,
             registry=setting.registry,
+            rate=api_rate(config.kube_api_qps, config.kube_api_burst),
         )
         self._node = NodeStatusManager(
             self._client,
@@ -95,7 +97,7 @@ class ClusterControlPlane:
             clock=clock,
             lost=self._node.lost,
         )
-        self._events = EventWriter(self._client, name, EventRate(config.event_record_qps, config.event_burst))
+        self._events = EventWriter(self._client, name, api_rate(config.event_record_qps, config.event_burst))
         self._references = PodReferences(self._client, tasks, clock)
         self.objects: ClusterObjects = self._references
         drivers = CsiNodeKeeper(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from engine.api.duration import Duration
 from engine.api.errors import InvalidInput, KubengineError, Refused
 from engine.api.events import NORMAL, WARNING, EventRecorder
 from engine.api.pod import Container, Pod
+from engine.api.token_bucket import TokenBucket
 from engine.cri.client import RuntimeClient
 from engine.node.images.access import ImageAccess
 from engine.node.images.keyring import Credential
@@ -118,6 +120,8 @@ class ImagePuller:
         self._failed_at: dict[str, float] = {}
         self._last_failure: dict[str, str] = {}
         self._slots = asyncio.Semaphore(pulls_at_once(config))
+        qps = config.registry_pull_qps
+        self._rate = TokenBucket(qps, config.registry_burst) if qps else None
 
     async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
         """The image if it is there and need not be pulled again, None if it has to be pulled.
@@ -217,8 +221,10 @@ class ImagePuller:
     async def _pull(self, pod: Pod, image: str, sandbox: cri.PodSandboxConfig | None) -> Credential | None:
         """With each credential that may be good, in turn; the one that was, None where none was needed.
 
-        Raises `Refused` with what all of them were answered.
+        Raises `Refused` with what all of them were answered, or beyond `registryPullQPS` and `registryBurst`.
         """
+        if self._rate is not None and not self._rate.take(time.monotonic()):
+            raise Refused("pull QPS exceeded")
         await self._access.begins(image)
         try:
             credentials: Sequence[Credential | None] = await self._access.credentials(pod, image) or [None]

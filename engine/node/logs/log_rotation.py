@@ -60,7 +60,8 @@ def surplus(rotated: Iterable[Path], max_files: int) -> tuple[list[Path], list[P
 
 
 class LogRotation:
-    """`running()` gives the containers whose logs are looked at every `containerLogMonitorInterval`."""
+    """`running()` gives the containers whose logs are looked at every `containerLogMonitorInterval`;
+    `containerLogMaxWorkers` of them are rotated at once."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class LogRotation:
     ) -> None:
         self._max_size, self._max_files = log_limits(config)
         self._interval = float(config.container_log_monitor_interval)
+        self._workers = config.container_log_max_workers
         self._logs = config.pod_logs_dir
         self._runtime = runtime
         self._running = running
@@ -94,13 +96,23 @@ class LogRotation:
 
     async def _look(self) -> None:
         logs = {container.log_path: container for container in self._running() if container.log_path}
-        for path in await asyncio.to_thread(_larger_than, self._max_size, list(logs)):
-            try:
-                await self._rotate(logs[path], Path(path))
-            except FileNotFoundError:
-                continue
-            except (KubengineError, OSError) as error:
-                log.warning("log %s was not rotated: %s", path, error)
+        large = iter(await asyncio.to_thread(_larger_than, self._max_size, list(logs)))
+
+        async def work() -> None:
+            for path in large:
+                await self._try(logs[path], Path(path))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._workers):
+                group.create_task(work())
+
+    async def _try(self, container: ContainerRecord, path: Path) -> None:
+        try:
+            await self._rotate(container, path)
+        except FileNotFoundError:
+            return
+        except (KubengineError, OSError) as error:
+            log.warning("log %s was not rotated: %s", path, error)
 
     async def _rotate(self, container: ContainerRecord, path: Path) -> None:
         with opened_parent(path, self._logs) as (directory, name):

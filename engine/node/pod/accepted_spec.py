@@ -46,10 +46,10 @@ class AcceptedSpecs:
         """The pod of that uid is what a manifest of that digest stands for."""
         self._manifests[uid] = manifest
 
-    def keep_only(self, uids: Iterable[str]) -> None:
-        """Forget the manifests of all other pods."""
-        wanted = set(uids)
-        self._manifests = {uid: digest for uid, digest in self._manifests.items() if uid in wanted}
+    def forget_manifests(self, uids: Iterable[str]) -> None:
+        """No manifest stands for these pods any longer."""
+        for uid in uids:
+            self._manifests.pop(uid, None)
 
     def manifest(self, uid: str) -> str:
         """The digest of the manifest that a pod came from, empty if it is not known."""

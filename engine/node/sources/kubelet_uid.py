@@ -1,8 +1,8 @@
 """The uid that a kubelet v1.36 gives the pod of a manifest, so that one that comes later finds it here.
 
 It is the 128-bit FNV-1a of the pod's printed form, with every field of the kubelet's own structures and
-the defaults filled in, followed by the node's name and the manifest's path. Source: kubelet v1.36, the
-config package's `applyDefaults`.
+the defaults filled in, followed by the node's name and the manifest's path, or by its URL. Source: kubelet
+v1.36, the config package's `applyDefaults`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Unprintable(Exception):
     """The pod has something that this module doesn't know how a kubelet prints."""
 
 
-def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, node_name: str, path: str) -> str:
-    """`pod` has its defaults; `metadata` is the manifest's own. Raises `Unprintable`."""
-    text = f"(*core.Pod){printed_pod(pod, metadata)}host:{node_name}file:{path}"
+def kubelet_uid(pod: Pod, *, metadata: ObjectMeta, place: str) -> str:
+    """`pod` has its defaults; `metadata` is the manifest's own; `place` is `host:NODEfile:PATH` or `url:URL`.
+    Raises `Unprintable`."""
+    text = f"(*core.Pod){printed_pod(pod, metadata)}{place}"
     return f"{fnv1a_128(text.encode(errors='surrogateescape')):032x}"
 
 

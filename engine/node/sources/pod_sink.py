@@ -9,6 +9,7 @@ from engine.api.pod import Pod
 from engine.api.status import PodCondition
 
 MANIFESTS: Final = "manifests"
+MANIFEST_URL: Final = "manifest-url"
 API: Final = "api"
 LEAST_GRACE_SECONDS: Final = 1
 """A pod that is deleted has this long at least."""

@@ -40,10 +40,11 @@ def static_pod(
     node_name: str,
     origin: str,
     seen_at: float,
+    source: str = SOURCE_FILE,
     uid_of: UidOf = lambda pod, digest, new: digest,
 ) -> Pod:
-    """The pod that a manifest stands for on this node, which `manifest` becomes. `origin` is its file, and
-    position in it.
+    """The pod that a manifest stands for on this node, which `manifest` becomes. `origin` is its file or URL
+    (`source`), and position in it.
 
     `uid_of(pod, digest, new)` gives a pod without a uid one, the digest if nobody knows better: the pod
     has its final name then, the digest stays the same as long as nothing in the manifest changes that would
@@ -59,26 +60,27 @@ def static_pod(
     if not from_api:
         meta.name = f"{meta.name}-{node_name.lower()}"
     if not meta.uid:
-        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, digest))
+        meta.uid = uid_of(pod, digest, lambda: _new_uid(pod, given, node_name, origin, source, digest))
     default_selectors(pod)
     meta.annotations = {
         **pod.annotations,
         HASH_ANNOTATION: meta.uid,
         SEEN_ANNOTATION: rfc3339_micro(seen_at),
-        SOURCE_ANNOTATION: SOURCE_API if from_api else SOURCE_FILE,
+        SOURCE_ANNOTATION: SOURCE_API if from_api else source,
     }
     pod.spec.node_name = node_name
-    if not from_api:
+    if not from_api and source == SOURCE_FILE:
         everything = Toleration(operator="Exists", effect="NoExecute")
         pod.spec.tolerations = [*(pod.spec.tolerations or []), everything]
     pod.status.phase = "Pending"
     return pod
 
 
-def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, digest: str) -> str:
+def _new_uid(pod: Pod, given: ObjectMeta, node_name: str, origin: str, source: str, digest: str) -> str:
     """A kubelet's, or the digest for what a kubelet's is not known for."""
     try:
-        return kubelet_uid(pod, metadata=given, node_name=node_name, path=origin)
+        place = f"host:{node_name}file:{origin}" if source == SOURCE_FILE else f"url:{origin}"
+        return kubelet_uid(pod, metadata=given, place=place)
     except Unprintable:
         return digest
 

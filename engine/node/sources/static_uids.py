@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from engine.api.pod import Pod
-from engine.api.qos import SOURCE_FILE
+from engine.api.qos import SOURCE_FILE, SOURCE_HTTP
 from engine.cri.records import PodRecord
 from engine.node.pod.accepted_spec import AcceptedSpecs
 from engine.node.spec.container_hash import container_hash
 
 
 class StaticUids:
-    """`records()`: what the runtime holds."""
+    """Of one source. `records()`: what the runtime holds."""
 
     def __init__(self, records: Callable[[], Iterable[PodRecord]], accepted: AcceptedSpecs) -> None:
         self._records = records
         self._accepted = accepted
+        self._chosen: set[str] = set()
 
     def held(self) -> dict[str, PodRecord]:
         """Manifests' pods of the runtime by namespace and name, the newest where there are several."""
@@ -38,11 +39,14 @@ class StaticUids:
         record = held.get(pod.full_name)
         uid = record.uid if record is not None and self._stands_for(record, pod, digest) else new()
         self._accepted.comes_from(uid, digest)
+        self._chosen.add(uid)
         return uid
 
     def keep_only(self, uids: Iterable[str]) -> None:
-        """Forget the manifests of all other pods."""
-        self._accepted.keep_only(uids)
+        """Forget the manifests of all other pods of this source."""
+        wanted = set(uids)
+        self._accepted.forget_manifests(self._chosen - wanted)
+        self._chosen &= wanted
 
     def _stands_for(self, record: PodRecord, pod: Pod, digest: str) -> bool:
         known = self._accepted.manifest(record.uid)
@@ -60,7 +64,7 @@ def agrees(pod: Pod, record: PodRecord) -> bool:
 
 
 def _from_manifest(record: PodRecord) -> bool:
-    return record.sandbox is not None and record.sandbox.source == SOURCE_FILE
+    return record.sandbox is not None and record.sandbox.source in (SOURCE_FILE, SOURCE_HTTP)
 
 
 def _age(record: PodRecord) -> float:

@@ -96,6 +96,7 @@ class SecurePort:
             client_authorities=Path(authorities) if authorities else None,
             min_version=config.tls_min_version,
             ciphers=config.tls_cipher_suites,
+            curves=config.tls_curve_preferences,
         )
         await view.serving_certificate.start()
         if view.serving_certificate.pair is not None:

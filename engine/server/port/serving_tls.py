@@ -46,6 +46,17 @@ CIPHERS = {
     "TLS_RSA_WITH_AES_256_CBC_SHA": "AES256-SHA",
 }
 """Names of a KubeletConfiguration, and OpenSSL's. Those of TLS 1.3 are always on, as with the kubelet."""
+CURVES = {
+    23: "prime256v1",
+    24: "secp384r1",
+    25: "secp521r1",
+    29: "X25519",
+    4587: "SecP256r1MLKEM768",
+    4588: "X25519MLKEM768",
+    4589: "SecP384r1MLKEM1024",
+}
+"""Numbers of a KubeletConfiguration (IANA's of TLS groups), and OpenSSL's names."""
+LAST_CURVE = 65535
 TLS13 = frozenset(("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"))
 
 Seen = tuple[tuple[str, int, int, int], ...]
@@ -55,7 +66,8 @@ class ServingTLS:
     """`context()` for the next connection; `pair` says which files to use now.
 
     `authorities` are those, in PEM, that vouch for clients since the last call of it. Without
-    `client_authorities` no certificate is asked for. Raises InvalidInput for a version or cipher that
+    `client_authorities` no certificate is asked for. Of `curves` the first that OpenSSL knows is the only one
+    offered: Python can set one (`set_ecdh_curve`). Raises InvalidInput for a version, cipher or curve that
     is none.
     """
 
@@ -66,6 +78,7 @@ class ServingTLS:
         client_authorities: Path | None = None,
         min_version: str = "",
         ciphers: Sequence[str] | None = None,
+        curves: Sequence[int] | None = None,
     ) -> None:
         if min_version not in VERSIONS:
             known = ", ".join(filter(None, VERSIONS))
@@ -74,6 +87,7 @@ class ServingTLS:
         self._authorities = client_authorities
         self._min_version = VERSIONS[min_version]
         self._ciphers = _openssl_ciphers(ciphers or ())
+        self._curve = _openssl_curve(curves) if curves else None
         self._seen: Seen | None = None
         self._context: ssl.SSLContext | None = None
         self._trouble = ""
@@ -111,6 +125,8 @@ class ServingTLS:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = self._min_version
         context.set_ciphers(self._ciphers)
+        if self._curve is not None:
+            context.set_ecdh_curve(self._curve)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(pair.certificate, pair.key)
         if self._authorities is not None:
@@ -133,3 +149,31 @@ def _openssl_ciphers(names: Sequence[str]) -> str:
     if unknown:
         raise InvalidInput(f"unknown: {', '.join(unknown)}", subject="tlsCipherSuites")
     return ":".join(CIPHERS[name] for name in names if name in CIPHERS) or USUAL_CIPHERS
+
+
+def _openssl_curve(numbers: Sequence[int]) -> str:
+    """OpenSSL's name of the first curve that it has."""
+    subject = "tlsCurvePreferences"
+    for at, number in enumerate(numbers):
+        if not 0 < number <= LAST_CURVE:
+            text = f"curve preference {number} is out of range (must be 1-{LAST_CURVE})"
+            raise InvalidInput(text, subject=subject)
+        if number in numbers[:at]:
+            raise InvalidInput(f"duplicate curve preference {number}", subject=subject)
+        if number not in CURVES:
+            raise InvalidInput(f"curve preference {number} is not supported", subject=subject)
+    usable = [CURVES[number] for number in numbers if _has_curve(CURVES[number])]
+    if not usable:
+        listed = ", ".join(map(str, numbers))
+        raise InvalidInput(f"{ssl.OPENSSL_VERSION} has none of the curves {listed}", subject=subject)
+    if len(numbers) > 1:
+        log.info("tlsCurvePreferences: %s is the one curve that is offered", usable[0])
+    return usable[0]
+
+
+def _has_curve(name: str) -> bool:
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).set_ecdh_curve(name)
+    except ValueError:
+        return False
+    return True

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.api.config import KubeletConfiguration
 from engine.api.duration import Duration
-from engine.api.errors import InvalidInput, Refused
+from engine.api.errors import InvalidInput, Refused, Unavailable
 from engine.api.kubengine_config import ImagesSection, KubengineConfiguration
+from engine.cri.client import RuntimeClient
 from engine.node.images.pull import PULLS_AT_ONCE, pulls_at_once
 from engine.runtime.hollow import HollowRuntime
+from engine.runtime.image_service import ImageService
+from engine.runtime.server import CriServer
 from engine.wire import cri_v1_pb2 as cri
 from tests.node_rig import Rig, container
 from tests.waiting import eventually
@@ -63,6 +67,7 @@ async def test_slow_pulls_keep_to_their_bound_and_hold_up_nobody_else(
     if at_once > 1:
         rig.config.serialize_image_pulls = False
         rig.config.max_parallel_image_pulls = at_once
+    rig.config.registry_pull_qps = 0
     hollow.images.add("busybox:1")
     await rig.start()
     slow = [f"slow{index}" for index in range(12)]
@@ -285,3 +290,47 @@ def test_how_many_images_are_pulled_at_once(given: dict[str, Any], at_once: int)
 def test_a_bound_that_makes_no_sense_is_refused(given: dict[str, Any]):
     with pytest.raises(InvalidInput, match="maxParallelImagePulls"):
         pulls_at_once(KubeletConfiguration(**given))
+
+
+async def test_pulls_beyond_the_rate_fail_and_are_tried_again_after_a_pause(
+    rig: Rig, hollow: HollowRuntime, registry: Registry
+):
+    rig.config.registry_pull_qps, rig.config.registry_burst = 1, 1
+    rig.config.serialize_image_pulls = False
+    await rig.start()
+    for name in ("one", "two"):
+        rig.write(name, {"containers": [container(image=f"{name}:1")]})
+    await eventually(lambda: len(registry.begun) == 1 and "ErrImagePull" in reasons(rig, "one", "two"))
+    (late,) = (name for name in ("one", "two") if f"{name}:1" not in registry.begun[0])
+    assert waiting(rig, late).message == "pull QPS exceeded"
+
+
+def reasons(rig: Rig, *names: str) -> list[str]:
+    return [state.reason for name in names if (state := waiting(rig, name)) is not None]
+
+
+async def test_images_come_from_their_own_endpoint(rig: Rig, hollow: HollowRuntime, tmp_path: Path):
+    """`imageServiceEndpoint` is another socket than the runtime's."""
+    socket = tmp_path / "images.sock"
+    services = {"RuntimeService": hollow.service, "ImageService": ImageService(hollow.images)}
+    server = CriServer(socket, services)
+    await server.start()
+    rig.config.image_service_endpoint = f"unix://{socket}"
+    client = RuntimeClient(str(hollow.socket), image_endpoint=f"unix://{socket}")
+    try:
+        await rig.start()
+        rig.write("one", {"containers": [container(image="one:1")]})
+        await eventually(lambda: rig.phase("one") == "Running")
+        assert await client.list_images()
+        await server.stop()
+        with pytest.raises(Unavailable, match=f"CRI ListImages on unix://{socket}"):
+            await client.list_images()
+        assert await client.version()
+        rig.write("two", {"containers": [container(image="two:1")]})
+        await eventually(lambda: waiting(rig, "two") is not None and waiting(rig, "two").reason != CREATING)
+    finally:
+        await client.close()
+        await server.stop()
+
+
+CREATING = "ContainerCreating"

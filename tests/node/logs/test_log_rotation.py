@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 from pathlib import Path
 
@@ -97,3 +98,37 @@ async def test_what_a_container_put_among_its_logs_is_not_followed(tmp_path: Pat
     assert sorted(file.name for file in path.parent.iterdir()) == ["0.log", "0.log.20010909-014640"]
     assert [file.name for file in (tmp_path / "outside").iterdir()] == ["0.log"]
     assert (tmp_path / "host").read_text() == "the host's own"
+
+
+async def test_so_many_logs_are_rotated_at_once_as_there_are_workers(tmp_path: Path):
+    class Slow(Reopened):
+        now = most = 0
+        go_on = asyncio.Event()
+
+        async def reopen_container_log(self, container_id: str) -> None:
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await self.go_on.wait()
+            self.now -= 1
+
+    paths = [tmp_path / f"{number}.log" for number in range(5)]
+    for path in paths:
+        path.write_text("x" * 2000)
+    runtime = Slow(paths[0])
+    config = KubeletConfiguration(
+        pod_logs_dir=str(tmp_path),
+        container_log_max_size="1Ki",
+        container_log_max_workers=3,
+        container_log_monitor_interval=Duration(0.02),
+    )
+    containers = [
+        ContainerRecord(f"id{path.name}", "c", "s", RUNNING, 0, 1.0, log_path=str(path)) for path in paths
+    ]
+    rotation = LogRotation(config=config, runtime=runtime, running=lambda: containers, clock=lambda: 1e9)
+    await rotation.start()
+    await eventually(lambda: runtime.now == 3)
+    assert sum(path.exists() for path in paths) == 2
+    runtime.go_on.set()
+    await eventually(lambda: not any(path.exists() for path in paths))
+    await rotation.stop()
+    assert runtime.most == 3

@@ -25,7 +25,7 @@ def uid_of(manifest: dict[str, Any], *, node_name: str = "n1", path: str = "") -
     (pod,), _ = parse_pods(json.dumps(manifest).encode(), path)
     metadata = deepcopy(pod.metadata)
     apply_defaults(pod)
-    return kubelet_uid(pod, metadata=metadata, node_name=node_name, path=path)
+    return kubelet_uid(pod, metadata=metadata, place=f"host:{node_name}file:{path}")
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda recorded: recorded["manifest"]["metadata"]["name"])

@@ -74,7 +74,7 @@ class Agent:
     async def stop(self) -> None:
         assert self.directory is not None
         await self.directory.stop()
-        self.accepted.keep_only([])
+        self.accepted.forget_manifests(list(self.accepted._manifests))
 
     def _take(self, pods: list[Pod]) -> None:
         uids = [pod.uid for pod in pods]
@@ -310,7 +310,7 @@ async def test_a_file_that_was_another_while_it_was_read_is_read_again(
         looks.append(found)
         return found
 
-    monkeypatch.setattr(sources, "Watch", exhausted)
+    monkeypatch.setattr(sources, "InotifyWatch", exhausted)
     monkeypatch.setattr(sources, "_stamps", exchanging)
     for path, version in zip(paths, (1, 2), strict=True):
         path.write_bytes(text("p", version))

@@ -1,0 +1,142 @@
+"""Static pods from a URL (`staticPodURL`), asked for every `httpCheckFrequency`.
+
+What cannot be fetched or read keeps the pods that were last read. Source: kubelet v1.36 (`config/http.go`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from engine.api.documents import parse_pods
+from engine.api.errors import InvalidInput, KubengineError, Refused, Unavailable
+from engine.api.pod import Pod
+from engine.api.qos import SOURCE_HTTP
+from engine.cri.records import PodRecord
+from engine.host.tasks import Tasks
+from engine.node.sources.static_pods import static_pod
+from engine.node.sources.static_uids import StaticUids
+
+ANSWER_SECONDS: Final = 10.0
+MOST_BYTES: Final = 10 * 1024 * 1024
+PIECE: Final = 64 * 1024
+STEP_SECONDS: Final = 60.0
+
+log = logging.getLogger("kubengine.sources")
+
+Headers = Mapping[str, Sequence[str]]
+
+
+def fetch(url: str, headers: Headers) -> bytes:
+    """The body of a 200 answer within 10 s. Raises Unavailable or Refused, naming the URL. Blocks."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    if not url.startswith(("http://", "https://")):
+        raise Refused("expected http:// or https://", subject=url)
+    request = urllib.request.Request(  # noqa: S310 - the scheme is checked
+        url, headers={name: ", ".join(values) for name, values in headers.items()}
+    )
+    deadline = time.monotonic() + ANSWER_SECONDS
+    data = bytearray()
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:  # noqa: S310
+            if answer.status != http.HTTPStatus.OK:
+                raise Refused(f"{answer.status} {answer.reason}", subject=url)
+            while piece := answer.read1(PIECE):
+                data += piece
+                if len(data) > MOST_BYTES:
+                    raise Refused(f"more than {MOST_BYTES} bytes", subject=url)
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"no whole answer within {ANSWER_SECONDS:g} s", subject=url)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise Refused(f"{error.code} {error.reason}", subject=url) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise Unavailable(str(getattr(error, "reason", "") or error), subject=url) from error
+    return bytes(data)
+
+
+class ManifestUrl:
+    """The static pods of one URL. `on_change(pods)` gets all of them after every change, and an empty answer
+    once; `on_fault(error)` what could not be used, the same fault once."""
+
+    def __init__(
+        self,
+        url: str,
+        headers: Headers,
+        *,
+        node_name: str,
+        period: float,
+        clock: Callable[[], float],
+        uids: StaticUids,
+        on_change: Callable[[list[Pod]], None],
+        on_fault: Callable[[KubengineError], None],
+        tasks: Tasks,
+    ) -> None:
+        self._url, self._headers = url, headers
+        self._node_name = node_name
+        self._period = period
+        self._clock = clock
+        self._uids = uids
+        self._on_change, self._on_fault = on_change, on_fault
+        self._task = tasks.task("manifest-url")
+        self._data: bytes | None = None
+        self._fault = ""
+
+    async def start(self) -> None:
+        self._task.start(self._run)
+
+    async def stop(self) -> None:
+        await self._task.stop()
+
+    async def _run(self) -> None:
+        while True:
+            with self._task.step(STEP_SECONDS):
+                await self._look()
+            await asyncio.sleep(self._period)
+
+    async def _look(self) -> None:
+        try:
+            data = await asyncio.to_thread(fetch, self._url, self._headers)
+            if data != self._data:
+                self._read(data)
+                self._data = data
+        except KubengineError as error:
+            if str(error) != self._fault:
+                self._on_fault(error)
+            self._fault = str(error)
+        else:
+            if self._fault:
+                log.info("%s: read again", self._url)
+            self._fault = ""
+
+    def _read(self, data: bytes) -> None:
+        """Raises InvalidInput; an empty answer means that the source has been seen, and no pods."""
+        if not data:
+            self._on_change([])
+            raise InvalidInput("zero-length data received", subject=self._url)
+        manifests, warnings = parse_pods(data, self._url)
+        held = self._uids.held()
+        pods = {pod.full_name: pod for pod in (self._pod(each, held) for each in reversed(manifests))}
+        for warning in warnings:
+            log.warning("%s", warning)
+        self._uids.keep_only(pod.uid for pod in pods.values())
+        self._on_change(list(reversed(pods.values())))
+        if len(pods) < len(manifests):
+            text = "several pods of one name; the first of each is taken"
+            raise InvalidInput(text, subject=self._url)
+
+    def _pod(self, manifest: Pod, held: Mapping[str, PodRecord]) -> Pod:
+        return static_pod(
+            manifest,
+            node_name=self._node_name,
+            origin=self._url,
+            source=SOURCE_HTTP,
+            seen_at=self._clock(),
+            uid_of=lambda pod, digest, new: self._uids.choose(pod, digest, new, held),
+        )

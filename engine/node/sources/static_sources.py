@@ -1,0 +1,83 @@
+"""The node's static pods: those of the manifest directory and of the manifest URL, where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from engine.api.errors import KubengineError
+from engine.api.events import WARNING
+from engine.api.pod import Pod
+from engine.cri.records import PodRecord
+from engine.host.stopping import stop_all
+from engine.node.nodeinfo.context import NodeContext
+from engine.node.pod.accepted_spec import AcceptedSpecs
+from engine.node.sources.manifest_url import ManifestUrl
+from engine.node.sources.manifests import ManifestDirectory
+from engine.node.sources.pod_sink import MANIFEST_URL, MANIFESTS
+from engine.node.sources.static_uids import StaticUids
+
+
+class StaticSources:
+    """`desired(pods, source)` gets each source's whole list after every change, `mirrored(pods)` then those
+    of all. `records()` is what the runtime holds."""
+
+    def __init__(
+        self,
+        node: NodeContext,
+        *,
+        records: Callable[[], Iterable[PodRecord]],
+        accepted: AcceptedSpecs,
+        desired: Callable[[list[Pod], str], None],
+        mirrored: Callable[[list[Pod]], None],
+    ) -> None:
+        config = node.config
+        self._recorder = node.recorder
+        self._desired, self._mirrored = desired, mirrored
+        self._pods: dict[str, list[Pod]] = {}
+        self._directory: ManifestDirectory | None = None
+        self._url: ManifestUrl | None = None
+        if config.static_pod_path:
+            self._directory = ManifestDirectory(
+                Path(config.static_pod_path),
+                node_name=node.name,
+                period=config.file_check_frequency,
+                clock=node.clock,
+                uids=StaticUids(records, accepted),
+                on_change=lambda pods: self._changed(pods, MANIFESTS),
+                on_fault=self._fault,
+                tasks=node.tasks,
+            )
+        if config.static_pod_url:
+            self._url = ManifestUrl(
+                config.static_pod_url,
+                config.static_pod_url_header or {},
+                node_name=node.name,
+                period=config.http_check_frequency,
+                clock=node.clock,
+                uids=StaticUids(records, accepted),
+                on_change=lambda pods: self._changed(pods, MANIFEST_URL),
+                on_fault=self._fault,
+                tasks=node.tasks,
+            )
+
+    async def start(self) -> None:
+        """Returns when the directory has been looked at; the URL may take its time."""
+        if self._directory is not None:
+            await self._directory.start()
+            await self._directory.looked.wait()
+        else:
+            self._changed([], MANIFESTS)
+        if self._url is not None:
+            await self._url.start()
+
+    async def stop(self) -> None:
+        await stop_all(each.stop for each in (self._directory, self._url) if each is not None)
+
+    def _changed(self, pods: list[Pod], source: str) -> None:
+        self._pods[source] = pods
+        self._desired(pods, source)
+        self._mirrored([pod for each in self._pods.values() for pod in each])
+
+    def _fault(self, error: KubengineError) -> None:
+        self._recorder.node(WARNING, "FailedManifest", str(error))
