@@ -1,10 +1,10 @@
-"""The node's pods: one worker each, following the desired list; orphaned_pods in the runtime are ended.
+"""Manages the pods of the node: one worker per pod, following the desired list; ends orphaned pods.
 
-What runs is known before what is new is judged: pods that an earlier agent left running are adopted with
-all they hold, and those that nobody wants any more begin to end, before the first new pod is looked at.
-New pods are judged one after another, in the order in which they came, so that every decision sees the
-ones before it; one that has to wait for something holds up nobody. A pod whose namesake still runs (an
-edited manifest) is judged without it, and starts when it is gone.
+What runs is known before new pods are admitted. Pods that an earlier agent left running are adopted with
+everything they hold, and those that no source wants begin to end, before the first new pod is examined. New
+pods are admitted one after another, in the order of their arrival, so that each decision sees the ones
+before it; a pod that has to wait does not hold up others. A pod whose predecessor of the same name still
+runs (an edited manifest) is admitted without counting the predecessor, and starts when that is gone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ UNEXPECTED = "UnexpectedAdmissionError"
 
 
 class PodManager:
-    """What no source wants is ended once each source of the node has been read."""
+    """Manage the pods of the node; pods that no source wants are ended once every source has been read."""
 
     def __init__(self, services: Services, gatekeeper: PodAdmission) -> None:
         url = [MANIFEST_URL] if services.node.config.static_pod_url else []
@@ -53,23 +53,23 @@ class PodManager:
         self._namesakes: dict[str, list[PodWorker]] = {}
         self._returning: dict[str, Pod] = {}
         self._found: dict[str, Pod] | None = None
-        """What runs from before and has no worker yet; None until it was looked for."""
+        """Pods that run from before and have no worker yet; None until the node has looked for them."""
         self._unaccounted: set[PodWorker] = set()
         self._unsatisfied: set[PodWorker] = set()
-        """Those that may want room that they have not got: not taken in, or with a resize."""
+        """Uids of pods that may wait for room: not admitted, or with a pending resize."""
         self._leftovers_ended = False
-        """Of pods that no agent saw end: looked for once."""
+        """Leftovers of pods that ended while no agent ran; the node looks for them once."""
         self._retrying: asyncio.Handle | None = None
         self._retrying_later: asyncio.TimerHandle | None = None
 
     async def stop(self) -> None:
-        """Leaves the pods running."""
+        """Stop, and leave the pods running."""
         self._cancel_retries()
         self._returning.clear()
         await asyncio.gather(*(worker.abandon() for worker in self._workers.values()))
 
     async def remove_all(self) -> None:
-        """Ends every pod and waits until nothing is left of any."""
+        """End every pod and wait until nothing is left of any."""
         for source in self._wanted:
             self.set_desired([], source)
         await asyncio.gather(*(worker.wait_gone() for worker in list(self._workers.values())))
@@ -80,7 +80,7 @@ class PodManager:
         return not self._unseen
 
     def set_desired(self, pods: Sequence[Pod], source: str = MANIFESTS) -> None:
-        """The whole list of pods that one source wants here."""
+        """Set the complete list of pods that one source wants on this node."""
         if self._found is None:
             self._found = self._count_what_runs()
         before, self._wanted[source] = self._wanted[source], {pod.uid for pod in pods}
@@ -94,24 +94,24 @@ class PodManager:
             self._start_worker(pod, PodLife())
 
     def put(self, pod: Pod, source: str) -> None:
-        """One pod of a source that is new or has changed."""
+        """Add or update one pod of a source."""
         self._wanted[source].add(pod.uid)
         if not self._goes_on(pod):
             self._start_worker(pod, PodLife())
 
     def remove_pod(self, uid: str, source: str, grace: int | None = None) -> None:
-        """A source has a pod no more; `grace` in seconds, the pod's own if None."""
+        """Remove a pod that its source no longer has; `grace` in seconds, None for the pod's own."""
         self._wanted[source].discard(uid)
         self._drop(uid, grace)
 
     def hear(self, uid: str, conditions: Sequence[PodCondition]) -> None:
-        """The conditions that the API has of a pod."""
+        """Take over the conditions that the API has of a pod."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.hear(conditions)
 
     def _drop(self, uid: str, grace: int | None = None) -> None:
-        """A source wants a pod no more; it stays while another one does."""
+        """Stop wanting a pod for one source; the pod stays while another source wants it."""
         if any(uid in wanted for wanted in self._wanted.values()):
             return
         self._returning.pop(uid, None)
@@ -120,7 +120,7 @@ class PodManager:
             worker.remove(grace)
 
     def _goes_on(self, pod: Pod) -> bool:
-        """Whether the pod is here already, or is on its way out; it is brought up to date then."""
+        """Update a pod that is already here or is terminating; return whether there is one."""
         uid, leaves = pod.uid, pod.metadata.deletion_timestamp is not None
         known = self._workers.get(uid)
         if known is None:
@@ -144,11 +144,13 @@ class PodManager:
         worker.update(pod)
 
     def _is_refused(self, worker: PodWorker) -> bool:
-        """A pod of the API that was rejected has failed for good; what a manifest asks for is tried again."""
+        """Tell whether a pod of the API was rejected before and so has failed for good; static pods are tried
+        again.
+        """
         return worker.life.state is LifeState.REJECTED and not is_static(worker.pod)
 
     def runtime_changed(self, uid: str) -> None:
-        """The runtime's record of a pod changed."""
+        """Handle a changed runtime record of a pod."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.notify()
@@ -158,13 +160,14 @@ class PodManager:
             self._forget_found(uid)
 
     def notify(self, uid: str) -> None:
-        """Something else about a pod changed: a probe, a device."""
+        """Wake the worker of a pod, because a probe or a device changed."""
         worker = self._workers.get(uid)
         if worker is not None:
             worker.notify()
 
     def something_changed(self) -> None:
-        """Resizes that had to wait may fit now, and pods that were rejected; looked at once for many."""
+        """Retry waiting resizes and rejected pods, because something changed; many changes cause one retry.
+        """
         if self._retrying is None:
             self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
 
@@ -192,54 +195,56 @@ class PodManager:
                 worker.retry()
 
     def all(self) -> list[Pod]:
-        """Every pod that was asked for, with status, rejected and finished ones included."""
+        """Return every known pod with its status, including rejected and finished ones."""
         return [w.pod for w in self._workers.values() if w.pod.spec.containers and not w.gone]
 
     def get(self, uid: str) -> Pod | None:
-        """The pod as the node has it."""
+        """Return the pod as the node has it."""
         worker = self._workers.get(uid)
         return worker.pod if worker is not None else None
 
     def active(self) -> list[Pod]:
-        """Pods that hold, or will hold, resources of the node."""
+        """Return the pods that hold, or will hold, resources of the node."""
         return [w.pod for w in self._workers.values() if w.life.holds and w.pod.spec.containers]
 
     def is_gone(self, uid: str) -> bool:
-        """Nothing of the pod is wanted any more: its manifest has gone and its containers have stopped."""
+        """Tell whether the pod is gone: no source wants it and its containers have stopped."""
         worker = self._workers.get(uid)
         if worker is None:
             return self.known
         return not worker.life.wanted and worker.life.over
 
     def is_over(self, uid: str) -> bool:
-        """The pod has ended, for whatever reason."""
+        """Tell whether the pod has ended, for any reason."""
         worker = self._workers.get(uid)
         return self.is_gone(uid) or (worker is not None and worker.life.over)
 
     def may_run(self, uid: str) -> bool:
-        """Whether something of the pod runs or will; true as long as it is not known."""
+        """Tell whether something of the pod runs or will run; true while that is unknown."""
         worker = self._workers.get(uid)
         if worker is not None:
             return worker.life.holds
         return not self.known or self._services.watch.pod(uid).alive
 
     def leaves(self, uid: str) -> bool:
-        """Whether the pod is to end and something of it may run."""
+        """Tell whether the pod terminates while something of it may still run."""
         worker = self._workers.get(uid)
         return worker is not None and worker.life.state in STOPPING
 
     async def kill(self, pod: Pod, end: PodEnd) -> None:
-        """`engine.api.lifecycle.KillPod`."""
+        """Kill a pod; implements `engine.api.lifecycle.KillPod`."""
         worker = self._workers.get(pod.uid)
         if worker is None and self._found is not None and pod.uid in self._found:
             worker = self._start_worker(self._found.pop(pod.uid), PodLife(LifeState.WORKING))
         if worker is not None:
             await worker.end_and_wait(end)
 
-    # Taking pods in
+    # Admission of pods
 
     def _life_so_far(self, pod: Pod) -> PodLife:
-        """What an earlier agent and the runtime tell of a pod; its status is brought up to that."""
+        """Return the life of a pod as an earlier agent and the runtime know it, and update its status
+        accordingly.
+        """
         kept = self._services.ends.read(pod.uid)
         if kept is not None:
             pod.status = kept.status or pod.status
@@ -254,7 +259,9 @@ class PodManager:
         )
 
     def _count_what_runs(self) -> dict[str, Pod]:
-        """Whoever wants it, and whenever that will be known: what runs holds what it was accepted with."""
+        """Count running pods with the amounts that they were accepted with, whether or not a source wants
+        them.
+        """
         found = {}
         for record in self._services.watch.pods.values():
             pod = self._services.accepted.read(record.uid) if record.alive else None
@@ -269,7 +276,7 @@ class PodManager:
             self._gatekeeper.released(pod)
 
     def _adopt(self, pod: Pod, life: PodLife) -> PodWorker:
-        """A pod that was accepted with other amounts than are wanted now has those, and is resized."""
+        """Adopt a running pod; if it was accepted with other amounts than are wanted, it is resized."""
         found = self._found.pop(pod.uid, None) if self._found is not None else None
         here = pod
         if life.holds and self._services.watch.pod(pod.uid).alive:
@@ -286,8 +293,9 @@ class PodManager:
         return worker
 
     async def _enter(self, worker: PodWorker) -> None:
-        """From asked for to taken. A pod that the machine keeps out is judged again, in the bounds of
-        `admission.patience`. Raises `AdmissionRejected`."""
+        """Admit a pod. A pod that the machine refuses is retried within `admission.patience`. Raises
+        `AdmissionRejected`.
+        """
         wait = self._gatekeeper.wait_for_machine(worker.waits_for)
         while True:
             try:
@@ -357,10 +365,12 @@ class PodManager:
         if back is not None:
             self._start_worker(back, PodLife(), worker.past)
 
-    # Strangers
+    # Orphaned pods
 
     def _end_strangers(self) -> None:
-        """The first time what is on disk and in cgroups too: nobody but this agent adds to that later."""
+        """End orphaned pods; the first time also those known only from disk or cgroups, which nobody else
+        adds to.
+        """
         wanted = set[str]().union(*self._wanted.values())
         for uid in self._workers.keys() - wanted:
             self._drop(uid)
@@ -375,10 +385,10 @@ class PodManager:
         self._leftovers_ended = True
 
     def _end_stranger(self, record: PodRecord) -> None:
-        """A pod whose source let go of it while no agent was looking: end it, leave nothing.
+        """End a pod whose source dropped it while no agent ran, and remove everything of it.
 
-        It holds what it was accepted with until it has stopped. Where that is not known, new pods wait until
-        it has.
+        The pod holds what it was accepted with until it has stopped. If that is unknown, new pods wait for
+        it.
         """
         uid = record.uid
         if uid in self._workers or (record.empty and not record.name and not self._has_leftovers(uid)):
@@ -409,7 +419,7 @@ def _has_finished(pod: Pod, record: PodRecord) -> bool:
 
 
 async def _or_rejected(pod: Pod, decision: Awaitable[_T]) -> _T:
-    """What stops a decision rejects the pod."""
+    """Turn an unexpected failure of the decision into a rejection of the pod."""
     try:
         return await decision
     except AdmissionRejected:

@@ -1,1 +1,1 @@
-"""One pod: its life as a table of states, and what of it is kept on disk."""
+"""Models one pod: its life as a table of states, and the records of it on disk."""

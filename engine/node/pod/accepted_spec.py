@@ -1,8 +1,8 @@
-"""`accepted.json` in a pod's directory: the pod as it was accepted here, and which manifest it came from.
+"""Stores `accepted.json` in a pod's directory: the pod as admitted here, and the manifest it came from.
 
-What runs is known by it where its source is gone, or has not been heard yet: its amounts, ports and
-devices. It is on disk before anything of the pod is made, and written anew when the pod has become another
-one (resized, a new image).
+The file tells which amounts, ports and devices a running pod has when its source is gone or has not been
+read yet. It is written before anything of the pod is created, and again when the pod changes (a resize, a
+new image).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class _Accepted(msgspec.Struct, frozen=True):
-    """`manifest` is the manifest's digest, empty for a pod of another source."""
+    """`manifest` is the digest of the manifest, empty for a pod of another source."""
 
     manifest: str
     pod: msgspec.Raw
 
 
 class AcceptedSpecs:
-    """`pod_directory(uid)` is where a pod's files are."""
+    """Store accepted pods; `pod_directory(uid)` returns the directory of a pod."""
 
     def __init__(self, pod_directory: Callable[[str], Path]) -> None:
         self._pod_directory = pod_directory
@@ -43,7 +43,7 @@ class AcceptedSpecs:
         return msgspec.json.Decoder(Pod, dec_hook=decode_hook)
 
     def comes_from(self, uid: str, manifest: str) -> None:
-        """The pod of that uid is what a manifest of that digest stands for."""
+        """Tell whether the pod with that uid came from the manifest with that digest."""
         self._manifests[uid] = manifest
 
     def forget_manifests(self, uids: Iterable[str]) -> None:
@@ -52,11 +52,11 @@ class AcceptedSpecs:
             self._manifests.pop(uid, None)
 
     def manifest(self, uid: str) -> str:
-        """The digest of the manifest that a pod came from, empty if it is not known."""
+        """Return the digest of the manifest that a pod came from, or an empty text."""
         return self._manifests.get(uid) or self._read(uid, _manifest) or ""
 
     def keep(self, pod: Pod) -> None:
-        """For a thread. Raises `Refused` with the path."""
+        """Write the record. Call it in a thread. Raises `Refused` with the path."""
         stripped = Pod(metadata=pod.metadata, spec=pod.spec)
         accepted = _Accepted(self._manifests.get(pod.uid, ""), msgspec.Raw(to_json(stripped)))
         content = msgspec.json.encode(accepted)
@@ -70,7 +70,7 @@ class AcceptedSpecs:
             keep(path, content)
 
     def read(self, uid: str) -> Pod | None:
-        """The pod, without its status, if one of that uid was accepted."""
+        """Return the pod without its status, or None if no such pod was accepted."""
         return self._read(uid, self._pod)
 
     def _pod(self, content: bytes) -> Pod:

@@ -1,4 +1,4 @@
-"""Exponential back-off per key, as the kubelet spaces container restarts and image pulls."""
+"""Computes exponential back-off per key, as the kubelet spaces container restarts and image pulls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Entry:
 
 
 class Backoff:
-    """`first` seconds doubling up to `most`; forgotten after `2 * most` without an attempt."""
+    """Delay `first` seconds, doubling up to `most`; reset after `2 * most` seconds without an attempt."""
 
     def __init__(self, first: float = 10.0, most: float = 300.0) -> None:
         self._first = min(first, most)
@@ -20,14 +20,14 @@ class Backoff:
         self._entries: dict[str, _Entry] = {}
 
     def remaining(self, key: str, since: float, now: float) -> float:
-        """Seconds to wait before the next attempt after a failure at `since`; 0 to go ahead."""
+        """Return the seconds until the next attempt after a failure at `since`; 0 means now."""
         entry = self._entries.get(key)
         if entry is None or since - entry.last > 2 * self._most:
             return 0.0
         return max(0.0, since + entry.delay - now)
 
     def delay(self, key: str) -> float:
-        """The delay in force, for messages."""
+        """Return the current delay, for messages."""
         entry = self._entries.get(key)
         return entry.delay if entry is not None else 0.0
 
@@ -41,6 +41,6 @@ class Backoff:
             entry.last = now
 
     def forget(self, prefix: str) -> None:
-        """Drop every key that starts with `prefix`."""
+        """Forget all keys that start with `prefix`."""
         for key in [key for key in self._entries if key.startswith(prefix)]:
             del self._entries[key]

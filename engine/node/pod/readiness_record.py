@@ -1,7 +1,7 @@
-"""`readiness.json` in a pod's directory: what was ready and started, for an agent that comes back.
+"""Stores `readiness.json` in a pod's directory: which containers were ready and started.
 
-Written beside the loop, the newest of each pod only, and not synced: a power cut takes the containers that
-it tells of as well.
+A background task writes only the newest record of each pod, without fsync: a power cut ends the described
+containers as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from engine.host.tasks import Tasks
 
 FILE = "readiness.json"
 GATHER_SECONDS = 0.1
-"""What changes in so long is written at once: many pods become ready at one moment."""
+"""Changes within this many seconds are written together, because many pods become ready at the same time."""
 WITHOUT = "what was ready counts as not ready"
 
 Known = dict[str, tuple[str, bool, bool]]
@@ -29,7 +29,7 @@ log = logging.getLogger("kubengine.pods")
 
 
 class ReadinessRecords:
-    """`pod_directory(uid)` is where a pod's files are."""
+    """Store readiness; `pod_directory(uid)` returns the directory of a pod."""
 
     def __init__(self, pod_directory: Callable[[str], Path], tasks: Tasks) -> None:
         self._pod_directory = pod_directory
@@ -37,14 +37,14 @@ class ReadinessRecords:
         self._wanted: dict[str, bytes] = {}
         self._busy = False
         self._said: dict[str, int] = {}
-        """The hash of what was written last: a node of many pods keeps no second copy of each."""
+        """The hash of the last record, so that a node with many pods keeps no second copy of each."""
 
     async def stop(self) -> None:
-        """Returns when what was to be written is."""
+        """Stop, after pending records are written."""
         await self._writing.wait()
 
     def write(self, uid: str, known: Known) -> None:
-        """Soon, if it is anything new."""
+        """Schedule a write, if the record changed."""
         content = msgspec.json.encode(known)
         said = hash(content)
         if self._said.get(uid) == said:
@@ -56,12 +56,12 @@ class ReadinessRecords:
             self._writing.start(self._write())
 
     def forget(self, uid: str) -> None:
-        """The pod has ended."""
+        """Forget a pod that has ended."""
         self._said.pop(uid, None)
         self._wanted.pop(uid, None)
 
     def read(self, uid: str) -> Known:
-        """What an earlier agent knew of a pod."""
+        """Return what an earlier agent recorded about a pod."""
         path = self._pod_directory(uid) / FILE
         try:
             return kept(path, _decode, without=WITHOUT) or {}
@@ -80,7 +80,7 @@ class ReadinessRecords:
             self._busy = False
 
     def _replace(self, batch: Mapping[str, bytes]) -> list[str]:
-        """Those that could not be written; they are again when they change."""
+        """Write pending records and return those that failed; they are written again when they change."""
         failed = []
         for uid, content in batch.items():
             try:

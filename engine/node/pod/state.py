@@ -1,4 +1,4 @@
-"""What a worker has in hand of its pod: the spec, where it is in its life, and what was met on the way."""
+"""Holds the state of one pod that its worker and its helpers share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from engine.node.pod.waiting import Waiting
 
 @dataclass(slots=True)
 class PodState:
-    """`started_at` is in Unix seconds; `waiting_reason` is why it is not taken in yet. By the name of their
-    container: `waiting`, why it does not run, and `restarts`, how often those had run that were taken away so
-    that the pod begins anew, and `past`, how often those had run that went with the whole pod, which may come
-    back."""
+    """The shared state of one pod.
+
+    `started_at` is a Unix time; `waiting_reason` is why the pod is not admitted yet. By container name:
+    `waiting` is why a container does not run, `restarts` counts the runs of containers that were removed
+    because the pod starts again, and `past` counts runs of containers that were removed together with an
+    earlier instance of the pod.
+    """
 
     pod: Pod
     life: PodLife
@@ -28,5 +31,5 @@ class PodState:
 
     @property
     def wanted(self) -> Pod:
-        """The pod as its source has it, which it is not yet while a resize waits."""
+        """The pod as its source wants it; it differs from `pod` while a resize waits."""
         return self.resize.wanted if self.resize is not None else self.pod

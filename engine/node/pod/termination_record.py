@@ -1,7 +1,7 @@
-"""`end.json` in a pod's directory: that it has ended for good, and how.
+"""Stores `end.json` in a pod's directory: that the pod has ended for good, and how.
 
-The runtime forgets dead containers and never knew why the node ended a pod. An end is written before the
-pod is stopped for it, and again with its last status, so that an agent that comes back goes on with it.
+The runtime forgets dead containers and never knew why the node ended a pod. The record is written before the
+pod is stopped, and again with its last status, so that a restarted agent can continue.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ FILE = "end.json"
 
 
 class TerminationRecord(msgspec.Struct, frozen=True):
-    """`end` is None for a pod that ended by itself; `status` is None until nothing of it runs."""
+    """`end` is None for a pod that ended by itself; `status` is None while something of the pod runs."""
 
     end: PodEnd | None = None
     status: PodStatus | None = None
 
     @property
     def life(self) -> PodLife:
-        """Where the pod is in its life."""
+        """The state of the pod's life that the record implies."""
         if self.end is None:
             return PodLife(LifeState.FINISHED)
         return PodLife(LifeState.FAILING if self.status is None else LifeState.FAILED, self.end)
 
 
 class TerminationRecords:
-    """`pod_directory(uid)` is where a pod's files are."""
+    """Store termination records; `pod_directory(uid)` returns the directory of a pod."""
 
     def __init__(self, pod_directory: Callable[[str], Path]) -> None:
         self._pod_directory = pod_directory
@@ -43,13 +43,13 @@ class TerminationRecords:
         self._decoder = msgspec.json.Decoder(TerminationRecord, dec_hook=decode_hook)
 
     def write(self, uid: str, end: TerminationRecord) -> None:
-        """For a thread. Raises `OSError` or `Refused`."""
+        """Write the record. Call it in a thread. Raises `OSError` or `Refused`."""
         directory = self._pod_directory(uid)
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         keep(directory / FILE, self._encoder.encode(end))
 
     def read(self, uid: str) -> TerminationRecord | None:
-        """None if the pod has not ended, as far as is known."""
+        """Return the record, or None if the pod is not known to have ended."""
         path = self._pod_directory(uid) / FILE
         end = kept(path, self._decoder.decode, without="whether the pod has ended is not known")
         return end if end is not None and (end.end is not None or end.status is not None) else None

@@ -9,7 +9,7 @@ from engine.api.status import ContainerStateWaiting
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a container is not running, or its pod not taken in, as the worker last met it."""
+    """Why a container does not run, or why its pod is not admitted, as the worker last found."""
 
     reason: str
     message: str = ""

@@ -1,9 +1,11 @@
-"""What to do next for a pod: the pure core of the pod worker.
+"""Computes what to do next for a pod; the pure core of the pod worker.
 
-`compute_pod_actions` compares a pod's spec with what the runtime holds and says which sandbox to make, which
-containers to kill and which to start now. The worker does it, reads the runtime again and asks again;
-waiting (for an init container, a back-off, a startup probe) is an answer with nothing to do.
-Rules: kubelet v1.32 with sidecar containers (KEP-753) and, of v1.36, restart rules and ephemeral containers.
+`compute_pod_actions` compares the spec of a pod with what the runtime holds, and returns which sandbox to
+create, which containers to kill and which to start now. The worker carries this out, reads the runtime again
+and asks again. While the pod has to wait (for an init container, a back-off, a startup probe), the answer
+contains nothing to do.
+
+Rules: kubelet v1.32 with sidecar containers (KEP-753), and restart rules and ephemeral containers of v1.36.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Hash = Callable[[Container], str]
 
 @dataclass(frozen=True, slots=True)
 class ContainerHealth:
-    """What probes say about a running container; `failed` names the probe that wants it restarted."""
+    """What the probes report about a running container; `failed` names the probe that asks for a restart."""
 
     started: bool = True
     failed: str = ""
@@ -36,13 +38,16 @@ class Kill:
     reason: str
     message: str
     liveness: str = ""
-    """`liveness` or `startup` when a probe asks: its own grace period applies."""
+    """`liveness` or `startup` if a probe asks for the kill: the grace period of that probe applies."""
 
 
 @dataclass(slots=True)
 class PodActions:
-    """`kill_pod`: stop everything of the old sandbox first. `reset`: end these at once and take them away in
-    this order, so that all begin anew. `finished`: nothing will ever run again."""
+    """Describe the next actions.
+
+    `kill_pod`: stop everything in the old sandbox first. `reset`: stop and remove these containers in this
+    order, because all containers start again. `finished`: nothing will run again.
+    """
 
     kill_pod: bool = False
     create_sandbox: bool = False
@@ -58,7 +63,7 @@ class PodActions:
 
 
 def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_hash: Hash) -> PodActions:
-    """The next step for a pod that should run."""
+    """Compute the next actions for a pod that should run."""
     if pod_restarts(pod, record) and _any_ready(record):
         return PodActions(reset=to_reset(pod, record))
     if pod_is_finished(pod, record):
@@ -77,7 +82,7 @@ def compute_pod_actions(pod: Pod, record: PodRecord, *, health: HealthOf, spec_h
 
 
 def pod_is_finished(pod: Pod, record: PodRecord) -> bool:
-    """Whether every container has ended for good, or an init container has failed for good."""
+    """Tell whether every container has ended for good, or an init container has failed for good."""
     if any(init_failed_for_good(pod, container, record) for container in pod.init_containers):
         return True
     for container in pod.spec.containers:
@@ -103,7 +108,7 @@ def _any_ready(record: PodRecord) -> bool:
 
 
 def _sandbox_changed(pod: Pod, record: PodRecord) -> tuple[bool, int]:
-    """Whether a new sandbox is needed, and its attempt number."""
+    """Tell whether a new sandbox is needed, and return its attempt number."""
     newest = record.sandbox
     if newest is None:
         return True, 0
@@ -134,14 +139,14 @@ def _recreate(pod: Pod, record: PodRecord, attempt: int) -> PodActions:
 
 
 def _has_run_once(pod: Pod, container: Container, record: PodRecord) -> bool:
-    """Whether a container that is to succeed once has."""
+    """Tell whether a container that must succeed once has succeeded."""
     newest = record.container(container.name)
     succeeded = newest is not None and newest.state == EXITED and newest.exit_code == 0
     return succeeded and policy_of(pod, container) == "OnFailure"
 
 
 def _current(record: PodRecord, name: str) -> ContainerRecord | None:
-    """The newest container of that name, if it belongs to the newest sandbox."""
+    """Return the newest container of that name, if it belongs to the newest sandbox."""
     newest = record.container(name)
     if newest is None or record.sandbox is None or newest.sandbox_id != record.sandbox.id:
         return None
@@ -149,7 +154,7 @@ def _current(record: PodRecord, name: str) -> ContainerRecord | None:
 
 
 def _init_phase(pod: Pod, record: PodRecord, actions: PodActions, health: HealthOf, spec_hash: Hash) -> bool:
-    """Brings init containers forward by one step; true when the regular containers may start."""
+    """Advance the init containers by one step; return true when the regular containers may start."""
     newest = [_current(record, container.name) for container in pod.init_containers]
     last = max((i for i, found in enumerate(newest) if found is not None), default=-1)
     for index, container in enumerate(pod.init_containers):
@@ -180,7 +185,7 @@ def _advance_sidecar(
     health: HealthOf,
     spec_hash: Hash,
 ) -> bool:
-    """Keeps a sidecar running; true when what comes after it may start."""
+    """Keep a sidecar running; return true when the containers after it may start."""
     if found is None or found.state in (CREATED, EXITED):
         actions.start.append(container)
         return False

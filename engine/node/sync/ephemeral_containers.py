@@ -1,4 +1,4 @@
-"""Ephemeral containers: added to a pod that runs, begun once, never again. Pure.
+"""Adds ephemeral containers to a running pod: each is started once and never again. Pure.
 
 Source: kubelet v1.36 `kuberuntime` (computePodActions, getTargetID).
 """
@@ -16,7 +16,7 @@ from engine.cri.records import CREATED, PodRecord
 
 
 def ephemeral_containers_to_start(pod: Pod, record: PodRecord) -> Iterator[EphemeralContainer]:
-    """Those that never ran, as far as the runtime or the pod's status knows."""
+    """Return the ephemeral containers that never ran, according to the runtime and the pod's status."""
     for container in pod.ephemeral_containers:
         found = record.container(container.name)
         begun = known_begun(pod, container) is not None if found is None else found.state != CREATED
@@ -25,7 +25,7 @@ def ephemeral_containers_to_start(pod: Pod, record: PodRecord) -> Iterator[Ephem
 
 
 def known_begun(pod: Pod, container: EphemeralContainer) -> ContainerStatus | None:
-    """The pod's status of a container that ran once, None if it says of none."""
+    """Return the status of a container that has run once, or None if the pod's status has none."""
     for status in pod.status.ephemeral_container_statuses or []:
         states = (status.state, status.last_state)
         if status.name == container.name and any(s.running or s.terminated for s in states):
@@ -34,9 +34,10 @@ def known_begun(pod: Pod, container: EphemeralContainer) -> ContainerStatus | No
 
 
 def target_id(container: Container, record: PodRecord) -> str:
-    """The runtime's id of the container whose processes an ephemeral one is to see, '' if it names none.
+    """Return the runtime id of the container whose processes an ephemeral container shares, or '' without a
+    target.
 
-    Raises `InvalidInput` for one that the runtime does not hold.
+    Raises `InvalidInput` if the runtime does not hold that container.
     """
     name = container.target_container_name if isinstance(container, EphemeralContainer) else ""
     found = record.container(name) if name else None
@@ -46,7 +47,7 @@ def target_id(container: Container, record: PodRecord) -> str:
 
 
 def with_ephemeral_containers_of(wanted: Pod, pod: Pod) -> Pod:
-    """`pod` with the ephemeral containers that are wanted."""
+    """Return `pod` with the desired ephemeral containers."""
     if wanted.spec.ephemeral_containers == pod.spec.ephemeral_containers:
         return pod
     spec = msgspec.structs.replace(pod.spec, ephemeral_containers=wanted.spec.ephemeral_containers)

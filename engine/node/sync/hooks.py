@@ -1,6 +1,6 @@
-"""postStart and preStop handlers: exec in the container, one HTTP request, or a sleep.
+"""Runs postStart and preStop handlers: a command in the container, one HTTP request, or a sleep.
 
-A failure is worded as kubelet v1.36 words it in a container's status.
+Failures use the wording of kubelet v1.36 in the container's status.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.api.pod import Container, ExecAction, HTTPGetAction, LifecycleHandle
 from engine.cri.client import RuntimeClient
 
 LONGEST_SECONDS = 86_400.0
-"""A hook whose container does not end may take as long as it likes; a day is too long."""
+"""The longest time for a hook of a container that does not end; one day is longer than any sensible hook."""
 HTTP_SECONDS = 30.0
 
 
@@ -26,7 +26,7 @@ async def run_hook(
     *,
     pod_ip: str,
 ) -> None:
-    """Raises `Refused` saying what the hook did wrong; `TimeoutError` when it took too long."""
+    """Run a hook. Raises `Refused` with what went wrong, and `TimeoutError` if it took too long."""
     async with asyncio.timeout(LONGEST_SECONDS):
         if handler.exec is not None:
             kind, said = "Exec", f"[{' '.join(handler.exec.command or [])}]"
@@ -46,7 +46,7 @@ async def run_hook(
 
 
 async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction) -> str:
-    """What went wrong, nothing if nothing did."""
+    """Run the command and return what went wrong, or an empty text."""
     command = action.command or []
     try:
         answer = await runtime.exec_sync(container_id, command, LONGEST_SECONDS)
@@ -60,11 +60,13 @@ async def _exec(runtime: RuntimeClient, container_id: str, action: ExecAction) -
 
 
 def _get(action: HTTPGetAction, container: Container, pod_ip: str) -> str:
-    """Any answer is a success, as for the kubelet, and so is a plain one where TLS was asked for."""
+    """Send the request. Any response counts as success, as with the kubelet, even plain HTTP where TLS was
+    asked for.
+    """
     import http.client
     import ssl
     import urllib.error
-    import urllib.request  # a megabyte that few nodes' hooks need
+    import urllib.request  # imported here because the module takes a megabyte and few nodes run HTTP hooks
 
     context = ssl.create_default_context()
     context.check_hostname = False
@@ -105,7 +107,7 @@ def _in_words(reason: object, place: str) -> str:
 
 
 def _port(port: int | str, container: Container) -> int | None:
-    """By number or by the container's name for it."""
+    """Resolve a port given as a number or by the container's name for it."""
     if isinstance(port, str) and not port.isdigit():
         return next((known.container_port for known in container.ports or [] if known.name == port), None)
     return int(port)

@@ -1,7 +1,7 @@
-"""The status of a container that the runtime does not have: not made yet, or lost.
+"""Computes the status of a container that the runtime does not hold: not created yet, or removed.
 
-Somebody may remove containers behind the node's back. What the pod's status knew of such a one stays: one
-that ran has ended, and a pod that ran does not go back to Pending.
+Somebody may remove containers without the agent. What the pod's status knew about such a container stays: a
+container that ran has ended, and a pod that ran does not return to Pending.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _INITIALIZED = (
 def status_of_unseen(
     pod: Pod, blank: ContainerStatus, why: ContainerStateWaiting | None, *, past: bool
 ) -> ContainerStatus:
-    """`blank` filled in with what `pod.status` says of the container; `why` it is not started, where the
-    node tried; it is `past` where its pod has come to what follows it, so that it is not started again."""
+    """Fill in `blank` with what `pod.status` says about the container.
+
+    `why` is the reason why it has not started, if the node tried. `past` is true if the pod has reached the
+    containers after it, so that it will not be started again.
+    """
     known = _known(pod, blank.name) or blank
     ended = known.state.terminated
     if ended is not None and why is None:

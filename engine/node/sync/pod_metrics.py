@@ -1,4 +1,4 @@
-"""How long pods take: until they run, and each time that something is done for one (kubelet's names)."""
+"""Measures how long pods take to start and how long each sync takes, under the kubelet's metric names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STARTUP_BUCKETS: Final = (
 
 
 class PodMetrics:
-    """One per node. Times are seconds."""
+    """Record the durations of pods of one node, in seconds."""
 
     def __init__(self, registry: Registry) -> None:
         self._work = registry.histogram(
@@ -51,28 +51,28 @@ class PodMetrics:
         self._starting: dict[str, _Startup] = {}
 
     def retried(self) -> None:
-        """A pod that was rejected is judged again."""
+        """Count that a rejected pod goes through admission again."""
         self._retried.inc()
 
     def worked(self, operation: str, seconds: float) -> None:
-        """`create`, `update`, `sync`, `kill` or `terminated`."""
+        """Record one operation: `create`, `update`, `sync`, `kill` or `terminated`."""
         self._work.observe(seconds, operation)
 
     def began(self, seconds: float) -> None:
-        """A pod was first worked on so long after it had been seen."""
+        """Record the time between the first sight of a pod and the first work on it."""
         self._worker_start.observe(seconds)
 
     def seen(self, uid: str, at: float) -> None:
-        """A pod that has not begun was seen for the first time, at `at` in Unix seconds."""
+        """Note that a pod that has not started was seen for the first time, at Unix time `at`."""
         self._starting[uid] = _Startup(at)
 
     def pulled(self, uid: str, seconds: float) -> None:
-        """So long was waited for an image."""
+        """Add the time spent on pulling an image."""
         if uid in self._starting:
             self._starting[uid].pulling += seconds
 
     def looked_at(self, pod: Pod, now: float) -> None:
-        """The pod's status may be another one. What is measured of its start is measured once."""
+        """Take note of a possibly new status; the start of a pod is measured once."""
         startup = self._starting.get(pod.uid)
         if startup is None or pod.status.phase != RUNNING_PHASE:
             return
@@ -84,7 +84,7 @@ class PodMetrics:
             self.forget(pod.uid)
 
     def forget(self, uid: str) -> None:
-        """The pod starts no more."""
+        """Forget a pod that will not start."""
         self._starting.pop(uid, None)
 
     def _started(self, pod: Pod, pulling: float, now: float) -> None:
@@ -99,7 +99,7 @@ class PodMetrics:
 
 @dataclass(slots=True)
 class _Startup:
-    """`seen` is in Unix seconds, `pulling` how many went to images."""
+    """The start of one pod: `seen` is a Unix time, `pulling` the seconds spent on images."""
 
     seen: float
     pulling: float = 0.0
@@ -107,7 +107,7 @@ class _Startup:
 
 
 def is_stateful(pod: Pod) -> bool:
-    """Whether it has a volume that is more than what the API gives and an empty directory."""
+    """Tell whether the pod has a volume other than emptyDir and those filled from the API."""
     return any(
         volume.secret is None
         and volume.config_map is None
@@ -119,7 +119,7 @@ def is_stateful(pod: Pod) -> bool:
 
 
 def _initializing(pod: Pod) -> float:
-    """Seconds that init containers ran which have ended."""
+    """Return how many seconds the finished init containers ran."""
     ended = (
         status.state.terminated
         for status in pod.status.init_container_statuses or ()

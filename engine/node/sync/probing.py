@@ -1,7 +1,7 @@
-"""Between pods and their probes: who is probed, what the runtime says of them, and what follows.
+"""Connects pods with their probes: starts probing, passes on runtime records, applies results.
 
-What was ready and started is kept, so that an agent that comes back doesn't call ready pods unready until
-their first probe, nor run startup probes again.
+Results are kept on disk, so that a restarted agent neither reports ready pods as not ready until their first
+probe nor runs startup probes again.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class Probing:
         self.probes = probes
         self._kept = kept
         self._probed: set[str] = set()
-        """Uids of the pods that are here and have probes."""
+        """Uids of the pods on this node that have probes."""
 
     async def stop(self) -> None:
-        """Returns when what is to be remembered is."""
+        """Stop, after pending readiness records are written."""
         await self._kept.stop()
 
     def accepted(self, pod: Pod) -> None:
-        """Begin to probe the pod."""
+        """Start probing the pod."""
         if any(c.readiness_probe or c.startup_probe for c in pod.all_containers):
             self._probed.add(pod.uid)
         self.probes.add_pod(pod, restored=self._restored(pod.uid))
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
-        """What the runtime holds of the pod now."""
+        """Update the probes from the runtime's record of the pod."""
         sandbox = record.sandbox
         ip = pod.status.pod_ip or (sandbox.ips[0] if sandbox is not None and sandbox.ips else "")
         ready = sandbox.id if sandbox is not None and sandbox.ready else ""
@@ -66,7 +66,7 @@ class Probing:
         return container.running and self.probes.is_ready(uid, container.name, container.id)
 
     def remember(self, pod: Pod) -> None:
-        """Keep what the status says of readiness, if it says anything new."""
+        """Store the readiness that the status reports, if it has changed."""
         if pod.uid in self._probed:
             statuses = _statuses(pod.status)
             known = {s.name: (s.container_id, s.ready, bool(s.started)) for s in statuses if s.container_id}

@@ -1,7 +1,7 @@
-"""In-place resize of a running pod: a changed amount of cpu or memory reaches its cgroups and containers.
+"""Resizes a running pod in place: changed amounts of CPU or memory reach its cgroups and containers.
 
-Decisions are `engine.cgroups.resize`'s; this file carries them out through the cgroup manager and the
-runtime, restarts the containers whose resizePolicy asks for it, and says how far it got as conditions.
+`engine.cgroups.resize` decides. This module carries out the decision through the cgroup manager and the
+runtime, restarts the containers whose resizePolicy requires it, and reports progress as conditions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from engine.node.sync.stopping import grace_seconds, stop_container
 
 
 def can_resize(old: Pod, new: Pod) -> bool:
-    """Whether the two differ only in what an in-place resize may change."""
+    """Tell whether two pods differ only in what an in-place resize may change."""
     return resize_of(old, new) is not None
 
 
 async def carry_out(
     pod: Pod, resize: Resize, services: Services, publish: Callable[[], Awaitable[None]]
 ) -> Pod | None:
-    """Does the resize if the node has room; the pod as it is then, None while it cannot be done.
+    """Resize the pod if the node has room. Return the resized pod, or None while that is impossible.
 
-    The new amounts count from the decision on, so that nobody else gets the same room. `publish` is called
-    when it begins. Where a step is refused, the next call goes on from there.
+    The new amounts count from the decision on, so that no other pod gets the same room. `publish` is called
+    when the resize begins. If a step is refused, the next call continues from there.
     """
     wanted = resize.wanted
     if not resize.begun and not _begins(pod, resize, services):
@@ -59,7 +59,7 @@ async def carry_out(
 
 
 def _begins(pod: Pod, resize: Resize, services: Services) -> bool:
-    """Whether there is room; says what came out, once while it stays the same."""
+    """Check whether the node has room; report the outcome once while it stays the same."""
     wanted, before = resize.wanted, resize.state
     allocatable, others = services.accounts.allocatable(), services.accounts.used_beside(pod.uid)
     decision = decide_resize(
@@ -98,7 +98,8 @@ def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, str]:
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:
-    """Containers that restart for it are stopped first, so that none holds more than its shrunk pod."""
+    """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its smaller pod.
+    """
     running = {container.name: container for container in services.watch.pod(old.uid).may_run}
     resize = resize_of(old, new)
     for change in resize.containers if resize is not None else ():
@@ -120,7 +121,7 @@ async def _apply(old: Pod, new: Pod, services: Services) -> None:
 
 
 async def _memory_usage(containers: list[ContainerRecord], services: Services) -> dict[str, int]:
-    """Bytes in use by container name, for those that the runtime can tell."""
+    """Return the memory in use in bytes by container name, for containers that the runtime can measure."""
     usage = {}
     for container in containers:
         with contextlib.suppress(Refused):

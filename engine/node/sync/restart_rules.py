@@ -1,4 +1,4 @@
-"""Whether a container that exited runs again: its restart rules, its own policy, the pod's. Pure.
+"""Decides whether an exited container runs again: its restart rules, its own policy, the pod's policy. Pure.
 
 Source: kubelet v1.36 (`podutil.ContainerShouldRestart`, KEP-5307, KEP-5532).
 """
@@ -15,7 +15,7 @@ RESTART_ALL = "RestartAllContainers"
 
 
 def matching_rule(container: Container, exit_code: int) -> ContainerRestartRule | None:
-    """The first rule that the exit code meets."""
+    """Return the first rule that matches the exit code."""
     for rule in container.restart_policy_rules or []:
         codes = rule.exit_codes
         if codes is None or codes.operator not in ("In", "NotIn"):
@@ -26,12 +26,12 @@ def matching_rule(container: Container, exit_code: int) -> ContainerRestartRule 
 
 
 def policy_of(pod: Pod, container: Container) -> str:
-    """The container's own policy, else the pod's."""
+    """Return the container's own restart policy, or the pod's."""
     return container.restart_policy or pod.spec.restart_policy or "Always"
 
 
 def should_restart(pod: Pod, container: Container, exit_code: int) -> bool:
-    """A matching rule decides, else the policy."""
+    """Decide by a matching rule, or else by the policy."""
     if container.restart_policy is not None:
         rule = matching_rule(container, exit_code)
         if rule is not None and rule.action in (RESTART, RESTART_ALL):
@@ -41,7 +41,7 @@ def should_restart(pod: Pod, container: Container, exit_code: int) -> bool:
 
 
 def has_initialized(pod: Pod, record: PodRecord) -> bool:
-    """Once a regular container has existed in this sandbox, ordinary init containers are done."""
+    """Tell whether ordinary init containers are done: a regular container has existed in this sandbox."""
     sandbox = record.sandbox
     names = {container.name for container in pod.spec.containers}
     return sandbox is not None and any(
@@ -50,7 +50,7 @@ def has_initialized(pod: Pod, record: PodRecord) -> bool:
 
 
 def restarts_all(container: Container, exited: ContainerRecord) -> bool:
-    """Whether this end of a container restarts the whole pod in place."""
+    """Tell whether this exit of a container restarts all containers of the pod."""
     if exited.state != EXITED:
         return False
     rule = matching_rule(container, exited.exit_code)
@@ -58,14 +58,14 @@ def restarts_all(container: Container, exited: ContainerRecord) -> bool:
 
 
 def could_restart_all(pod: Pod) -> bool:
-    """Whether any container has such a rule."""
+    """Tell whether any container has a rule that restarts all containers."""
     return any(
         rule.action == RESTART_ALL for c in pod.all_containers for rule in c.restart_policy_rules or []
     )
 
 
 def pod_restarts(pod: Pod, record: PodRecord) -> bool:
-    """Whether a container has ended so that all are to be made anew."""
+    """Tell whether a container has exited so that all containers restart."""
     return could_restart_all(pod) and any(
         newest is not None and restarts_all(container, newest)
         for container in pod.all_containers
@@ -74,8 +74,11 @@ def pod_restarts(pod: Pod, record: PodRecord) -> bool:
 
 
 def to_reset(pod: Pod, record: PodRecord) -> list[ContainerRecord]:
-    """All containers of the pod in the order in which they go: those whose end began it last, so that an
-    agent that dies meanwhile goes on; regular ones before init containers."""
+    """Return all containers of the pod in the order in which they are removed.
+
+    Regular containers go before init containers. Containers whose exit triggered the restart go last, so
+    that a restarted agent recognizes an unfinished reset and resumes it.
+    """
     found = [*_records(pod.spec.containers, record), *_records(pod.init_containers, record)]
     victims = [copy for container, copy in found if not restarts_all(container, copy)]
     return [*victims, *(copy for container, copy in found if restarts_all(container, copy))]

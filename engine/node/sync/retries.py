@@ -1,4 +1,6 @@
-"""Failures of one pod's worker: said once while they stay the same, and tried again with growing waits."""
+"""Handles failures of one pod worker: reports each once while it stays the same, and retries with growing
+delays.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ LAST_RETRY_SECONDS = 10.0
 
 
 def retry_seconds(failures: int) -> float:
-    """How long to wait after so many failures in a row."""
+    """Return the delay in seconds after so many failures in a row."""
     return doubled(FIRST_RETRY_SECONDS, failures, LAST_RETRY_SECONDS)
 
 
 class Failures:
-    """Those in a row of one pod."""
+    """The consecutive failures of one pod."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -32,15 +34,15 @@ class Failures:
         self._said = ""
 
     def over(self) -> None:
-        """It works."""
+        """Reset after success."""
         self._count, self._said = 0, ""
 
     def begin(self) -> None:
-        """Something else is tried from now on."""
+        """Start with another operation."""
         self._count = 0
 
     def met(self, pod: Pod, error: Exception, doing: str) -> float:
-        """Says what went wrong; the seconds until another try."""
+        """Report a failure, and return the seconds until the next attempt."""
         expected = isinstance(error, KubengineError | OSError)
         if not expected:
             self._services.tasks.failures.inc("pod-worker")
@@ -55,7 +57,7 @@ class Failures:
 
 
 def _event(error: Exception, doing: str) -> tuple[str, str]:
-    """Reason and text."""
+    """Return the reason and the text of the event."""
     if isinstance(error, SandboxRefused):
         return "FailedCreatePodSandBox", str(error)
     if isinstance(error, VolumeRefused):

@@ -1,4 +1,4 @@
-"""What carries out pods' lives works with: the node, its runtime, and who keeps what pods have of it."""
+"""Collects the collaborators of a pod worker: the node, its runtime, and the managers of pod resources."""
 
 from __future__ import annotations
 
@@ -34,65 +34,66 @@ from engine.node.volumes import PodVolumes, VolumeManager
 
 
 class ResourceAccounting(Protocol):
-    """What pods hold of the node; `engine.node.pod_admission.PodAdmission` keeps them."""
+    """Account for what pods hold of the node; `engine.node.pod_admission.PodAdmission` implements it."""
 
     def allocatable(self) -> Mapping[str, Quantity]:
-        """What the node can give, its devices included."""
+        """Return what the node can allocate, including devices."""
 
     def used_beside(self, uid: str) -> Mapping[str, Quantity]:
-        """Summed requests of cpu and memory of all pods on the node but one."""
+        """Return the summed CPU and memory requests of all pods on the node but one."""
 
     def judged_by(self, pod: Pod) -> Mapping[str, Any]:
-        """What an admission of the pod looks at, JSON-able."""
+        """Return the inputs of an admission decision about the pod, ready for JSON."""
 
     def resized(self, pod: Pod) -> None:
-        """The pod holds other amounts from now on."""
+        """Account for the changed amounts of a resized pod."""
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
-        """What the runtime holds of the pod now."""
+        """Update from the runtime's record of the pod."""
 
     def leaves(self, uid: str) -> None:
-        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+        """Stop counting the pod in admission decisions, since it ends; others still wait for what it holds.
+        """
 
     def released(self, pod: Pod) -> None:
-        """The pod holds nothing any more."""
+        """Release everything that the pod holds."""
 
 
 class Probes(Protocol):
-    """Who is probed, and what follows from it; `engine.node.sync.probing.Probing` is it."""
+    """Control the probes of pods; `engine.node.sync.probing.Probing` implements it."""
 
     def accepted(self, pod: Pod) -> None:
-        """Begin to probe the pod."""
+        """Start probing the pod."""
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
-        """What the runtime holds of the pod now."""
+        """Update from the runtime's record of the pod."""
 
     def ending(self, uid: str) -> None:
-        """The pod is to end: only readiness goes on."""
+        """Stop all probes but readiness, since the pod is terminating."""
 
     def released(self, uid: str) -> None:
-        """Nothing of the pod runs any more."""
+        """Stop all probes, since nothing of the pod runs any longer."""
 
     def health(self, uid: str, container: ContainerRecord) -> ContainerHealth: ...
 
     def ready(self, uid: str, container: ContainerRecord) -> bool: ...
 
     def remember(self, pod: Pod) -> None:
-        """The pod's status has changed: keep what it says of readiness."""
+        """Store the readiness that the pod's changed status reports."""
 
 
 class ContainerDevices(Protocol):
-    """`engine.devices.manager.DeviceManager`, for containers of pods that have their devices."""
+    """Provide allocated devices to containers; `engine.devices.manager.DeviceManager` implements it."""
 
     def container_config(self, pod: Pod, container_name: str) -> Awaitable[DeviceRunOptions]: ...
 
     def health(self, pod_uid: str, container_name: str) -> Mapping[str, Mapping[str, bool]]:
-        """What a container holds: resource → device → whether it is healthy."""
+        """Return the health of a container's devices: resource → device → healthy."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node is. `root` is its own directory, `clock` gives Unix seconds."""
+    """Facts about the node. `root` is the agent's directory; `clock` returns Unix seconds."""
 
     config: KubeletConfiguration
     root: Path
@@ -102,18 +103,18 @@ class NodeFacts:
 
     @property
     def host_ips(self) -> tuple[str, ...]:
-        """One address or one of each family, as they are now."""
+        """The node's current addresses: one, or one per IP family."""
         return self.addresses.ips
 
     @property
     def host_ip(self) -> str:
-        """The first, by whose family pods go."""
+        """The first address; its family is the default for pods."""
         return self.host_ips[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """One per node. `starting` limits how many pods are started at once."""
+    """The collaborators of all pod workers of one node. `starting` limits how many pods start at once."""
 
     node: NodeFacts
     runtime: RuntimeClient

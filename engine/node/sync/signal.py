@@ -1,6 +1,6 @@
-"""A wake-up for one sleeper: an event without a queue and a time limit without a task.
+"""Wakes one sleeper: an event without a queue, and a time-out without a task.
 
-Thousands of pod workers sleep most of their lives; what they sleep on should cost next to nothing.
+Thousands of pod workers sleep most of the time, so the object that each sleeps on must cost next to nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 
 
 class Signal:
-    """`ring` before or during `wait` ends it."""
+    """An event for one waiter; `ring`, before or during `wait`, ends the wait."""
 
     __slots__ = ("_rung", "_sleeper")
 
@@ -22,11 +22,11 @@ class Signal:
         self._end(self._sleeper)
 
     def silence(self) -> None:
-        """Forget that it was rung."""
+        """Clear the signal."""
         self._rung = False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Returns when rung, at once if it was already, or after the time."""
+        """Wait until the signal is set or the time has passed; return at once if it is already set."""
         if self._rung:
             return
         loop = asyncio.get_running_loop()

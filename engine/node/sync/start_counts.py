@@ -1,4 +1,4 @@
-"""How many sandboxes and containers were started, and how many of them failed (kubelet's names)."""
+"""Counts started sandboxes and containers, and failed starts, under the kubelet's metric names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.node.images.pull import StartRefused
 
 
 class StartCounts:
-    """One per node. What was cancelled is no failure."""
+    """Count the starts of one node; a cancelled start does not count as a failure."""
 
     def __init__(self, registry: Registry) -> None:
         self._pods = registry.counter("kubelet_started_pods_total", "Sandboxes that were started.")
@@ -41,7 +41,7 @@ class StartCounts:
 
     @contextmanager
     def sandbox(self, handler: str) -> Iterator[None]:
-        """Around a call to the runtime."""
+        """Count a call to the runtime that creates a sandbox."""
         self._pods.inc()
         began = time.monotonic()
         try:
@@ -55,7 +55,7 @@ class StartCounts:
 
     @contextmanager
     def container(self, pod: Pod, container: Container) -> Iterator[None]:
-        """Around all that starting it takes."""
+        """Count everything that the start of a container takes."""
         kind = _kind(pod, container)
         self._containers.inc(kind)
         try:

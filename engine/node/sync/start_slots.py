@@ -1,4 +1,4 @@
-"""How many pods are being started at once; a slot is given back while its holder waits for something else."""
+"""Limits how many pods start at once; a pod gives its slot back while it waits for something else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from types import TracebackType
 
 
 class StartSlot:
-    """`async with StartSlot(limit) as slot:` holds one of the slots that `limit` counts.
+    """Hold one of the slots of `limit`: `async with StartSlot(limit) as slot:`.
 
-    `give_back` before something slow, `take` to go on; both may be repeated.
+    Call `give_back` before something slow and `take` before you continue; both may be repeated.
     """
 
     __slots__ = ("_held", "_limit")

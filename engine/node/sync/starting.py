@@ -1,4 +1,4 @@
-"""Starts what a pod needs: its sandbox, then one container at a time."""
+"""Starts a pod: its sandbox, then one container at a time."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _RESOURCES = tuple(field.name for field in dataclasses.fields(ContainerResources
 
 
 class SandboxRefused(Refused):
-    """The runtime made no sandbox for a pod."""
+    """Raised if the runtime did not create a sandbox for a pod."""
 
 
 async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord | None) -> str:
-    """Of the sandbox that there is, else of the pod's runtime class. Raises `SandboxRefused`."""
+    """Return the handler of the existing sandbox, or of the pod's RuntimeClass. Raises `SandboxRefused`."""
     if sandbox is not None:
         return sandbox.handler
     try:
@@ -66,7 +66,7 @@ async def runtime_handler(pod: Pod, services: Services, sandbox: SandboxRecord |
 def sandbox_config(
     pod: Pod, services: Services, attempt: int, cgroup_parent: str, handler: str
 ) -> cri.PodSandboxConfig:
-    """The sandbox's configuration; also given with every container of it. Raises `SandboxRefused`."""
+    """Build the sandbox configuration, which CRI also wants with each container. Raises `SandboxRefused`."""
     try:
         return cri_config.sandbox_config(
             pod,
@@ -84,7 +84,7 @@ def sandbox_config(
 
 
 async def start_sandbox(pod: Pod, services: Services, config: cri.PodSandboxConfig, handler: str) -> None:
-    """Runs the sandbox and reads it back. Raises `SandboxRefused`."""
+    """Run the sandbox and read it back from the runtime. Raises `SandboxRefused`."""
     Path(config.log_directory).mkdir(mode=0o755, parents=True, exist_ok=True)
     try:
         with services.starts.sandbox(handler):
@@ -103,10 +103,10 @@ async def start_container(
     slot: StartSlot,
     least_attempt: int = 0,
 ) -> None:
-    """Creates and starts one container and runs its postStart hook, in `slot` but for pulls and the hook.
-    Its attempt is `least_attempt` or more.
+    """Create and start one container and run its postStart hook.
 
-    Raises `StartRefused` with what the status should say.
+    Holds `slot` except during pulls and the hook. The attempt number is `least_attempt` or higher. Raises
+    `StartRefused` with the waiting reason for the status.
     """
     await slot.take()
     record = services.watch.pod(pod.uid)
@@ -150,7 +150,7 @@ async def start_container(
 def _let_burst(
     pod: Pod, container: Container, services: Services, container_id: str, config: cri.ContainerConfig
 ) -> None:
-    """A container that may not save up CPU works all the same."""
+    """Allow CFS bursts; a container works without them, so a refusal is only logged."""
     try:
         services.cgroups.set_burst(pod, container_id, config.linux.resources.cpu_quota)
     except Refused as error:
@@ -165,7 +165,7 @@ async def _present(
     slot: StartSlot,
     leases: contextlib.AsyncExitStack,
 ) -> PresentImage:
-    """An image that is there, and stays while `leases` is open. A pull is waited for without the slot."""
+    """Return an image that is present and stays while `leases` is open. Pulls do not occupy the slot."""
     await leases.enter_async_context(services.images.lease(wanted.image))
     image = await services.images.find(pod, wanted)
     if image is None:
@@ -179,11 +179,10 @@ async def _present(
 
 
 async def _next_attempt(pod: Pod, container: Container, services: Services, record: PodRecord) -> int | None:
-    """One more than the newest, None where the runtime has none: its logs tell. A container that was created
-    and never started is taken away first.
+    """Return the next attempt number, or None if only the logs can tell because the runtime has no container.
 
-    Where an earlier agent died in the middle of StartContainer the runtime may not let go of it: its
-    processes are killed, and the worker tries again a little later.
+    A container that was created but never started is removed first. If an agent died during StartContainer,
+    the runtime may refuse to remove it: its processes are killed, and the worker retries later.
     """
     newest = record.container(container.name)
     if newest is None:
@@ -204,7 +203,8 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
 
 
 def _attempts_logged(directory: Path) -> int:
-    """One more than the newest attempt that left a log: the runtime may have lost what it ran before."""
+    """Return one more than the newest attempt that left a log; the runtime may have lost earlier containers.
+    """
     try:
         names = os.listdir(directory)  # noqa: PTH208
     except OSError:
@@ -223,8 +223,11 @@ async def _config(
     images: Mapping[str, PresentImage],
     grant: DeviceRunOptions,
 ) -> cri.ContainerConfig:
-    """`images` by the name of the volume that they are, the container's own by ''; of `attempts` the higher
-    one is its, the first where it is None what its logs tell."""
+    """Build the container's configuration.
+
+    `images` maps the name of each image volume to its image, and '' to the container's own. The higher of
+    `attempts` is used; if the first is None, the logs decide.
+    """
     image = images[""]
     assert record.sandbox is not None
     ips = pod_ips(pod, record.sandbox.ips, services.node.host_ips)
@@ -262,7 +265,9 @@ async def _surroundings(
     ips: tuple[str, ...],
     files: Mapping[tuple[str, str], EnvFile],
 ) -> EnvSources:
-    """Raises `Missing` for an object that must be there, `Refused` for one that is not known."""
+    """Collect the sources of the environment. Raises `Missing` for a required object that does not exist, and
+    `Refused` for one that is not known yet.
+    """
     objects = services.belonging.objects
     return EnvSources(
         pod_ips=ips,
@@ -276,13 +281,13 @@ async def _surroundings(
 
 
 def _users(sandbox: cri.PodSandboxConfig) -> cri.UserNamespace | None:
-    """Those of the sandbox, None where they are the host's."""
+    """Return the user namespace mapping of the sandbox, or None for the host's."""
     users = sandbox.linux.security_context.namespace_options.userns_options
     return users if users.mode == cri.POD else None
 
 
 async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-    """Objects by name; `wanted` says of each whether it may be missing."""
+    """Fetch objects by name; `wanted` says which of them are optional."""
     found = {}
     for name, optional in wanted.items():
         try:
@@ -294,7 +299,7 @@ async def _named(wanted: Mapping[str, bool], get: Callable[[str], Awaitable[T]])
 
 
 def cri_resources(values: ContainerResources) -> cri.LinuxContainerResources:
-    """The cgroup room's values as the runtime takes them; huge pages as (size, limit) pairs."""
+    """Convert the values of `engine.cgroups` to CRI; huge pages become (size, limit) pairs."""
     fields = {name: getattr(values, name) for name in _RESOURCES}
     limits = fields.pop("hugepage_limits")
     return cri.LinuxContainerResources(
@@ -330,8 +335,9 @@ def _files(
     ips: tuple[str, ...],
     attempts: tuple[int | None, int],
 ) -> tuple[int, list[cri.Mount]]:
-    """The container's attempt and what is mounted into it. In a thread: a volume may lie on a file system
-    that has died."""
+    """Find the container's attempt and mounts. Runs in a thread, because a volume may lie on a dead file
+    system.
+    """
     known, least = attempts
     logs = pod_log_directory(Path(services.node.config.pod_logs_dir), pod) / container.name
     attempt = max(least, _attempts_logged(logs) if known is None else known)
@@ -359,7 +365,7 @@ def _volume_mounts(
     environment: Mapping[str, str],
     recursive: bool,
 ) -> Iterator[cri.Mount]:
-    """`recursive`: the runtime can make what is mounted beneath a mount read-only too."""
+    """Build the volume mounts. `recursive` tells whether the runtime supports recursive read-only mounts."""
     specs = {volume.name: volume for volume in pod.spec.volumes or []}
     for index, mount in enumerate(container.volume_mounts or []):
         volume = specs[mount.name]
@@ -382,7 +388,9 @@ def _volume_mounts(
 
 
 def _is_recursive(mount: VolumeMount, supported: bool) -> bool:
-    """Raises `InvalidInput` where it must be and cannot."""
+    """Tell whether a mount is recursively read-only. Raises `InvalidInput` if that is required but not
+    supported.
+    """
     if mount.recursive_read_only == "Enabled" and not supported:
         text = (
             f'failed to resolve recursive read-only mode: volume "{mount.name}" requested '
@@ -395,7 +403,9 @@ def _is_recursive(mount: VolumeMount, supported: bool) -> bool:
 def _own_mounts(
     pod: Pod, container: Container, services: Services, ips: tuple[str, ...], attempt: int
 ) -> list[cri.Mount]:
-    """What every container gets: /etc/hosts where no volume is there, and the file of its last words."""
+    """Build the mounts of every container: /etc/hosts unless a volume is there, and the termination message
+    file.
+    """
     mounts = []
     paths = {os.path.normpath(mount.mount_path) for mount in container.volume_mounts or []}
     directory = services.volumes.pod_directory(pod.uid)

@@ -1,4 +1,4 @@
-"""A pod's status as the kubelet reports it, from its spec and what the runtime holds. Pure."""
+"""Computes a pod's status as the kubelet reports it, from its spec and the runtime's record. Pure."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ PENDING, RUNNING_PHASE, SUCCEEDED, FAILED = "Pending", "Running", "Succeeded", "
 
 @dataclass(slots=True)
 class StatusInputs:
-    """All that a status depends on beside the spec and the runtime's record.
+    """The inputs of a status besides the spec and the runtime's record.
 
-    `ready` and `started` answer for a running container; `end` is why the node itself ends the pod
-    (rejected, evicted, past its deadline); `reset` are restart counts of containers that were taken away so
-    that the pod begins anew; `devices` what a container holds, by resource, and whether each is healthy;
-    times are Unix seconds.
+    `ready` and `started` answer for a running container. `end` is the reason why the node ends the pod
+    (rejected, evicted, past its deadline). `reset` are the restart counts of containers that were removed so
+    that the pod starts again. `devices` are a container's devices by resource, with their health. Times are
+    Unix seconds.
     """
 
     now: float
@@ -70,8 +70,11 @@ class StatusInputs:
 
 
 def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
-    """The whole status; transition times are kept from `pod.status` where a condition stays, and so are
-    conditions that others say. A pod that was `rejected` has no more than the reason."""
+    """Compute the whole status.
+
+    Transition times of unchanged conditions and the conditions of other owners are taken from `pod.status`.
+    The status of a `rejected` pod has only the reason.
+    """
     end = inputs.end
     if end is not None and end.rejected:
         return PodStatus(
@@ -111,7 +114,9 @@ def pod_status(pod: Pod, record: PodRecord, inputs: StatusInputs) -> PodStatus:
 
 
 def _ephemeral_statuses(pod: Pod, record: PodRecord, inputs: StatusInputs) -> list[ContainerStatus]:
-    """They are never ready; one that the runtime has lost is as it was known to be, and runs no more."""
+    """Compute the statuses of ephemeral containers: never ready; one that the runtime has lost is shown as
+    ended.
+    """
     statuses = []
     for container in pod.ephemeral_containers:
         known = known_begun(pod, container)
@@ -130,7 +135,7 @@ def _lost(status: ContainerStatus) -> ContainerStatus:
 
 
 def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
-    """The node's status with the conditions that others say, as an API has them."""
+    """Return the node's status with the conditions that others own in the API."""
     own = [c for c in status.conditions or () if is_own_condition(c.type)]
     others = [c for c in heard if not is_own_condition(c.type)]
     return msgspec.structs.replace(status, conditions=[*others, *own] or None)
@@ -139,7 +144,7 @@ def with_others(status: PodStatus, heard: Sequence[PodCondition]) -> PodStatus:
 def _phase(
     pod: Pod, record: PodRecord, init: list[ContainerStatus], main: list[ContainerStatus], terminated: bool
 ) -> str:
-    """`terminated`: nothing of the pod runs any more, and nothing will."""
+    """Compute the phase; `terminated` means that nothing of the pod runs or will run."""
     pending = waiting = running = False
     for container, status in zip(pod.init_containers, init, strict=True):
         ended = _ended(status)
@@ -169,7 +174,7 @@ def _phase(
 
 
 def _would_restart(pod: Pod, main: list[ContainerStatus]) -> bool:
-    """Whether it is a static pod with a container that the node would start again."""
+    """Tell whether this is a static pod with a container that the node would restart."""
     ends = [(container, _ended(status)) for container, status in zip(pod.spec.containers, main, strict=True)]
     return is_static(pod) and any(end and _runs_again(pod, container, end) for container, end in ends)
 
@@ -179,7 +184,7 @@ def _runs_again(pod: Pod, container: Container, ended: ContainerStateTerminated)
 
 
 def _ended(status: ContainerStatus) -> ContainerStateTerminated | None:
-    """How the container ended, if it is not running: now, or before it began to wait."""
+    """Return how the container ended if it is not running: now, or before it began to wait."""
     if status.state.waiting is not None:
         return status.last_state.terminated
     return status.state.terminated
@@ -271,12 +276,12 @@ def _volume_mounts(container: Container, recursive: bool) -> list[VolumeMountSta
 
 
 def is_recursive_read_only(mount: VolumeMount, supported: bool) -> bool:
-    """Whether all that is mounted beneath is read-only too, where the runtime can see to it."""
+    """Tell whether mounts below this one are read-only too, as far as the runtime supports it."""
     return supported and mount.recursive_read_only in ("Enabled", "IfPossible")
 
 
 def _reset_end() -> ContainerStateTerminated:
-    """How a container ended that was taken away so that its pod begins anew."""
+    """Return how a container ended that was removed so that its pod starts again."""
     return ContainerStateTerminated(exit_code=137, reason=RESTARTING_ALL, message=RESTARTING_ALL_TEXT)
 
 
@@ -335,7 +340,9 @@ def _conditions(
 
 
 def _resize_times(condition: PodCondition, before: PodCondition | None, now: datetime | None) -> None:
-    """It begins anew with another reason, and is looked at whenever it says something else."""
+    """Transition and probe time of the resize condition: the first changes with the reason, the second with
+    any change.
+    """
     if before is None or before.reason != condition.reason:
         condition.last_transition_time = condition.last_probe_time = now
     else:
@@ -351,7 +358,7 @@ def _disruption(end: PodEnd | None) -> list[PodCondition]:
 
 
 def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], phase: str) -> PodCondition:
-    """Once a regular container has started it stays, whatever becomes of sidecars."""
+    """Tell whether the pod is initialized: true for good once a regular container has started."""
     started = any(status.state.running or status.state.terminated for status in main)
     was = any(c.type == "Initialized" and c.status == "True" for c in pod.status.conditions or [])
     missing = [] if started or was else incomplete
@@ -359,7 +366,7 @@ def _initialized(pod: Pod, main: list[ContainerStatus], incomplete: list[str], p
 
 
 def _gated(pod: Pod, ready: PodCondition) -> PodCondition:
-    """Ready, unless a readiness gate says otherwise; nobody but an API's clients opens one."""
+    """Apply readiness gates to the Ready condition; only clients of the API set them."""
     if ready.status != "True":
         return ready
     known = {condition.type: condition.status for condition in pod.status.conditions or []}

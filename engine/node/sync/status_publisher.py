@@ -1,4 +1,4 @@
-"""Keeps one pod's status current and tells whoever wants to know of it."""
+"""Keeps the status of one pod current and notifies its listeners."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.node.sync.termination_message import TerminationMessages
 
 
 class StatusPublisher:
-    """`pod.status` is what was published last; that of a pod that has ended for good stays."""
+    """Publish a pod's status; `pod.status` is the last published one and stays once the pod has ended."""
 
     def __init__(self, hand: PodState, services: Services) -> None:
         self._hand = hand
@@ -28,7 +28,7 @@ class StatusPublisher:
         self._final = hand.life.final
 
     async def publish(self) -> None:
-        """Brings the status to what the runtime holds now and the worker has met."""
+        """Compute the status from the runtime and the worker's state, and publish it if it changed."""
         hand, services = self._hand, self._services
         if hand.pod.status.phase in (SUCCEEDED, FAILED) and self._final:
             return
@@ -46,7 +46,9 @@ class StatusPublisher:
             services.belonging.pod_changed(hand.pod, may_run=hand.life.holds)
 
     def _generation(self) -> int:
-        """Of the spec that the status speaks of: a resize that nobody has looked at yet is not in it."""
+        """Return the generation that the status reflects; a resize that has not been examined yet is not part
+        of it.
+        """
         resize = self._hand.resize
         if resize is not None and resize.state is Resizing.PROPOSED:
             return self._hand.pod.status.observed_generation
@@ -78,7 +80,7 @@ class StatusPublisher:
         )
 
     def _resources(self, record: ContainerRecord) -> ResourceAmounts | None:
-        """What the runtime says that a container has, in the words of its manifest where they agree."""
+        """Return a container's actual resources, spelled as in the manifest where the values agree."""
         container = next((c for c in self._hand.pod.all_containers if c.name == record.name), None)
         if container is None or record.resources is None or not record.running:
             return None

@@ -1,8 +1,8 @@
-"""Ends containers and pods: hooks, grace, order, sandboxes; then takes away what is left of a pod.
+"""Ends containers and pods: hooks, grace periods, order, sandboxes; then removes what is left of a pod.
 
-Every container's preStop hook begins at once. Then containers end together, and sidecars after them in
-reverse order, each in what is left of its grace period.
-Works from the runtime's record alone, so a pod whose manifest has gone can be ended too.
+All preStop hooks begin at once. Then the regular containers stop together, and the sidecars after them in
+reverse order, each within what is left of its grace period. The functions need only the runtime's record, so
+they also end a pod whose manifest is gone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MINIMUM_GRACE_SECONDS = 2
 
 
 def grace_seconds(pod: Pod, record: ContainerRecord | None = None, probe: str = "") -> int:
-    """The pod's own grace; a liveness or startup probe that ends the container may bring its own."""
+    """Return the pod's grace period, or that of a liveness or startup probe that ends the container."""
     grace = pod.spec.termination_grace_period_seconds
     if grace is None:
         grace = record.grace_seconds if record is not None and record.grace_seconds is not None else 30
@@ -52,10 +52,10 @@ async def stop_container(
     *,
     after: Iterable[asyncio.Event] = (),
 ) -> None:
-    """preStop, then the wait for those that end before it (`after`), then the runtime's stop with the rest.
+    """Run the preStop hook, wait for the containers that stop earlier (`after`), then stop the container.
 
-    A hook that takes longer than `grace` ends with its container. `grace` 0 leaves out hook and wait.
-    Raises `Refused` or `Unavailable`.
+    A hook that takes longer than `grace` is cut off. With `grace` 0, neither the hook runs nor is anything
+    waited for. Raises `Refused` or `Unavailable`.
     """
     text = message or f"Stopping container {record.name}"
     services.recorder.pod(pod, NORMAL, "Killing", text, container=record.name)
@@ -72,7 +72,7 @@ async def stop_container(
 
 
 async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable[asyncio.Event]) -> None:
-    """For the hook's end and all of the events, not past `deadline`, a monotonic time in seconds."""
+    """Wait for the hook and all events, until `deadline`, a monotonic time in seconds."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline - time.monotonic()):
             await asyncio.wait([hook])
@@ -84,7 +84,9 @@ async def _wait_until(deadline: float, hook: asyncio.Task[None], after: Iterable
 async def _pre_stop_hook(
     pod: Pod, record: ContainerRecord, services: Services, grace: int
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """The container's preStop hook, if it has one and time for it, ended with the block at the latest."""
+    """Run the container's preStop hook, if there is one and time for it; it ends with the block at the
+    latest.
+    """
     container = next((c for c in pod.all_containers if c.name == record.name), None)
     hook = asyncio.create_task(
         _pre_stop(pod, container, record.id, services)
@@ -120,7 +122,7 @@ def _say_hook_failed(pod: Pod, container: str, services: Services, why: str) -> 
 async def stop_pod(
     pod: Pod, record: PodRecord, services: Services, grace_of: Callable[[ContainerRecord], int]
 ) -> None:
-    """Ends every container, then every sandbox. Raises the first refusal, having tried them all."""
+    """Stop every container, then every sandbox. Tries all of them, then raises the first refusal."""
     running = record.may_run
     stopped = {container.id: asyncio.Event() for container in running}
 
@@ -139,7 +141,7 @@ async def stop_pod(
 
 
 def ends_before(pod: Pod, name: str) -> set[str]:
-    """The containers whose end a container waits for: a sidecar's are the regular ones and later sidecars."""
+    """Return the containers that stop before this one: for a sidecar, the regular ones and later sidecars."""
     sidecars = [container.name for container in pod.init_containers if container.is_sidecar]
     if name not in sidecars:
         return set()
@@ -147,7 +149,7 @@ def ends_before(pod: Pod, name: str) -> set[str]:
 
 
 async def stop_sooner(running: Iterable[ContainerRecord], services: Services, grace: int) -> None:
-    """Asks the runtime again, while it still waits for these containers with a longer grace."""
+    """Stop containers again with a shorter grace period while the runtime still waits with a longer one."""
     await _together(services.runtime.stop_container(container.id, grace) for container in running)
 
 
@@ -167,15 +169,15 @@ async def _together(coroutines: Iterable[object]) -> list[Refused]:
 
 
 async def free_node(uid: str, services: Services) -> None:
-    """Gives back what a pod that has stopped has of the node: cgroup and volumes. Raises `Refused`."""
+    """Remove the cgroup and the volumes of a stopped pod. Raises `Refused`."""
     services.cgroups.remove_pod(uid)
     await services.volume_keeper.tear_down(uid)
 
 
 async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
-    """Takes away containers, sandboxes and logs of a pod that has stopped.
+    """Remove the containers, sandboxes and logs of a stopped pod.
 
-    Raises `Refused` naming what would not go; called again, it goes on with the rest.
+    Raises `Refused` naming what could not be removed; another call continues with the rest.
     """
     for container in list(record.containers):
         with contextlib.suppress(NotFound):
@@ -191,7 +193,7 @@ async def remove_pod(record: PodRecord, services: Services, pod: Pod) -> None:
 
 
 async def remove_dead(record: PodRecord, services: Services, keep: int = 1) -> None:
-    """Of each container's dead copies keeps the newest few; of older dead sandboxes those that hold one."""
+    """Remove old dead containers but for the newest few of each, and old sandboxes without containers."""
     seen: dict[str, int] = {}
     for container in list(record.containers):
         if container in record.may_run:

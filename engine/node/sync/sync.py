@@ -1,4 +1,4 @@
-"""Brings a pod to run and keeps it so: asks `actions.compute_pod_actions` what is next, and does it."""
+"""Brings a pod to run and keeps it running: computes the next actions and carries them out."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ from engine.wire import cri_v1_pb2 as cri
 
 @dataclass(frozen=True, slots=True)
 class SyncStep:
-    """How far one step came: the seconds after which it wants to be asked again (None: when something has
-    changed), or what has become of the pod. `idle`: it found nothing to do."""
+    """The result of one sync.
+
+    `delay` is the number of seconds until the next one (None: when something changes). `event` and `end`
+    tell what has become of the pod. `idle` means that there was nothing to do.
+    """
 
     delay: float | None = None
     event: LifeEvent | None = None
@@ -43,12 +46,14 @@ class SyncStep:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next step comes at once."""
+        """Whether the next sync follows at once."""
         return self.event is None and self.delay == 0
 
 
 class PodSync:
-    """`publish` is called when the status may be another one, `made_room` when the pod holds less."""
+    """Sync one pod. `publish` is called when the status may have changed, `made_room` when the pod holds
+    less.
+    """
 
     def __init__(
         self,
@@ -69,7 +74,7 @@ class PodSync:
         self._refused: dict[str, tuple[int, float]] = {}
 
     async def step(self) -> SyncStep:
-        """Does the next thing."""
+        """Run one sync."""
         hand, services = self._hand, self._services
         deadline = self._deadline()
         if deadline is not None and deadline <= 0:
@@ -92,18 +97,19 @@ class PodSync:
         delay = None if actions.nothing else await self._act(actions)
         if actions.nothing:
             hand.waiting.clear()
-            self._sandbox = None  # some KiB, for the next container to be started
+            self._sandbox = None  # frees some KiB; built again for the next container
         await remove_dead(services.watch.pod(hand.pod.uid), services)
         delay = min((d for d in (delay, deadline) if d is not None), default=None)
         return SyncStep(delay, idle=idle and actions.nothing)
 
     def _deadline(self) -> float | None:
-        """Seconds that the pod may go on, None if it may for ever."""
+        """Return the seconds until `activeDeadlineSeconds` ends the pod, or None without a deadline."""
         seconds = self._hand.pod.spec.active_deadline_seconds
         return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
 
     async def _resize(self) -> None:
-        """Meanwhile the source may have asked for another resize, which is next, or for another spec."""
+        """Carry out a pending resize. Meanwhile the source may have asked for another resize or another spec.
+        """
         hand = self._hand
         before, resize = hand.pod, hand.resize
         if resize is None:
@@ -121,13 +127,13 @@ class PodSync:
         self._made_room()
 
     async def _keep(self, pod: Pod) -> None:
-        """As what it was accepted, before anything of it is made."""
+        """Record the accepted pod before anything of it is created."""
         if self._kept is not pod:
             await asyncio.to_thread(self._services.accepted.keep, pod)
             self._kept = pod
 
     async def _finish(self, actions: PodActions) -> None:
-        """Every container has ended for good: stop the sandbox, give the node its resources back."""
+        """Stop the sandbox and release the cgroup once every container has ended for good."""
         pod, services = self._hand.pod, self._services
         if actions.kill_pod:
             await stop_pod(pod, services.watch.pod(pod.uid), services, lambda c: grace_seconds(pod, c))
@@ -135,8 +141,10 @@ class PodSync:
         services.cgroups.remove_pod(pod.uid)
 
     async def _prepare(self) -> None:
-        """Cgroup and volumes, once (and again by a new agent, which finds them made); volumes also when a
-        container is added that mounts another one."""
+        """Create the cgroup and the volumes once, and further volumes when an added container mounts them.
+
+        A restarted agent does this again and finds them in place.
+        """
         pod, services = self._hand.pod, self._services
         if self._volumes is None:
             self._cgroup_parent = services.cgroups.create_pod(pod)
@@ -171,7 +179,7 @@ class PodSync:
         return 0.0 if None in delays or not delays else min(waits)
 
     async def _reset(self, containers: list[ContainerRecord]) -> None:
-        """Ends and removes all containers of a pod that begins anew in its sandbox; logs stay."""
+        """End and remove all containers of a pod that starts again in its sandbox; logs stay."""
         pod, services, restarts = self._hand.pod, self._services, self._hand.restarts
         for container in containers:
             if container.running:
@@ -187,10 +195,11 @@ class PodSync:
     async def _start(
         self, container: Container, slot: StartSlot, ended: ContainerRecord | None, killed: str
     ) -> float | None:
-        """Starts one container; None when it did, else the seconds to wait before another try.
+        """Start one container; return None, or the seconds until the next attempt if it did not start.
 
-        `ended` is the newest of its name that had ended when this was decided: as in the kubelet, one that
-        was killed just now to be started again does not count yet; `killed` says why, if one was.
+        `ended` is the newest container of that name that had ended when the actions were computed. As in the
+        kubelet, a container that was just killed for a restart does not count yet; `killed` is the reason
+        for the kill.
         """
         pod, services, name = self._hand.pod, self._services, container.name
         key = f"{pod.uid}/{name}"
@@ -235,7 +244,9 @@ class PodSync:
         services.decisions.pod(pod, "restart", "restarted", reason, inputs, container=container.name)
 
     def _refuse(self, container: Container, refused: StartRefused) -> float:
-        """Says why, once while it stays the same; the seconds to wait before another try."""
+        """Report why the start failed, once while the reason stays; return the seconds until the next
+        attempt.
+        """
         pod, services, name = self._hand.pod, self._services, container.name
         if self._hand.waiting.get(name) != refused.waiting:
             refused.say(services.recorder, pod, name)

@@ -1,4 +1,4 @@
-"""Ends one pod: keeps that it ends, stops what runs of it, takes away what is left."""
+"""Ends one pod: records that it terminates, stops its containers, and removes what is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("kubengine.pods")
 
 
 class PodTermination:
-    """`kept`: what is on disk says that the pod has ended for good."""
+    """Terminate a pod. `kept` tells whether its termination record says that it has ended for good."""
 
     def __init__(self, hand: PodState, services: Services) -> None:
         self.kept = hand.life.final
@@ -26,11 +26,13 @@ class PodTermination:
         self._hastening = services.tasks.passing("pod-shorten_grace")
 
     async def leave(self) -> None:
-        """The agent goes, the pod stays."""
+        """Leave the pod running, because the agent stops."""
         await self._hastening.stop()
 
     async def keep(self) -> None:
-        """That the pod ends, or has ended, for an agent that comes back. Not worth to stop for."""
+        """Record that the pod terminates or has terminated, for the next agent; a failed write is only
+        logged.
+        """
         life, pod = self._hand.life, self._hand.pod
         if not life.wanted:
             return
@@ -42,7 +44,7 @@ class PodTermination:
             log.error("pod %s: its end is not kept: %s", pod.full_name, error)
 
     async def stop(self) -> None:
-        """Returns when nothing of the pod runs, as the runtime lists it. Raises its first refusal."""
+        """Stop the pod; return when the runtime lists nothing of it as running. Raises the first refusal."""
         pod, watch = self._hand.pod, self._services.watch
         record = await watch.reread_pod(pod.uid)
         self._stopping = True
@@ -55,7 +57,9 @@ class PodTermination:
         self._services.cgroups.remove_pod(pod.uid)
 
     async def leave_volumes(self) -> None:
-        """A pod that has ended keeps no volume, neither memory nor disk. Raises `Refused`."""
+        """Unmount and remove the volumes of an ended pod, which would occupy memory or disk. Raises
+        `Refused`.
+        """
         if not self._left_volumes:
             await self._services.volume_keeper.leave(self._hand.pod.uid)
             self._left_volumes = True
@@ -65,14 +69,14 @@ class PodTermination:
         return given if given is not None else grace_seconds(self._hand.pod, container)
 
     def shorten_grace(self) -> None:
-        """Ask the runtime again, where it has been asked to stop the pod and was given longer."""
+        """Stop again with a shorter grace period, if a stop with a longer one is under way."""
         pod, grace = self._hand.pod, self._hand.life.given_grace
         if self._stopping and grace is not None:
             running = self._services.watch.pod(pod.uid).may_run
             self._hastening.start(stop_sooner(running, self._services, grace), pod.full_name)
 
     async def free(self) -> None:
-        """Gives back cgroup and volumes; what is dead in the runtime can wait. Raises `Refused`."""
+        """Remove the cgroup and the volumes; dead containers can wait. Raises `Refused`."""
         uid, services = self._hand.pod.uid, self._services
         record = await services.watch.reread_pod(uid)
         if record.alive:
@@ -80,7 +84,7 @@ class PodTermination:
         await free_node(uid, services)
 
     async def take_away(self) -> None:
-        """Leaves nothing of the pod on the node. Raises `Refused` naming what would not go."""
+        """Remove everything of the pod from the node. Raises `Refused` naming what could not be removed."""
         pod, services = self._hand.pod, self._services
         record = services.watch.pod(pod.uid)
         record.uid = pod.uid

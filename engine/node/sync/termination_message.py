@@ -1,7 +1,7 @@
-"""A container's last words: its message file, or the tail of its log if it asks for that.
+"""Reads termination messages: the container's message file, or the tail of its log if it asks for that.
 
-Both can lie where a container can replace them, so they are read beneath a directory that it cannot reach,
-through no link, and only as regular files.
+A container may be able to replace both files. They are therefore opened below a directory that the container
+cannot reach, without following links, and only if they are regular files.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ READ_TIMEOUT = 10.0
 
 
 class TerminationMessages:
-    """The messages of one pod's ended containers, each read once."""
+    """The termination messages of one pod; each is read once."""
 
     def __init__(self, *, root: Path, logs: Path) -> None:
         self._root, self._logs = root, logs
         self._messages: dict[str, str] = {}
 
     def of(self, record: ContainerRecord) -> str:
-        """Empty for a container that has not ended, or whose message is not read yet."""
+        """Return the message; empty if the container has not ended or the message is not read yet."""
         return self._messages.get(record.id, "")
 
     async def read(self, pod: Pod, record: PodRecord) -> None:
-        """Reads what is new, off the loop; forgets containers that are gone."""
+        """Read new messages in a thread, and forget containers that are gone."""
         ended = [c for c in record.containers if c.state == EXITED]
         self._messages = {c.id: self._messages[c.id] for c in ended if c.id in self._messages}
         if len(self._messages) == len(ended):
@@ -56,10 +56,10 @@ class TerminationMessages:
 
 
 def termination_message(record: ContainerRecord, policy: str, *, root: Path, logs: Path) -> str:
-    """What the status of an ended container says; the runtime's own message if there is no other.
+    """Return the message for the status of an ended container; the runtime's own message as a fallback.
 
-    `root` is the node's directory and `logs` that of all pods' logs; what lies elsewhere (a hostPath) is
-    read if no part of its path is a link. May wait for a dead file system: for a thread.
+    `root` is the agent's directory and `logs` that of all pod logs. A path elsewhere (a hostPath) is read
+    only if no part of it is a link. Call it in a thread: the file system may be dead.
     """
     text = ""
     if record.message_path:
@@ -85,7 +85,7 @@ def _tail(path: str, top: Path, limit: int) -> str:
 
 
 def _log_text(line: str) -> str:
-    """The text of a CRI log line: time, stream and tag go before it. A part of a line (P) has no end."""
+    """Return the text of a CRI log line without time, stream and tag; a partial line (P) has no newline."""
     parts = line.split(" ", 3)
     if len(parts) < 4:
         return line

@@ -1,8 +1,8 @@
 """Carries one pod through its life (`pod.life`): a task that sleeps until something about the pod changes.
 
-What is to be done in a state is done by others: `working` brings the pod to run, `ending` stops and takes it
-away, `publishing` keeps its status. `end` (the node fails the pod: evicted, past its deadline) and `remove`
-(no source wants it any more) interrupt whatever is going on.
+The work of each state is done elsewhere: `sync` brings the pod to run, `termination` stops and removes it,
+`status_publisher` keeps its status. `end` (the node fails the pod: evicted, past its deadline) and `remove`
+(no source wants it) interrupt any work in progress.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from engine.node.sync.sync import PodSync
 from engine.node.sync.termination import PodTermination
 
 Enter = Callable[["PodWorker"], Awaitable[None]]
-"""Returns when the worker's pod may start; raises `AdmissionRejected`, and then it holds nothing."""
+"""Returns when the worker's pod may start; raises `AdmissionRejected`, after which the pod holds nothing."""
 
 
 class PodWorker:
-    """`pod.status` is kept current. `life` is where the pod is when the agent comes to know it.
+    """Run one pod and keep `pod.status` current.
 
-    `enter` is asked while the pod is to be judged. `moved_on(worker)` is called when the pod may have made
-    room: after a resize, when it holds nothing any more, and when nothing of it is left (`gone`). `past` is
-    that of the same pod, if it was here and is back.
+    `life` is the state in which the agent finds the pod. `enter` is awaited for admission.
+    `moved_on(worker)` is called when the pod may have freed room: after a resize, when it holds nothing any
+    longer, and when nothing of it is left (`gone`). `past` are the restart counts of the same pod if it
+    returns.
     """
 
     def __init__(
@@ -92,18 +93,21 @@ class PodWorker:
 
     @property
     def past(self) -> Mapping[str, int]:
-        """How often containers had run when the pod was gone, by name."""
+        """How often each container had run when the pod was removed, by name."""
         return self._hand.past
 
-    # What the node tells a worker
+    # Messages from the node to a worker
 
     def notify(self) -> None:
-        """Something about the pod may have changed."""
+        """Wake the worker: something about the pod may have changed."""
         self._wake.ring()
 
     def update(self, pod: Pod) -> None:
-        """A new spec under the same uid: a resize where only amounts differ; judged anew if not yet taken.
-        Ephemeral containers are taken as they come, whatever a resize waits for."""
+        """Take a new spec with the same uid: a resize if only amounts differ; admission again if not admitted
+        yet.
+
+        Ephemeral containers are accepted at once, even if a resize is waiting.
+        """
         hand = self._hand
         pod.status = hand.pod.status
         if self.life.state in (LifeState.ENTERING, LifeState.REJECTED):
@@ -124,7 +128,7 @@ class PodWorker:
         self._wake.ring()
 
     def retry(self) -> None:
-        """The pod may fit now, if it did not."""
+        """Try admission again, because the pod may fit now."""
         if self.life.state is LifeState.ENTERING:
             self._interrupt()
             self._release()
@@ -132,7 +136,7 @@ class PodWorker:
 
     @property
     def wanted(self) -> Pod:
-        """The pod as its manifest has it, which it is not yet while a resize waits."""
+        """The pod as its source wants it; the node's pod differs while a resize waits."""
         return self._hand.wanted
 
     @property
@@ -142,21 +146,21 @@ class PodWorker:
 
     @property
     def may_want_room(self) -> bool:
-        """Whether it is not taken in yet, or is to have other amounts than it has."""
+        """Whether the pod waits for admission or for a resize."""
         return self.life.state in (LifeState.ENTERING, LifeState.REJECTED) or self._hand.resize is not None
 
     def end(self, end: PodEnd) -> None:
-        """Fail the pod for good, if it has not ended yet."""
+        """Fail the pod for good, unless it has ended."""
         self._tell(LifeEvent.FAIL, end)
 
     async def end_and_wait(self, end: PodEnd) -> None:
-        """Fails the pod; returns when its containers have stopped, raises at the first refusal."""
+        """Fail the pod; return when its containers have stopped. Raises the first refusal."""
         self.end(end)
         if not self.life.over:
             await self.wait_stopped()
 
     async def wait_stopped(self) -> None:
-        """Returns when nothing of a pod that ends runs any more, raises at the first refusal."""
+        """Wait until nothing of a terminating pod runs. Raises the first refusal."""
         refusal = asyncio.get_running_loop().create_future()
         self._refusals.append(refusal)
         stopped = asyncio.shield(self._stopped)
@@ -170,21 +174,21 @@ class PodWorker:
             self._refusals.remove(refusal)
 
     def remove(self, grace: int | None = None) -> None:
-        """Nobody wants the pod any more: end it within `grace` seconds (its own, if None), and leave nothing.
+        """End a pod that no source wants within `grace` seconds (None: its own grace period), and remove it.
 
-        Told again, only a shorter grace changes anything.
+        A second call only shortens the grace period.
         """
         self._tell(LifeEvent.REMOVE, grace=grace)
 
     def describe(self, metadata: ObjectMeta) -> None:
-        """New labels, annotations or marks of the same pod."""
+        """Take changed labels and annotations of the same pod."""
         self.pod.metadata = metadata
         self.wanted.metadata = metadata
         self._services.volume_keeper.described(self.pod)
         self._wake.ring()
 
     def hear(self, conditions: Sequence[PodCondition]) -> None:
-        """Conditions as the API has them: those that others say are taken over."""
+        """Take over the conditions that others own in the API."""
         status = with_others(self.pod.status, conditions)
         if self.life.holds and status != self.pod.status:
             self.pod.status = status
@@ -204,7 +208,7 @@ class PodWorker:
         self._wake.ring()
 
     def _release(self) -> None:
-        """The pod holds nothing of the node any more."""
+        """Release everything that the pod holds of the node."""
         self._services.accounts.released(self.pod)
         self._services.probes.released(self.pod.uid)
 
@@ -214,7 +218,7 @@ class PodWorker:
             self._task.cancel()
 
     async def abandon(self) -> None:
-        """Stop working without touching the pod: the agent goes, the pod stays."""
+        """Stop working without touching the pod, because the agent stops."""
         self._abandoned = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -222,17 +226,17 @@ class PodWorker:
 
     @property
     def gone(self) -> bool:
-        """Nothing of the pod is left."""
+        """Whether nothing of the pod is left."""
         return self._gone.done()
 
     async def wait_at_rest(self) -> None:
-        """Returns when nothing of a pod that ends runs any more, however often that is refused."""
+        """Wait until nothing of a terminating pod runs, through any number of refusals."""
         await asyncio.shield(self._stopped)
 
     async def wait_gone(self) -> None:
         await asyncio.shield(self._gone)
 
-    # Its life
+    # The life of the pod
 
     async def _run(self) -> None:
         while self.life.state is not LifeState.GONE:
@@ -242,7 +246,7 @@ class PodWorker:
                 await asyncio.sleep(await self._failed(error))
 
     async def _live(self, state: LifeState) -> None:
-        """Does what is to be done in a state, until it is left."""
+        """Do the work of each state until the state changes."""
         if state is LifeState.ENTERING:
             await self._interruptible(self._admit)
         elif state is LifeState.WORKING:
@@ -274,7 +278,7 @@ class PodWorker:
                 await self._wake.wait()
 
     async def _interruptible(self, activity: Callable[[], Awaitable[None]]) -> None:
-        """Works until `_interrupt` ends it, wherever it is."""
+        """Run until `_interrupt` cancels it, wherever it is."""
         self._busy = True
         try:
             await activity()
@@ -285,7 +289,7 @@ class PodWorker:
             self._busy = False
 
     async def waits_for(self, reason: str, message: str) -> None:
-        """The pod is to be taken in and has to wait: its status says why."""
+        """Show in the status why the pod has to wait for admission."""
         self._hand.waiting_reason = Waiting(reason, message)
         self._services.recorder.pod(self.pod, NORMAL, reason, message)
         self._decided("waiting", f"{reason}: {message}")
@@ -342,7 +346,7 @@ class PodWorker:
             self._on_transition(self)
 
     def _rests(self, began: float) -> None:
-        """A stretch of work is over."""
+        """Finish a stretch of work."""
         self._services.metrics.worked(self._next_work, self._seconds_since(began))
         self._next_work = "sync"
 
@@ -350,7 +354,7 @@ class PodWorker:
         return max(self._services.node.clock() - moment, 0.0)
 
     async def _end(self) -> None:
-        """The pod is to end: what was decided is kept first, then its containers stop."""
+        """End the pod: record the decision first, then stop its containers."""
         await self._ending.keep()
         began = self._services.node.clock()
         await self._persist("stopping", self._ending.stop)
@@ -363,7 +367,7 @@ class PodWorker:
         self._on_transition(self)
 
     async def _persist(self, doing: str, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Repeats until it works: ending a pod is never given up."""
+        """Repeat until it succeeds: the agent never gives up ending a pod."""
         self._failures.begin()
         while True:
             try:
@@ -378,16 +382,18 @@ class PodWorker:
                 return
 
     async def _failed(self, error: Exception, doing: str = "syncing") -> float:
-        """Says what went wrong; the seconds until another try. The runtime may have done it nevertheless."""
+        """Report a failure and return the seconds until the next attempt. The runtime may have acted
+        nevertheless.
+        """
         self._services.watch.doubt()
         delay = self._failures.met(self.pod, error, doing)
-        with contextlib.suppress(Exception):  # it may be what failed
+        with contextlib.suppress(Exception):  # publishing the status may be the operation that failed
             await self._publishing.publish()
         return delay
 
 
 def _known_start(pod: Pod, services: Services) -> float | None:
-    """When it began is kept in its status; else a running pod began when its first sandbox did."""
+    """Return the start time from the pod's status, or else from the first sandbox of a running pod."""
     if not is_static(pod) and pod.status.start_time is not None:
         return pod.status.start_time.timestamp()
     return min((s.created_at for s in services.watch.pod(pod.uid).sandboxes), default=None)
