@@ -1,6 +1,6 @@
-"""The managers of a running node beside its pods: made together, started and stopped in order.
+"""Creates, starts and stops the managers of a node, in order.
 
-Each gets what it needs from the node and knows nothing of the others but what is passed to it.
+Each manager receives what it needs from the node, and knows the others only through what it is given.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ class Managed(Protocol):
 class Managers:
     """Image GC, container GC, eviction, devices, probes and admission of one node.
 
-    `pods()` gives the node's pods, which are made after the managers: nobody asks before `start_before_pods`.
-    `images_looked_at` hears of the images that are there and `pull_image` pulls one, as in `ImageManager`.
+    `pods()` returns the node's pods. They are created after the managers, which do not call it before
+    `start_before_pods`. `images_looked_at` receives the images that are present; `pull_image` pulls one, as
+    in `ImageManager`.
     """
 
     def __init__(
@@ -187,22 +188,22 @@ class Managers:
         }
 
     async def start_before_pods(self) -> None:
-        """What pods need to be taken in."""
+        """Start what pods need for their admission."""
         for room in self._before_pods:
             await room.start()
 
     async def start_beside_pods(self) -> None:
-        """What looks after pods that are there."""
+        """Start what watches over existing pods."""
         for room in self._beside_pods:
             await room.start()
 
     async def stop(self) -> None:
-        """Every room is stopped even if one fails to."""
+        """Stop every manager, even if one fails."""
         await stop_all(room.stop for room in (*self._beside_pods, *self._before_pods))
 
 
 def refuse_served_sockets(root: Path) -> None:
-    """Raises `Refused` if somebody, a kubelet perhaps, serves a socket that would be ours."""
+    """Raise `Refused` if somebody, perhaps a kubelet, already serves one of our sockets."""
     for path in (root / PLUGINS / REGISTRATION_SOCKET, root / POD_RESOURCES / POD_RESOURCES_SOCKET):
         try:
             served = is_served(path)

@@ -1,4 +1,4 @@
-"""The façade: one node agent, from claiming its directory to letting go of it."""
+"""The façade of the agent: one node, from claiming its directory to releasing it."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from engine.node.stats.used import NodeUsage
 class Node:
     """A node agent: pods from a manifest directory, run by a CRI runtime.
 
-    `start` raises what stops a node from working: `Unavailable` without a runtime, `Refused` when the
-    cgroup tree can't be made or another agent holds the root directory. With a `kubeconfig` the node is
-    registered at its API server and keeps its lease, status and events there; a `kubeconfig` that is not
-    there yet is made with the `bootstrap_kubeconfig`. Certificates that the node makes or asks for are kept
-    in `cert_dir` (`pki` beneath `root`). `node_ips` are the addresses it is found under, as
-    `engine.node.nodeinfo.addresses.parse_node_ips` reads them. With `host` the machine is set up as a
-    kubelet does (`engine.hostsetup`); without, it is left as it is. `stop` leaves pods running;
-    `remove_all_pods` before it ends them. Before `start` there are no pods and no rooms.
+    `start` raises `Unavailable` without a runtime, and `Refused` if the cgroup tree cannot be created or
+    another agent holds the root directory. With a `kubeconfig` the node is registered at its API server,
+    which receives its lease, status and events; a missing `kubeconfig` is created with the
+    `bootstrap_kubeconfig`. Certificates are stored in `cert_dir` (`pki` below `root`). `node_ips` are the
+    node's addresses, as `engine.node.nodeinfo.addresses.parse_node_ips` returns them. With `host` the
+    machine is set up as a kubelet does (`engine.hostsetup`); without, it is left as it is. `stop` leaves
+    pods running; call `remove_all_pods` before it to end them. Before `start` there are no pods and no
+    components.
     """
 
     def __init__(
@@ -108,13 +108,12 @@ class Node:
             node_ips=node_ips,
         )
 
-    # Life
+    # Life cycle
 
     def claim(self) -> None:
-        """Make sure that the node is nobody else's, before anything of it is touched.
+        """Claim the node before anything on it is changed; `start` does this too.
 
-        Raises `Refused` where another agent holds the root directory or a kubelet serves its sockets.
-        `start` does it too, if it was not done before.
+        Raises `Refused` if another agent holds the root directory or a kubelet serves its sockets.
         """
         if self._lock is None:
             self._take_root()
@@ -151,7 +150,9 @@ class Node:
         await self._running.start()
 
     async def stop(self) -> None:
-        """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
+        """Stop, and leave pods running. Every part is stopped even if one fails; then the failures are
+        raised.
+        """
         try:
             await stop_all([each.stop for each in (self._running, self._host) if each is not None])
         finally:
@@ -160,16 +161,16 @@ class Node:
                 self._lock = None
 
     async def remove_all_pods(self) -> None:
-        """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
+        """End every pod, remove its cgroups and files, and return when nothing is left."""
         if self._running is not None:
             await self._running.remove_all_pods()
 
     async def kill_pod(self, pod: Pod, end: PodEnd) -> None:
-        """`engine.api.lifecycle.KillPod`: ends a pod for good."""
+        """End a pod for good; implements `engine.api.lifecycle.KillPod`."""
         await self.running.pods.kill(pod, end)
 
     def _take_root(self) -> None:
-        """One agent per root directory."""
+        """Lock the root directory, which only one agent may use."""
         try:
             self.root.mkdir(mode=0o750, parents=True, exist_ok=True)
             self._lock = os.open(self.root / "kubengine.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -192,7 +193,7 @@ class Node:
 
     @property
     def running(self) -> RunningNode:
-        """Its parts, once it was started."""
+        """The parts of the started node, or None."""
         if self._running is None:
             raise Bug("it was not started", subject=f"node {self.name}")
         return self._running
@@ -204,20 +205,20 @@ class Node:
 
     @property
     def api(self) -> Api | None:
-        """The API server that the node belongs to; None for a node of no cluster."""
+        """The API server of the node's cluster; None on a standalone node."""
         return self.running.api
 
     @property
     def containers(self) -> ContainerAccess:
-        """The way into the pods' containers: logs, commands, ports."""
+        """Access to the pods' containers: logs, commands, ports."""
         return self.running.containers
 
     def node_object(self) -> NodeObject:
-        """The node with its capacity, allocatable and conditions of this moment."""
+        """Return the Node object with its current capacity, allocatable and conditions."""
         return self.running.description.current()
 
     def active_pods(self) -> list[Pod]:
-        """Pods that hold, or will hold, resources of the node."""
+        """Return the pods that hold, or will hold, resources of the node."""
         return self._running.pods.active() if self._running is not None else []
 
     def pods(self) -> list[Pod]:
@@ -230,21 +231,21 @@ class Node:
         return self.running.healthz()
 
     async def stats_summary(self) -> Iterable[bytes]:
-        """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
+        """Yield the kubelet's Summary as JSON, piece by piece."""
         return await self.running.stats_summary()
 
     async def cpu_and_memory_summary(self) -> Iterable[bytes]:
-        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        """Yield the Summary with only CPU, memory and swap, without measuring anything else."""
         return await self.running.cpu_and_memory_summary()
 
     async def claims_usage(self) -> list[dict[str, Any]]:
-        """What is used of the claims that pods have, as the kubelet's VolumeStats."""
+        """Return the usage of the claims that pods mount, as the kubelet's VolumeStats."""
         return await self.running.claims_usage()
 
     async def usage(self) -> NodeUsage:
-        """The same as it is read, from cgroups and network devices."""
+        """Return the usage as read from cgroups and network devices."""
         return await self.running.usage()
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
+        """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
         return await self.running.runtime_use(usage)

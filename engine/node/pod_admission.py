@@ -1,8 +1,8 @@
-"""Takes a pod in or turns it away: pressure, the host's support, the predicates, devices, and room.
+"""Admits or rejects pods: pressure, host support, the predicates, devices, and free room.
 
-A pod is judged in one go, in its turn, against the pods that are to stay; it counts from there on. What
-takes time comes after that and holds up nobody else: its devices, its victims, and pods that leave and
-still hold what it needs.
+A pod is judged in one step, in its turn, against the pods that stay; from then on it counts. What takes time
+follows and holds up no other pod: allocating devices, ending victims, and waiting for terminating pods that
+still hold what the pod needs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ log = logging.getLogger("kubengine.pods")
 
 
 class PodAdmission:
-    """`node()` is the node as pods are judged by it now. Keeps what pods hold of it:
-    `engine.node.sync.services.ResourceAccounting`."""
+    """Admit pods and account for what they hold; implements `engine.node.sync.services.ResourceAccounting`.
+
+    `node()` returns the node as admission sees it now.
+    """
 
     def __init__(
         self,
@@ -68,22 +70,22 @@ class PodAdmission:
         )
 
     async def ready_to_judge(self, pod: Pod, tell: TellWaiting) -> None:
-        """Returns when the pod may be judged: waits, in bounds, for device plugins that come back."""
+        """Wait, for a limited time, for device plugins that come back; then the pod may be judged."""
         await self._devices.await_plugins(pod, self._counted(tell))
 
     def wait_for_machine(self, tell: TellWaiting) -> MachineWait:
-        """How long a pod bears with a machine that refuses what taking it in needs."""
+        """Return how long a pod tolerates a machine that refuses what admission needs."""
         return MachineWait(self._admission.patience, self._counted(tell))
 
     def adopt(self, pod: Pod) -> None:
-        """An earlier agent left the pod running: it holds what it has, and is not judged again."""
+        """Count a pod that an earlier agent left running, without judging it again."""
         try:
             self._admission.add(pod)
         except InvalidInput as error:
             log.error("pod %s runs and cannot be counted: %s", pod.full_name, error)
 
     def judge(self, pod: Pod) -> Verdict:
-        """Decide, and count the pod. Raises `AdmissionRejected`; nothing is held then."""
+        """Decide, and count the pod. Raises `AdmissionRejected`, after which the pod holds nothing."""
         self._eviction.admit(pod)
         self._support.check(pod)
         self._check_annotations(pod)
@@ -99,8 +101,10 @@ class PodAdmission:
             raise AdmissionRejected(INVALID_ANNOTATION, str(error)) from error
 
     async def settle(self, pod: Pod, verdict: Verdict, tell: TellWaiting) -> None:
-        """Returns when a judged pod may start; `tell` hears why it cannot yet. Raises `AdmissionRejected`;
-        nothing is held then."""
+        """Return when an admitted pod may start; `tell` receives the reasons for waiting.
+
+        Raises `AdmissionRejected`, after which the pod holds nothing.
+        """
         try:
             await self._devices.allocate(pod, self._counted(tell))
         except BaseException:
@@ -121,11 +125,11 @@ class PodAdmission:
         return counted
 
     def allocatable(self) -> dict[str, Quantity]:
-        """What the node can give, its devices included."""
+        """Return what the node can allocate, including devices."""
         return self._resources.allocatable()
 
     def used_beside(self, uid: str) -> dict[str, Quantity]:
-        """Summed requests of cpu and memory of all pods on the node but one."""
+        """Return the summed CPU and memory requests of all pods on the node but one."""
         used = self._admission.admitted.used_beside(uid)
         return {
             CPU: Quantity.from_milli(used.get(CPU, 0)),
@@ -133,8 +137,9 @@ class PodAdmission:
         }
 
     def judged_by(self, pod: Pod) -> dict[str, Any]:
-        """What an admission of the pod looks at: pressure, and what it and all others ask for of what there
-        is."""
+        """Return the inputs of an admission decision: pressure, and the requests of this pod and
+        all others.
+        """
         admitted = self._admission.admitted
         requested = pod_requests(pod)
         used, allocatable = admitted.used_beside(pod.uid), admitted.node.allocatable
@@ -151,7 +156,7 @@ class PodAdmission:
         }
 
     def _beyond(self, pod: Pod) -> dict[str, Any]:
-        """What of the pod goes beyond a kubelet: its cgroups' annotations, its probes; where there is any."""
+        """Return the settings of the pod that go beyond a kubelet: cgroup annotations and probes."""
         has = {
             "cgroupAnnotations": self._cgroups.asked_of(pod),
             "cpuIdle": self._cgroups.idles(pod),
@@ -160,13 +165,15 @@ class PodAdmission:
         return {name: value for name, value in has.items() if value}
 
     def resized(self, pod: Pod) -> None:
-        """The pod holds other amounts from now on; amounts that cannot be summed leave the old ones."""
+        """Account for the changed amounts of a resized pod; amounts that cannot be summed leave
+        the old ones.
+        """
         if pod.uid in self._admission.admitted:
             with contextlib.suppress(InvalidInput):
                 self._admission.add(pod)
 
     def observed(self, pod: Pod, record: PodRecord) -> None:
-        """Once every app container runs, what only init containers held may go back to the node."""
+        """Release what only init containers held, once every app container runs."""
         if not all(_runs(record.container(container.name)) for container in pod.spec.containers):
             return
         slimmed = self._devices.app_containers_started(pod)
@@ -174,17 +181,19 @@ class PodAdmission:
             self._admission.add(slimmed)
 
     def leaves(self, uid: str) -> None:
-        """The pod is to end: nobody is judged by it any more, but what it holds is waited for."""
+        """Stop counting the pod in admission decisions, since it ends; others still wait for what
+        it holds.
+        """
         self._admission.leave(uid)
 
     def released(self, pod: Pod) -> None:
-        """The pod holds nothing any more."""
+        """Release everything that the pod holds."""
         self._admission.remove(pod.uid)
         self._devices.pod_removed(pod.uid)
 
 
 def _quantity(resource: str, amount: int) -> str:
-    """An amount of the tables as it is written in a manifest."""
+    """Convert an amount of the tables to a quantity as manifests spell it."""
     if resource == CPU:
         return str(Quantity.from_milli(amount))
     return str(Quantity.from_value(amount, BINARY_SI if resource == MEMORY else DECIMAL_SI))

@@ -166,7 +166,9 @@ class PodManager:
             worker.notify()
 
     def something_changed(self) -> None:
-        """Retry waiting resizes and rejected pods, because something changed; many changes cause one retry."""
+        """Retry waiting resizes and rejected pods, because something changed; many changes cause
+        one retry.
+        """
         if self._retrying is None:
             self._retrying = asyncio.get_running_loop().call_soon(self._try_again)
 

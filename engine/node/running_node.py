@@ -1,7 +1,7 @@
-"""A node that runs: every part of it, made before any of them starts, and what they tell each other.
+"""A running node: creates every part before any of them starts, and connects them.
 
-The pods ask the managers and the managers ask about pods. So all of it is made first, by `__init__`; only
-what `start` begins calls back, and then everybody is there.
+Pods ask the managers, and the managers ask about pods. Therefore `__init__` creates all parts first, and
+only what `start` begins calls back.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ RECONCILE_SECONDS = 60.0
 
 
 class RunningNode:
-    """Uses a runtime that has answered and a cgroup tree that `start` makes; `stop` ends the use of both."""
+    """Use a runtime that has answered and a cgroup tree that `start` creates; `stop` ends the use of both."""
 
     def __init__(
         self,
@@ -231,10 +231,10 @@ class RunningNode:
             mirrored=self._belonging.manifests_changed,
         )
 
-    # Life
+    # Life cycle
 
     async def start(self) -> None:
-        """Raises what stops a node from working; `stop` then ends what has begun."""
+        """Start all parts. If it raises, call `stop` to end the parts that have started."""
         self.managers.devices.claim()
         if (ids := await subordinate_ids()) is not None:
             self._users.take_from(ids, self._setting.config.max_pods)
@@ -259,7 +259,9 @@ class RunningNode:
         self._reconciler.start(self._reconcile_cgroups)
 
     async def stop(self) -> None:
-        """Leaves pods as they are. Every part is stopped even if one fails to; what failed is raised."""
+        """Stop, and leave pods running. Every part is stopped even if one fails; then the failures are
+        raised.
+        """
         await stop_all(
             [
                 self._stop_sources,
@@ -283,7 +285,7 @@ class RunningNode:
         self._cgroups.stop()
 
     async def remove_all_pods(self) -> None:
-        """Ends every pod, takes away its cgroups and files, and returns when nothing is left."""
+        """End every pod, remove its cgroups and files, and return when nothing is left."""
         await self._stop_sources()
         self._belonging.stop_waiting()
         await self.pods.remove_all()
@@ -299,7 +301,7 @@ class RunningNode:
             with self._reconciler.step(RECONCILE_SECONDS):
                 self._cgroups.reconcile()
 
-    # What its parts tell each other
+    # Notifications between the parts
 
     async def _pull_image(self, image: str) -> None:
         await self._puller.pull_for_node(image)
@@ -316,7 +318,7 @@ class RunningNode:
         self.pods.something_changed()
 
     def _node_changed(self, metadata: ObjectMeta, spec: NodeSpec, status: Mapping[str, Any]) -> None:
-        """The API server's Node: its labels and taints count from now on, and what is attached to it."""
+        """Apply the API server's Node: its labels and taints, and its attached volumes."""
         judged_anew = self.description.learn(metadata, spec)
         self._pod_cidr.heard(spec.pod_cidrs or ())
         self.attachments.heard(status)
@@ -326,7 +328,7 @@ class RunningNode:
             self.pods.something_changed()
 
     def _addresses_changed(self) -> None:
-        """Pods' statuses show the node's addresses."""
+        """Update the statuses of the pods, which show the node's addresses."""
         self._belonging.conditions_changed()
         for pod in self.pods.all():
             self.pods.notify(pod.uid)
@@ -345,7 +347,9 @@ class RunningNode:
         self._belonging.conditions_changed()
 
     def _runtime_classes(self) -> dict[str, str]:
-        """Of a node without a cluster: what is configured, and each handler under its own name."""
+        """Return the RuntimeClasses of a standalone node: those configured, and each handler under its own
+        name.
+        """
         handlers = self.runtime_health.features.handlers
         configured = self._setting.kubengine_config.runtime_classes or {}
         return {**{name: name for name in handlers if name}, **configured}
@@ -354,12 +358,12 @@ class RunningNode:
 
     @property
     def api(self) -> Api | None:
-        """The API server that it belongs to."""
+        """The API server of the node's cluster."""
         return self._belonging.api
 
     @cached_property
     def containers(self) -> ContainerAccess:
-        """The way into its pods' containers."""
+        """Access to the containers of the pods."""
         return ContainerAccess(
             self._runtime,
             pods=self.pods.all,
@@ -378,7 +382,7 @@ class RunningNode:
         }
 
     def running_pods(self) -> list[Pod]:
-        """What the runtime runs, known or not."""
+        """Return the pods that the runtime runs, including unknown ones."""
         return [
             Pod(
                 metadata=ObjectMeta(name=record.name, namespace=record.namespace, uid=record.uid),
@@ -391,7 +395,7 @@ class RunningNode:
         ]
 
     def healthz(self) -> list[tuple[str, str | None]]:
-        """Each part that can be unwell, with what is wrong with it, None if nothing is."""
+        """Return each part that can fail, with its problem, or None if it is healthy."""
         tasks = self._setting.tasks.health()
         failing = "; ".join(f"{name}: {trouble}" for name, trouble in tasks if trouble)
         return [
@@ -403,19 +407,19 @@ class RunningNode:
         ]
 
     async def stats_summary(self) -> Iterable[bytes]:
-        """What the node and its pods use, as the kubelet's Summary in JSON, piece by piece."""
+        """Yield the kubelet's Summary as JSON, piece by piece."""
         return await self._summaries.current()
 
     async def cpu_and_memory_summary(self) -> Iterable[bytes]:
-        """The same with no more than CPU, memory and swap, for which nothing else is looked at."""
+        """Yield the Summary with only CPU, memory and swap, without measuring anything else."""
         return await self._summaries.cpu_and_memory()
 
     async def usage(self) -> NodeUsage:
-        """The same as it is read, from cgroups and network devices."""
+        """Return the usage as read from cgroups and network devices."""
         return await self._sampler.sample()
 
     async def runtime_use(self, usage: NodeUsage) -> list[RuntimeUse]:
-        """CPU and memory of what `usage` has no numbers of, where the runtime has."""
+        """Return CPU and memory from the runtime, for what `usage` has no numbers of."""
         return await self._summaries.runtime_use(usage)
 
     @cached_property
@@ -429,7 +433,7 @@ class RunningNode:
         )
 
     async def claims_usage(self) -> list[dict[str, Any]]:
-        """What is used of the claims that pods have, as the kubelet's VolumeStats."""
+        """Return the usage of the claims that pods mount, as the kubelet's VolumeStats."""
         return await self._volume_figures.of_claims(list(self.pods.all()))
 
     @cached_property
@@ -487,7 +491,7 @@ def _belong(
     node_changed: NodeHeard,
     runtime_classes: Callable[[], Mapping[str, str]],
 ) -> ControlPlane:
-    """A cluster's code is loaded only for one: HTTP/2 and TLS cost a standalone node nothing."""
+    """Create the control plane. The cluster code is imported only here: HTTP/2 and TLS cost memory."""
     if setting.kubeconfig is None:
         return NoControlPlane(runtime_classes)
     from engine.node.controlplane.cluster_control_plane import ClusterControlPlane

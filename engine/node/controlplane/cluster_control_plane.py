@@ -1,6 +1,6 @@
-"""A node's place in a cluster: its Node object, its lease, its events and its pods, kept at an API server.
+"""Connects the node to an API server: its Node object, lease, events and pods.
 
-Beside the node, never in its way: pods run on while the server is away.
+Pods keep running while the server is unreachable.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ from engine.node.sources.api_pods import ApiPods
 from engine.node.sources.pod_sink import API, MANIFESTS, PodSink
 
 HEARTBEAT_SECONDS: Final = 10.0
-"""A call's deadline, so that a lease of 40 s outlives a server that hangs (kubelet v1.36)."""
+"""Deadline of a call in seconds, short enough that a lease of 40 s survives a hanging server (kubelet v1.36).
+"""
 
 
 class ClusterControlPlane:
-    """One API server and user, from a kubeconfig. `start` returns at once; what fails is tried again."""
+    """Connect to the API server of a kubeconfig. `start` returns at once; failures are retried."""
 
     sources: Sequence[str] = (MANIFESTS, API)
 
@@ -55,7 +56,7 @@ class ClusterControlPlane:
         description: NodeDescription,
         node_changed: NodeHeard,
     ) -> None:
-        """Raises InvalidInput, naming the file, for a kubeconfig that cannot be used."""
+        """Read the kubeconfig. Raises InvalidInput naming the file if it cannot be used."""
         name, config, clock, tasks = setting.name, setting.config, setting.clock, setting.tasks
         chance, user_agent = random.Random(), f"kubengine/{engine_version()}"
         self._identity = NodeIdentity(
@@ -148,7 +149,7 @@ class ClusterControlPlane:
             task.start(self._once_known(work))
 
     def _once_known(self, work: Work) -> Work:
-        """Nobody asks the API server before the node is somebody there."""
+        """Return the API client once the node has an identity; until then nobody may call the server."""
 
         async def begun() -> None:
             await self._identity.ready.wait()
@@ -157,17 +158,19 @@ class ClusterControlPlane:
         return begun
 
     def follow_pods(self, pods: PodSink) -> None:
-        """The API's pods come to the node from now on, and their status goes back."""
+        """Start following the pods of the API, and reporting their status."""
         self._pods.serve(pods)
         self._follow.start(self._once_known(self._follow_pods))
 
     async def _follow_pods(self) -> None:
-        """By the labels and taints of the server's Node pods are judged: it comes first."""
+        """Follow the pods after the Node object has been read, because its labels and taints affect
+        admission.
+        """
         await self._node.seen.wait()
         await self._pods.run()
 
     async def unfollow_pods(self) -> None:
-        """What the API says of pods is heard no more."""
+        """Stop following the pods of the API."""
         await self._follow.stop()
 
     def stop_waiting(self) -> None:
@@ -183,23 +186,23 @@ class ClusterControlPlane:
         self._client.close()
 
     def tell(self, event: Event) -> None:
-        """An event for the API server."""
+        """Send an event to the API server."""
         self._events.take(event)
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """The pods that manifests want here, which the API shows as mirrors."""
+        """Take the pods of the manifests, which the API shows as mirror pods."""
         self._pods.manifests_changed(pods)
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        """A pod's status is another one; `may_run`: something of it runs, or will."""
+        """Report a pod's changed status; `may_run` tells whether something of it runs or will run."""
         self._pods.pod_changed(pod, may_run=may_run)
 
     async def end_known(self, pod: Pod) -> None:
-        """Returns when the server has the last status of a pod that has nothing of the node any more."""
+        """Return when the server has the final status of a pod that holds nothing of the node any longer."""
         await self._pods.end_known(pod)
 
     def conditions_changed(self) -> None:
-        """The node's status is looked at now, not in its time."""
+        """Update the node's status now instead of at the next period."""
         self._node.soon()
         if self._serving is not None:
             self._serving.look()

@@ -1,4 +1,4 @@
-"""What pods take from their cluster: the objects that they name, tokens, the services that they may call."""
+"""States what pods need from their cluster: the objects that they refer to, tokens, and services."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.api.references import KeySelector, WholeObject
 
 
 class ServiceAccountToken(Protocol):
-    """Times in Unix seconds."""
+    """A service account token; times are Unix seconds."""
 
     @property
     def text(self) -> str: ...
@@ -32,49 +32,51 @@ class ClusterObjects(Protocol):
     """
 
     def follow(self, pod: Pod) -> None:
-        """The pod is worked on: what it names is followed from now on."""
+        """Start following the objects that the pod refers to."""
 
     def leave(self, uid: str) -> None:
-        """The pod needs nothing more of the cluster."""
+        """Stop following the objects of the pod."""
 
     def on_change(self, changed: Callable[[str], None]) -> None:
-        """`changed(pod uid)` is called when something that the pod names is another one."""
+        """Call `changed(pod uid)` whenever an object that the pod refers to changes."""
 
     async def secret(self, pod: Pod, name: str) -> Secret:
-        """Raises `Missing` where there is none, `Refused` where it is not known."""
+        """Return the secret. Raises `Missing` if it does not exist, `Refused` if it is not known yet."""
 
     async def config_map(self, pod: Pod, name: str) -> ConfigMap:
-        """Raises `Missing` where there is none, `Refused` where it is not known."""
+        """Return the ConfigMap. Raises `Missing` if it does not exist, `Refused` if it is not known yet."""
 
     async def token(self, pod: Pod, audience: str, seconds: int) -> ServiceAccountToken:
-        """Raises `Refused`."""
+        """Request a service account token. Raises `Refused`."""
 
     async def claim(self, pod: Pod, name: str) -> PersistentVolumeClaim:
-        """Raises `Refused` in the API server's words."""
+        """Return the PersistentVolumeClaim. Raises `Refused` with the API server's message."""
 
     async def patch_claim(self, pod: Pod, name: str, patch: object) -> PersistentVolumeClaim:
-        """Its status (strategic merge). Raises `Refused` in the API server's words."""
+        """Patch the status of a claim (strategic merge). Raises `Refused` with the API server's message."""
 
     async def persistent_volume(self, name: str) -> PersistentVolume:
-        """Raises `Refused` in the API server's words."""
+        """Return the PersistentVolume. Raises `Refused` with the API server's message."""
 
     async def trust_bundles(self, pod: Pod) -> Mapping[str, ClusterTrustBundle]:
-        """All of the cluster, by name, for a pod that names some. Raises `KubengineError`."""
+        """Return the ClusterTrustBundles by name, for a pod that refers to some. Raises `KubengineError`."""
 
     async def runtime_handler(self, pod: Pod) -> str:
-        """Of the pod's runtime class, '' without one. Raises `Missing` where there is no such class."""
+        """Return the handler of the pod's RuntimeClass, or ''. Raises `Missing` if there is no such class."""
 
     async def read_secret(self, namespace: str, name: str) -> Secret:
-        """As it is now, for a volume's driver. Raises `Refused` in the API server's words."""
+        """Read a secret now, for a storage driver. Raises `Refused` with the API server's message."""
 
     async def csi_driver(self, name: str) -> CSIDriver:
-        """Raises `Missing` where there is none, `Refused` in the API server's words."""
+        """Return the CSIDriver. Raises `Missing` if it does not exist, `Refused` with the API server's
+        message.
+        """
 
     async def volume_attachment(self, name: str) -> VolumeAttachment:
-        """Raises `Refused` in the API server's words."""
+        """Return the VolumeAttachment. Raises `Refused` with the API server's message."""
 
     def services(self) -> Sequence[Service] | None:
-        """None as long as they are not known."""
+        """Return the services, or None before they are known."""
 
 
 _NONE: Final = "this node belongs to no cluster"
@@ -85,7 +87,9 @@ def no_such_class(name: str) -> Missing:
 
 
 class NoCluster:
-    """Of a node without an API server. `runtime_classes()` are the handlers of its runtime, by class."""
+    """Stand in on a node without an API server; `runtime_classes()` maps classes to the handlers of its
+    runtime.
+    """
 
     def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
         self._runtime_classes = runtime_classes
@@ -140,7 +144,7 @@ class NoCluster:
 
 
 def secret_names(pod: Pod) -> set[str]:
-    """Every secret that a pod names."""
+    """Return the names of all secrets that a pod refers to."""
     of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_secrets(volume))
     of_containers = (name for container in pod.every_container for name in secrets_of(container))
     of_pulls = (reference.name for reference in pod.spec.image_pull_secrets or [])
@@ -148,7 +152,7 @@ def secret_names(pod: Pod) -> set[str]:
 
 
 def config_map_names(pod: Pod) -> set[str]:
-    """Every config map that a pod names."""
+    """Return the names of all ConfigMaps that a pod refers to."""
     of_volumes = (name for volume in pod.spec.volumes or [] for name in _volume_config_maps(volume))
     of_containers = (name for container in pod.every_container for name in config_maps_of(container))
     return {name for names in (of_volumes, of_containers) for name in names if name}
@@ -178,14 +182,14 @@ def _volume_config_maps(volume: Volume) -> Iterator[str]:
 
 
 def secrets_of(container: Container) -> dict[str, bool]:
-    """The secrets that a container's environment names, and whether each may be missing."""
+    """Return the secrets that a container's environment refers to, each with whether it is optional."""
     whole = [source.secret_ref for source in container.env_from or []]
     keys = [v.value_from.secret_key_ref for v in container.env or [] if v.value_from is not None]
     return _optional([*whole, *keys])
 
 
 def config_maps_of(container: Container) -> dict[str, bool]:
-    """The config maps that a container's environment names, and whether each may be missing."""
+    """Return the ConfigMaps that a container's environment refers to, each with whether it is optional."""
     whole = [source.config_map_ref for source in container.env_from or []]
     keys = [v.value_from.config_map_key_ref for v in container.env or [] if v.value_from is not None]
     return _optional([*whole, *keys])

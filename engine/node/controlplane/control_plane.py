@@ -18,65 +18,69 @@ from engine.node.sources.pod_sink import MANIFESTS, PodSink
 T = TypeVar("T")
 
 NodeHeard = Callable[[ObjectMeta, NodeSpec, Mapping[str, Any]], None]
-"""Is told of the API server's Node; its status as its JSON is."""
+"""Called with metadata, spec and the JSON status of the API server's Node."""
 
 
 class Api(Protocol):
-    """An API server that takes questions (`engine.cluster.client.ApiClient`)."""
+    """Call the API server as this node (`engine.cluster.client.ApiClient`)."""
 
     async def create(self, path: str, value: Any, kind: type[T]) -> T: ...
 
 
 class ControlPlane(Protocol):
-    """What the node tells its cluster, and when it begins and ends to hear of it."""
+    """What the node reports to its control plane and receives from it."""
 
     sources: Sequence[str]
-    """Where the node's pods come from."""
+    """The sources of the node's pods."""
 
     objects: ClusterObjects
-    """What they take from the cluster."""
+    """The objects of the cluster that pods refer to."""
 
     drivers: DriverRecords
-    """Who is told of storage drivers."""
+    """Records of storage drivers (CSINode)."""
 
     @property
     def api(self) -> Api | None:
-        """Who can be asked, as this node."""
+        """The client of the API server, if there is one."""
 
     def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
     def follow_pods(self, pods: PodSink) -> None:
-        """The cluster's pods come to the node from now on."""
+        """Start following the pods of the cluster."""
 
     async def unfollow_pods(self) -> None:
-        """What the cluster wants is heard no more."""
+        """Stop following the pods of the cluster."""
 
     def stop_waiting(self) -> None:
-        """The node is given up: whose end the cluster does not take in is waited for no more."""
+        """Stop waiting for the API server to acknowledge terminated pods."""
 
     def conditions_changed(self) -> None:
-        """The node's conditions are other ones."""
+        """Called when a condition of the node has changed."""
 
     def manifests_changed(self, pods: Sequence[Pod]) -> None:
-        """The pods that manifests want here."""
+        """Called with the pods of all manifests."""
 
     def pod_changed(self, pod: Pod, *, may_run: bool) -> None:
-        """A pod's status is another one; `may_run`: something of it runs, or will."""
+        """Called when a pod's status has changed; `may_run` tells whether something of it runs or
+        will run.
+        """
 
     async def end_known(self, pod: Pod) -> None:
-        """A pod holds nothing of the node any more; returns when its last status is known to its source."""
+        """Return when the source of a pod knows its final status; the pod holds nothing of the node any
+        longer.
+        """
 
 
 class NoControlPlane:
-    """A node of no cluster: nobody is told, nobody asks."""
+    """The control plane of a standalone node: reports go nowhere and there are no cluster objects."""
 
     sources: Sequence[str] = (MANIFESTS,)
     api: Api | None = None
 
     def __init__(self, runtime_classes: Callable[[], Mapping[str, str]]) -> None:
-        """`runtime_classes()` are the handlers of the node's runtime, by class."""
+        """`runtime_classes()` maps RuntimeClasses to the handlers of the node's runtime."""
         self.objects: ClusterObjects = NoCluster(runtime_classes)
         self.drivers: DriverRecords = NoRecords()
 

@@ -30,7 +30,7 @@ _STORAGE: Final = "/apis/storage.k8s.io/v1"
 
 
 class PodReferences:
-    """Names are looked up in the pod's own namespace. `clock` gives Unix seconds."""
+    """Look up names in the pod's own namespace; `clock` returns Unix seconds."""
 
     def __init__(self, client: ApiClient, tasks: Tasks, clock: Callable[[], float]) -> None:
         self._client = client
@@ -43,7 +43,7 @@ class PodReferences:
         self._bundles = SharedWatch(client, self._kinds, partial(trust_bundles_of, client), self._changed)
 
     async def run(self) -> None:
-        """Follows the services until it is cancelled; the objects of pods are followed with their pods."""
+        """Follow the services until cancelled; other objects are followed while pods refer to them."""
         await self._services.run()
 
     async def stop(self) -> None:

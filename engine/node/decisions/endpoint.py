@@ -1,4 +1,4 @@
-"""Shows the agent's latest decisions, and those to come, to who asks."""
+"""Serves the agent's recent decisions, and follows new ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class DecisionsEndpoint:
     def describe(
         self, pod: str = "", since: str = "", follow: str = "false"
     ) -> dict[str, Any] | AsyncGenerator[bytes, None]:
-        """The decisions that are held, oldest first; with `follow=true` JSON lines of them and of all that
-        come, until the reader goes.
+        """Return the decisions in memory, oldest first; with `follow=true` as JSON lines, continued until the
+        client leaves.
 
-        `pod` is `namespace/name` (a name alone is one of `default`) or a uid, `since` a Unix time.
+        `pod` is `namespace/name` (a bare name means namespace `default`) or a uid; `since` is a Unix time.
         """
         wanted = _filter(pod, since)
         if is_set({"follow": follow}, "follow", "decisions"):

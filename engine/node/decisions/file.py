@@ -1,7 +1,7 @@
-"""Writes decisions to a file of JSON lines, for who wants to keep them longer than the agent does.
+"""Writes decisions to a file of JSON lines, for users who keep them longer than the agent does.
 
-Lines are appended off the event loop, those that came meanwhile together. What cannot be written is tried
-again with the next decision, as long as the ring holds it.
+Lines are appended outside of the event loop, several in one write. Lines that could not be written are tried
+again with the next decision, as long as the ring buffer holds them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger("kubengine.decisions")
 
 
 class DecisionFile:
-    """Keeps `section.file` and, as `file.1`, `file.2` and so on, those before it.
+    """Write `section.file` and rotate it to `file.1`, `file.2` and so on.
 
-    Raises `InvalidInput` for bounds that bound nothing.
+    Raises `InvalidInput` for limits that limit nothing.
     """
 
     def __init__(self, section: DecisionsSection, decisions: Decisions, tasks: Tasks) -> None:
@@ -52,7 +52,7 @@ class DecisionFile:
         self._task.start(self._follow)
 
     async def stop(self) -> None:
-        """Writes what has not been written."""
+        """Write pending decisions, then stop."""
         await self._task.stop()
         await self._write(self._decisions.after(self._written))
 
@@ -78,7 +78,7 @@ class DecisionFile:
             self._trouble = ""
 
     def _append(self, decisions: Sequence[Decision]) -> None:
-        """What a write that nobody waits for any more has written meanwhile is left out."""
+        """Append pending lines, except those that a write that was given up has appended meanwhile."""
         with self._writing:
             left = [decision for decision in decisions if decision.number > self._written]
             lines = [to_json(decision) + b"\n" for decision in left]
@@ -92,7 +92,9 @@ class DecisionFile:
                     self._written = left[at - 1].number
 
     def _append_some(self, lines: Sequence[bytes], at: int) -> int:
-        """Appends lines from `at` on as there is room, one at least to an empty file; where it stopped."""
+        """Append lines from `at` on while they fit, at least one to an empty file; return where it
+        stopped.
+        """
         descriptor = os.open(self._path, _OPEN, _MODE)
         try:
             size = _check(descriptor)
@@ -124,7 +126,7 @@ class DecisionFile:
 
 
 def _check(descriptor: int) -> int:
-    """The size of a file that only its owner may read."""
+    """Return the size of the file. Checks that only its owner may read it."""
     about = os.fstat(descriptor)
     if not stat.S_ISREG(about.st_mode):
         raise OSError(EINVAL, "it is no regular file")
@@ -134,7 +136,7 @@ def _check(descriptor: int) -> int:
 
 
 def _write_whole(descriptor: int, data: bytes, size: int) -> None:
-    """All of it or nothing."""
+    """Write all of the data or none of it."""
     try:
         while data:
             data = data[os.write(descriptor, data) :]

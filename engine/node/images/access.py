@@ -1,4 +1,4 @@
-"""Whether a pod may use an image that is there, and with which credentials one is pulled for it.
+"""Decides whether a pod may use an image that is present, and with which credentials an image is pulled.
 
 Source: kubelet v1.36 (KubeletEnsureSecretPulledImages, `pkg/kubelet/images`).
 """
@@ -39,11 +39,11 @@ log = logging.getLogger("kubengine.images")
 GetSecret = Callable[[Pod, str], Awaitable[Secret]]
 CredentialPrograms = Callable[[str], Awaitable[Sequence[Credentials]]]
 _Account = tuple[bool, PullCredentials | None]
-"""Whether a pod has to show that it may use an image that is there, and who may."""
+"""Whether a pod must prove access to a present image, and the credentials that prove it."""
 
 
 class ImageAccess:
-    """One per node. `secret` reads a pod's pull secret; `programs` ask for credentials for a repository."""
+    """Image access of one node. `secret` reads pull secrets; `programs` are the credential providers."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ImageAccess:
         secret: GetSecret,
         recorder: EventRecorder,
     ) -> None:
-        """Raises `InvalidInput` for a policy or a pattern that is none."""
+        """Raises `InvalidInput` for an unknown policy or a bad pattern."""
         self._policy = config.image_pull_credentials_verification_policy or PRELOADED
         self._allowed = config.preloaded_images_verification_allowlist or []
         check_policy(self._policy, self._allowed)
@@ -65,10 +65,10 @@ class ImageAccess:
         self._secret = secret
         self._recorder = recorder
         self._accounts: dict[tuple[str, str], tuple[object, _Account]] = {}
-        """By image and reference: the edition of the records that it was read of, and what they said."""
+        """By image and reference: the edition of the records at the time of reading, and what they said."""
 
     async def settle(self, runtime: RuntimeClient) -> None:
-        """Before the first image is asked for: what an earlier agent left is brought up to date."""
+        """Update the records that an earlier agent left; call it before the first image is requested."""
         try:
             if await asyncio.to_thread(lambda: self._records.empty):
                 return
@@ -79,7 +79,7 @@ class ImageAccess:
             log.error("records of pulled images are left as they are: %s", error)
 
     async def looked_at(self, present: Sequence[str], at: float) -> None:
-        """The ids of all images that were there at a moment: of others nothing is kept any more."""
+        """Take the ids of all present images, and drop records of other images."""
         self._accounts.clear()
         try:
             await asyncio.to_thread(self._records.prune, present, at)
@@ -87,7 +87,7 @@ class ImageAccess:
             log.error("records of images that are gone are left as they are: %s", error)
 
     async def may_use(self, pod: Pod, image: str, reference: str) -> bool:
-        """Whether a pod may use an image that is there without pulling it again."""
+        """Tell whether a pod may use a present image without pulling it again."""
         try:
             must_show, known = await self._account(image, reference)
         except OSError as error:
@@ -104,7 +104,9 @@ class ImageAccess:
         return await self._has_one_of(pod, image, reference, known)
 
     async def _account(self, image: str, reference: str) -> _Account:
-        """Read once for as long as no record changes: a node's pods share few images."""
+        """Return the account of an image, read again only when a record changes: a node's pods share few
+        images.
+        """
         edition = self._records.edition
         known = self._accounts.get((image, reference))
         if known is not None and known[0] is edition:
@@ -114,14 +116,16 @@ class ImageAccess:
         return account
 
     def _read_account(self, image: str, reference: str) -> _Account:
-        """For a thread."""
+        """Read the account. Call it in a thread."""
         ours = self._records.is_ours(image, reference)
         if not must_verify(self._policy, self._allowed, image, ours=ours):
             return False, None
         return True, self._records.who_may_use(image, reference)
 
     async def _has_one_of(self, pod: Pod, image: str, reference: str, known: PullCredentials) -> bool:
-        """A credential that is the same, or one of the same secret, which may have changed."""
+        """Tell whether the pod has the same credential, or one from the same secret, whose content may have
+        changed.
+        """
         secrets = known.kubernetes_secrets or []
         hashes = {secret.credential_hash for secret in secrets}
         places = {(secret.namespace, secret.name, secret.uid) for secret in secrets}
@@ -144,7 +148,9 @@ class ImageAccess:
         return False
 
     async def credentials(self, pod: Pod, image: str) -> Sequence[Credential]:
-        """All that may be good for pulling it, in the order in which they are tried; none: without."""
+        """Return all credentials that match the image, in the order in which to try them; none means
+        anonymous.
+        """
         repository = repository_of(image)
         found = keyring(await self._of_secrets(pod)).lookup(repository)
         own = await asyncio.to_thread(self._node.all)
@@ -154,7 +160,7 @@ class ImageAccess:
         return found
 
     async def begins(self, image: str) -> None:
-        """Raises `Refused` where that cannot be kept."""
+        """Record the intention to pull. Raises `Refused` if that cannot be stored."""
         try:
             await asyncio.to_thread(self._records.begins, image)
         except (Refused, OSError) as error:
@@ -189,7 +195,7 @@ class ImageAccess:
 
 
 def must_verify(policy: str, allowed: Sequence[str], image: str, *, ours: bool) -> bool:
-    """Whether a pod has to show that it may use an image; `ours`: the node pulled it."""
+    """Tell whether a pod must prove access to an image; `ours` is true if the node pulled it."""
     if policy == ALLOWED:
         name = without_tag(image)
         return not any(name.startswith(p[:-1]) if p.endswith("/*") else name == p for p in allowed)
@@ -197,7 +203,7 @@ def must_verify(policy: str, allowed: Sequence[str], image: str, *, ours: bool) 
 
 
 def check_policy(policy: str, allowed: Sequence[str]) -> None:
-    """Raises `InvalidInput` naming the field."""
+    """Check the policy. Raises `InvalidInput` naming the field."""
     known = (NEVER, PRELOADED, ALLOWED, ALWAYS)
     if policy not in known:
         text = f"expected one of {', '.join(known)}; got {policy!r}"
@@ -210,7 +216,7 @@ def check_policy(policy: str, allowed: Sequence[str]) -> None:
 
 
 def _of_secret(secret: Secret) -> Credentials:
-    """Empty for a secret of another type. Raises `InvalidInput`."""
+    """Parse the credentials of a pull secret; none for other types of secrets. Raises `InvalidInput`."""
     meta, data = secret.metadata, secret.data or {}
     source = SecretSource(meta.namespace, meta.name, meta.uid)
     if secret.type == _JSON_TYPE and data.get(_JSON_KEY):

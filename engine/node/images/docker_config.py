@@ -1,7 +1,7 @@
-"""The node's own registry credentials, from the files where the docker command keeps them.
+"""Reads the node's own registry credentials from the files of the docker command.
 
-Looked for in the node's root directory, the working directory, the home and `/`, first as `config.json`
-(beneath `.docker` in the last two), then as `.dockercfg`; the first that can be read is the one. Source:
+The files are searched in the node's root directory, the working directory, the home directory and `/`: first
+`config.json` (below `.docker` in the last two), then `.dockercfg`. The first readable file counts. Source:
 kubelet v1.36.
 """
 
@@ -22,7 +22,7 @@ log = logging.getLogger("kubengine.images")
 
 
 class NodeCredentials:
-    """Read again when they are asked for after five minutes. `clock` gives Unix seconds."""
+    """Cache the credentials for five minutes; `clock` returns Unix seconds."""
 
     def __init__(self, root: Path, clock: Callable[[], float]) -> None:
         self._root = root

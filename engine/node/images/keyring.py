@@ -1,6 +1,7 @@
-"""Credentials for registries, found by the name of an image's repository. Pure.
+"""Finds registry credentials by the name of an image's repository. Pure.
 
-Source: kubelet v1.36 (`pkg/credentialprovider`): the most specific come first, each that matches is tried.
+Source: kubelet v1.36 (`pkg/credentialprovider`): more specific entries come first, and all matches are
+tried.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class SecretSource:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """`source` is None for one of the node's own, which every pod may use."""
+    """One credential; `source` is None for a credential of the node, which every pod may use."""
 
     username: str = field(repr=False)
     password: str = field(repr=False)
@@ -43,7 +44,9 @@ class Credential:
 
     @property
     def digest(self) -> str:
-        """What stands for it in records: SHA-256 of its JSON as a kubelet writes it."""
+        """The digest that identifies the credential in records: SHA-256 of its JSON as a kubelet
+        writes it.
+        """
         named = {"username": self.username, "password": self.password, "email": self.email}
         given = {name: value for name, value in named.items() if value}
         text = json.dumps(given, separators=(",", ":"), ensure_ascii=False).translate(_GO_ESCAPES)
@@ -62,14 +65,16 @@ class _Config(msgspec.Struct):
 
 
 Credentials = Mapping[str, Credential]
-"""By registry, or registry and path."""
+"""Credentials by registry, or by registry and path."""
 
 _configs: Final = msgspec.json.Decoder(_Config)
 _legacy: Final = msgspec.json.Decoder(dict[str, _Entry])
 
 
 def docker_config(data: bytes, source: SecretSource | None = None, *, legacy: bool = False) -> Credentials:
-    """What a `config.json`, or with `legacy` a `.dockercfg`, has. Raises `InvalidInput`, quoting nothing."""
+    """Parse a `config.json`, or with `legacy` a `.dockercfg`. Raises `InvalidInput`, which never quotes the
+    content.
+    """
     try:
         entries = _legacy.decode(data) if legacy else _configs.decode(data).auths
         return {where: _credential(entry, source) for where, entry in entries.items()}
@@ -89,7 +94,7 @@ def _credential(entry: _Entry, source: SecretSource | None) -> Credential:
 
 
 class Keyring:
-    """Several sets of credentials, the first added first."""
+    """Combine several sets of credentials; the first added has precedence."""
 
     def __init__(self) -> None:
         self._known: dict[str, list[Credential]] = {}
@@ -101,7 +106,7 @@ class Keyring:
                 self._known.setdefault(place, []).append(credential)
 
     def lookup(self, repository: str) -> list[Credential]:
-        """All that may be for a repository, by its full name without tag or digest."""
+        """Return all credentials for a repository, given by its full name without tag or digest."""
         fitting = [place for place in sorted(self._known, reverse=True) if matches(place, repository)]
         found = [credential for place in fitting for credential in self._known[place]]
         if not found and repository.split("/", maxsplit=1)[0] in ("docker.io", DEFAULT_REGISTRY):
@@ -110,8 +115,11 @@ class Keyring:
 
 
 def matches(pattern: str, target: str) -> bool:
-    """Whether a name lies at a place: same port, as many labels of the host, each as the pattern's says (`*`
-    stands for anything in one), and a path that begins with the pattern's."""
+    """Tell whether a name matches a pattern.
+
+    The port must be equal, the host must have as many labels, each of which must match the pattern's (`*`
+    matches any text in one label), and the path must begin with the pattern's.
+    """
     wanted, given = _split(pattern), _split(target)
     if wanted is None or given is None:
         return False
@@ -125,7 +133,7 @@ def matches(pattern: str, target: str) -> bool:
 
 
 def _place(where: str) -> str:
-    """Host and path; empty for what is neither. `/v1/` and `/v2/` are the registry itself."""
+    """Split into host and path; `/v1/` and `/v2/` mean the registry itself. Returns '' for anything else."""
     text = where if where.startswith(("https://", "http://")) else f"https://{where}"
     try:
         url = urlsplit(text)

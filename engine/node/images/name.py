@@ -1,6 +1,6 @@
-"""Which names of images are names, as kubelet v1.36 judges them before it asks a runtime.
+"""Validates image names as kubelet v1.36 does before it calls a runtime.
 
-The grammar is that of the OCI distribution's references: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. Pure.
+The grammar is that of OCI distribution references: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LONGEST_PATH: Final = 255
 
 
 def fault_of_name(name: str) -> str:
-    """What keeps a name from being an image's; nothing if it can be one."""
+    """Return why a text is not a valid image name, or '' if it is."""
     if _ID.fullmatch(name):
         return f"invalid repository name ({name}), cannot specify 64-byte hexadecimal strings"
     host, rest = _split(name)
@@ -39,13 +39,15 @@ def fault_of_name(name: str) -> str:
 
 
 def repository_of(name: str) -> str:
-    """The full name of an image's repository: registry and path, without tag and digest."""
+    """Return the full name of an image's repository: registry and path, without tag and digest."""
     host, rest = _split(name.partition("@")[0])
     return f"{host}/{rest.partition(':')[0]}"
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Registry and the rest; Docker Hub's where the name has none. A first part in capitals is one."""
+    """Split into registry and path, with Docker Hub as the default. A first part with capitals is
+    a registry.
+    """
     first, slash, rest = name.partition("/")
     if slash and (first == "localhost" or "." in first or ":" in first or first.lower() != first):
         host, path = ("docker.io" if first == "index.docker.io" else first), rest

@@ -1,7 +1,7 @@
-"""Programs that are asked for registry credentials: which, for what images, and what they answered.
+"""Runs credential provider plugins: which plugin for which image, and how long its answer stays valid.
 
-A program gets a CredentialProviderRequest on its standard input and prints a CredentialProviderResponse.
-Its answer is kept for as long as it says, for the image, its registry, or all. Source: kubelet v1.36,
+A plugin receives a CredentialProviderRequest on standard input and prints a CredentialProviderResponse. The
+answer is cached for as long as it says, for the image, its registry, or all images. Source: kubelet v1.36,
 `kubelet.config.k8s.io/v1` CredentialProviderConfig, `credentialprovider.kubelet.k8s.io/v1`.
 """
 

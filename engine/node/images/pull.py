@@ -1,4 +1,4 @@
-"""Makes sure that images are there, as their pull policies ask, with back-off after failures."""
+"""Makes images present according to their pull policies, with back-off after failures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lease = Callable[[str], AbstractAsyncContextManager[None]]
 
 
 class StartRefused(KubengineError):
-    """A container that can't be started now: what its status says, and the event that goes with it."""
+    """A container cannot start now: the waiting reason for its status, and the event that goes with it."""
 
     def __init__(self, waiting: Waiting, *, event: str, text: str = "", kind: str = WARNING) -> None:
         self.waiting = waiting
@@ -40,7 +40,7 @@ class StartRefused(KubengineError):
         super().__init__(f"{waiting.reason}: {waiting.message}")
 
     def say(self, recorder: EventRecorder, pod: Pod, container: str) -> None:
-        """The event, and after one about an image the container's failure."""
+        """Emit the event; for an image problem also the failure event of the container."""
         recorder.pod(pod, self.kind, self.event, self.text, container=container)
         if self.waiting.reason in _OF_IMAGES:
             recorder.pod(pod, WARNING, "Failed", f"Error: {self.waiting.reason}", container=container)
@@ -48,7 +48,7 @@ class StartRefused(KubengineError):
 
 @dataclass(frozen=True, slots=True)
 class WantedImage:
-    """An image that a container needs: its own, or that of a volume that it mounts."""
+    """An image that a container needs: its own, or that of an image volume."""
 
     container: str
     image: str
@@ -57,13 +57,13 @@ class WantedImage:
 
     @property
     def named(self) -> str:
-        """For messages."""
+        """The name for messages."""
         return f'image "{self.image}"' + (f' of volume "{self.volume}"' if self.volume else "")
 
 
 @dataclass(frozen=True, slots=True)
 class PresentImage:
-    """An image in the runtime's store and the user that it asks for."""
+    """An image in the runtime's store, and the user that it asks for."""
 
     reference: str
     uid: int | None
@@ -72,7 +72,7 @@ class PresentImage:
 
 
 def wanted_images(pod: Pod, container: Container) -> list[WantedImage]:
-    """A container's own image, then those of the image volumes that it mounts."""
+    """Return a container's own image, then those of the image volumes that it mounts."""
     wanted = [WantedImage(container.name, container.image, container.image_pull_policy)]
     mounted = {mount.name for mount in container.volume_mounts or []}
     for volume in pod.spec.volumes or []:
@@ -83,7 +83,9 @@ def wanted_images(pod: Pod, container: Container) -> list[WantedImage]:
 
 
 def pulls_at_once(config: KubeletConfiguration) -> int:
-    """Raises `InvalidInput` where `maxParallelImagePulls` contradicts `serializeImagePulls`."""
+    """Return the number of parallel pulls. Raises `InvalidInput` if `maxParallelImagePulls` contradicts
+    `serializeImagePulls`.
+    """
     most = config.max_parallel_image_pulls
     if most is not None and most < 1:
         raise InvalidInput(f"expected at least 1, got {most}", subject="maxParallelImagePulls")
@@ -96,10 +98,10 @@ def pulls_at_once(config: KubeletConfiguration) -> int:
 
 
 class ImagePuller:
-    """One per node; pulls one image at a time unless the configuration allows more.
+    """Pull images for one node, one at a time unless the configuration allows more.
 
-    `lease(image)` is held around making an image present and creating the container that uses it: image GC
-    takes it away at no time in between.
+    Hold `lease(image)` from making an image present until the container that uses it is created: image GC
+    does not remove the image in between.
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class ImagePuller:
         self._rate = TokenBucket(qps, config.registry_burst) if qps else None
 
     async def find(self, pod: Pod, wanted: WantedImage) -> PresentImage | None:
-        """The image if it is there and need not be pulled again, None if it has to be pulled.
+        """Return the image if it is present and needs no pull, or None if it must be pulled.
 
         Raises `StartRefused` (InvalidImageName, ErrImageNeverPull, ImageInspectError).
         """
@@ -147,8 +149,11 @@ class ImagePuller:
     async def pull(
         self, pod: Pod, wanted: WantedImage, sandbox: cri.PodSandboxConfig | None = None
     ) -> PresentImage:
-        """Waits for its turn, then for the runtime; one that came meanwhile is not pulled again unless
-        the policy is Always. Raises `StartRefused` (ErrImagePull, ImagePullBackOff, ImageInspectError)."""
+        """Wait for a turn, then pull. An image that arrived meanwhile is not pulled again unless the policy
+        is Always.
+
+        Raises `StartRefused` (ErrImagePull, ImagePullBackOff, ImageInspectError).
+        """
         key = f"{pod.uid}/{wanted.image}"
         if self._remaining(key) > 0:
             text = f"Back-off pulling {wanted.named}"
@@ -185,10 +190,7 @@ class ImagePuller:
         return found
 
     async def pull_for_node(self, image: str) -> None:
-        """Makes an image present that no pod asked for, with the node's own credentials, in its turn.
-
-        Raises `KubengineError`.
-        """
+        """Pull an image that no pod asked for, with the node's own credentials. Raises `KubengineError`."""
         fault = fault_of_name(image)
         if fault:
             raise InvalidInput(fault, subject=f"image {image!r}")
@@ -202,11 +204,11 @@ class ImagePuller:
             await self._access.came(image, found.id, credential)
 
     def retry_in(self, pod: Pod, container: Container) -> float:
-        """Seconds until the pulls that a container needs may be tried again."""
+        """Return the seconds until the pulls that a container needs may be tried again."""
         return max(self._remaining(f"{pod.uid}/{wanted.image}") for wanted in wanted_images(pod, container))
 
     def forget(self, uid: str) -> None:
-        """A pod has gone."""
+        """Forget a pod that is gone."""
         self._backoff.forget(f"{uid}/")
         for key in [key for key in self._failed_at if key.startswith(f"{uid}/")]:
             del self._failed_at[key], self._last_failure[key]

@@ -1,4 +1,4 @@
-"""What the machine itself refuses while a pod is taken in (a full disk, no descriptors left); it passes."""
+"""Handles faults of the machine during admission (a full disk, no descriptors left), which may pass."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from engine.api.lifecycle import AdmissionRejected, TellWaiting
 
 AWAITING_NODE: Final = "AwaitingNode"
 RETRY_SECONDS = 5.0
-"""How soon a pod is judged again that the machine kept out."""
+"""Seconds until admission is tried again after such a fault."""
 
 
 def is_of_the_machine(error: BaseException | None) -> bool:
-    """Whether the kernel refused something of the agent's own, which no pod is to blame for."""
+    """Tell whether the kernel refused an operation of the agent itself, for which the pod is not to blame."""
     while error is not None:
         if isinstance(error, OSError) or (isinstance(error, Refused) and error.errno is not None):
             return True
@@ -23,7 +23,7 @@ def is_of_the_machine(error: BaseException | None) -> bool:
 
 
 class MachineWait:
-    """One pod bears with the machine: for `patience` seconds from the first refusal on. `tell` hears why."""
+    """Wait for the machine for `patience` seconds from the first refusal on; `tell` receives the reason."""
 
     def __init__(self, patience: float, tell: TellWaiting) -> None:
         self._patience = patience
@@ -32,7 +32,7 @@ class MachineWait:
         self._until: float | None = None
 
     async def goes_on(self, rejected: AdmissionRejected) -> bool:
-        """Returns when the pod may be judged again; False if it has waited as long as it may."""
+        """Return when admission may be tried again; False if the time is over."""
         now = asyncio.get_running_loop().time()
         if self._until is None:
             self._until = now + self._patience

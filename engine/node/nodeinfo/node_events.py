@@ -1,4 +1,4 @@
-"""The node's own events: that its agent started, that the machine was rebooted, how its conditions change.
+"""Emits the node's own events: the start of the agent, a reboot, changed conditions.
 
 Reasons and texts: kubelet v1.36 (`nodestatus` setters, `kubelet_node_status`).
 """
@@ -33,8 +33,9 @@ _REASONS: Final = {
 
 
 class NodeEvents:
-    """Says each change of a condition once, and at the first look what holds. `record` keeps the boot id
-    that the last agent saw."""
+    """Emit each change of a condition once, and the current ones at first. `record` stores the
+    last boot id.
+    """
 
     def __init__(self, recorder: EventRecorder, node: str, record: Path) -> None:
         self._recorder = recorder
@@ -44,7 +45,9 @@ class NodeEvents:
         self._unschedulable = False
 
     def started(self, boot_id: str) -> None:
-        """A boot id that cannot be read or kept is said in the log, and the agent starts."""
+        """Report the start, and a reboot. If the boot id cannot be read or stored, the agent logs that and
+        starts.
+        """
         self._recorder.node(NORMAL, "Starting", "Starting kubelet.")
         try:
             known = kept(self._record, bytes.decode, without="whether the machine was rebooted is not known")
@@ -58,7 +61,7 @@ class NodeEvents:
             log.warning("%s", error)
 
     def enforced(self, settings: CgroupSettings) -> None:
-        """What is kept back for the system holds, and so does what pods may have together."""
+        """Report that node allocatable and the reservations are enforced."""
         if not settings.containers.cgroup_v2:
             self._recorder.node(WARNING, "CgroupV1", CGROUP_V1)
         enforced = [
@@ -69,7 +72,7 @@ class NodeEvents:
             self._recorder.node(NORMAL, "NodeAllocatableEnforced", text)
 
     def look_at_schedulable(self, *, unschedulable: bool) -> None:
-        """Whether the Node is cordoned, as the API server has it."""
+        """Report whether the Node is cordoned, according to the API server."""
         if unschedulable is self._unschedulable:
             return
         self._unschedulable = unschedulable

@@ -1,4 +1,4 @@
-"""What dashboards ask of every kubelet: who it is, and how much runs on it. Counted when scraped."""
+"""Provides the metrics by which dashboards identify a kubelet and count its pods; computed when scraped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _build() -> dict[str, str]:
 
 
 def count_node(registry: Registry, name: str, pods: Callable[[], Iterable[PodRecord]]) -> None:
-    """`pods` are those that the runtime holds."""
+    """Count the pods that the runtime holds."""
 
     def running_pods() -> Iterator[tuple[tuple[str, ...], float]]:
         yield (), sum(any(sandbox.ready for sandbox in pod.sandboxes) for pod in pods())
@@ -61,8 +61,7 @@ def count_node(registry: Registry, name: str, pods: Callable[[], Iterable[PodRec
 def count_pods(
     registry: Registry, *, known: Callable[[], Iterable[Pod]], active: Callable[[], Iterable[Pod]]
 ) -> None:
-    """`known` are those that the node was asked for and has not forgotten, `active` those that hold, or will
-    hold, something of it."""
+    """Count pods: `known` are those requested and not forgotten, `active` those that hold resources."""
 
     def counted(pods: Callable[[], Iterable[Pod]]) -> Iterator[Sample]:
         counts = Counter(is_static(pod) for pod in pods())

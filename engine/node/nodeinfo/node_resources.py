@@ -1,4 +1,4 @@
-"""What the node has and what it can give: the machine's, less what is kept back, plus its devices."""
+"""Computes capacity and allocatable: the machine's resources, minus reservations, plus devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.devices.manager import DeviceManager
 
 
 class NodeResources:
-    """Capacity and allocatable, current whenever they are asked for."""
+    """Capacity and allocatable, computed on each call."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class NodeResources:
 def without_huge_pages(
     allocatable: Mapping[str, Quantity], capacity: Mapping[str, Quantity]
 ) -> dict[str, Quantity]:
-    """Memory that is set aside for huge pages is nobody's to ask for as memory."""
+    """Subtract preallocated huge pages from the memory."""
     huge = sum(amount.value for name, amount in capacity.items() if name.startswith(HUGEPAGES_PREFIX))
     if not huge or MEMORY not in allocatable:
         return dict(allocatable)

@@ -1,4 +1,4 @@
-"""The runtime hears which addresses the node's pods are to have (kubelet v1.36: `updatePodCIDR`)."""
+"""Passes the pod CIDRs of the node to the runtime (kubelet v1.36: `updatePodCIDR`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("kubengine.node")
 
 
 class PodCidr:
-    """`configured` is what counts until the cluster's Node has ranges of its own."""
+    """Pass on `configured` until the cluster's Node has CIDRs of its own."""
 
     def __init__(self, runtime: RuntimeClient, tasks: Tasks, configured: str) -> None:
         self._runtime = runtime
@@ -34,7 +34,7 @@ class PodCidr:
         await self._task.stop()
 
     def heard(self, ranges: Sequence[str]) -> None:
-        """`spec.podCIDRs` of the Node."""
+        """Take `spec.podCIDRs` of the Node."""
         if ranges:
             self._wanted = ",".join(ranges)
             self._news.set()

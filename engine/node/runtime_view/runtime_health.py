@@ -1,8 +1,9 @@
-"""Whether the runtime is up and ready, and what it says it can do.
+"""Tracks whether the runtime is up and ready, and which features it has.
 
-A runtime with an event stream is taken for up while the stream stands, one without while it answers
-relists. Its own status (RuntimeReady, NetworkReady, features) is read at start, when something went
-wrong, each 300 s, and each 5 s while it is not well: a quiet node asks nothing.
+A runtime with an event stream counts as up while the stream stands; one without, while it answers relists.
+Its own status (RuntimeReady, NetworkReady, features) is read at start, after a failure, every 300 s, and
+every 5 s while it is not ready. An idle node asks nothing else.
+
 Rules and texts: kubelet v1.36 `runtimeState` and `updateRuntimeUp`.
 """
 
@@ -23,13 +24,13 @@ DOWN_AFTER_SECONDS: Final = 30.0
 CHECK_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 10.0
 STEP_SECONDS: Final = 60.0
-"""A look that takes longer is stuck."""
+"""Seconds after which a status call counts as stuck."""
 CHECK_WHEN_WELL_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class HandlerFeatures:
-    """What one of a runtime's handlers can do; one that doesn't say can't."""
+    """The features of one runtime handler; a missing answer means no."""
 
     user_namespaces: bool = False
     recursive_read_only_mounts: bool = False
@@ -37,7 +38,9 @@ class HandlerFeatures:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFeatures:
-    """What a runtime can do; its handlers by name, the default one's is ''. Older runtimes list none."""
+    """The features of a runtime; handlers are listed by name, the default one is ''. Older runtimes list
+    none.
+    """
 
     supplemental_groups_policy: bool = False
     handlers: Mapping[str, HandlerFeatures] = field(default_factory=dict)
@@ -60,7 +63,7 @@ class RuntimeFeatures:
 
 @dataclass(frozen=True, slots=True)
 class ShownFeatures:
-    """What the runtime says of itself, as the Node's status shows it; None where it says nothing."""
+    """Features as the runtime reports them, for the Node's status; None if it reports nothing."""
 
     handlers: list[dict[str, Any]] | None = None
     features: dict[str, bool] | None = None
@@ -82,8 +85,11 @@ class ShownFeatures:
 
 
 class RuntimeHealth:
-    """`last_contact()` is when the runtime was last known to answer, in Unix seconds; `on_change` is called
-    when it gets well or unwell. `problems()` is what is wrong now, in the kubelet's words."""
+    """Track the health of the runtime.
+
+    `last_contact()` is the Unix time of its last answer; `on_change` is called when it becomes ready or not.
+    `problems()` describes current problems in the kubelet's words.
+    """
 
     def __init__(
         self,
@@ -105,7 +111,7 @@ class RuntimeHealth:
         self._task = (tasks or Tasks()).task("runtime-health")
 
     async def start(self) -> None:
-        """Reads the runtime's status once. Raises what the runtime says if it can't be read."""
+        """Read the runtime's status once. Raises the runtime's error if it cannot be read."""
         await self._read()
         self._task.start(self._keep_looking)
 
@@ -113,11 +119,11 @@ class RuntimeHealth:
         await self._task.stop()
 
     def doubt(self) -> None:
-        """Something went wrong with the runtime: look at once."""
+        """Check the status now, because a call to the runtime failed."""
         self._doubt.set()
 
     def problems(self) -> list[str]:
-        """Empty while the runtime and its network are ready."""
+        """Return the current problems; empty while the runtime and its network are ready."""
         if self._clock() - self._last_contact() >= DOWN_AFTER_SECONDS:
             return ["container runtime is down", *self._not_ready]
         return list(self._not_ready)

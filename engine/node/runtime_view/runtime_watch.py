@@ -1,10 +1,9 @@
-"""Keeps the node's picture of the runtime current: its event stream, with relisting as the safety net.
+"""Keeps the node's view of the runtime current: its event stream, with relists as the safety net.
 
-Without a stream, when one has failed, or in doubt, a relist runs after a second. With a stream they run ever
-more seldom, as nothing tells when a slow runtime has begun to listen: after as long as it has stood, up to
-every 300 s. A relist compares ids and states and asks for the full status only of pods in which something
-differs, so a quiet node costs two lists, of which nothing is decoded while they say what they said when all
-was as known.
+Without a stream, after a stream failed, or in doubt, a relist follows within a second. With a stream,
+relists become rarer: the interval is the age of the stream, up to 300 s, because nothing tells when a slow
+runtime has begun to send events. A relist compares ids and states, and asks for the full status only of pods
+that differ. An idle node therefore costs two lists, and lists that equal the last ones are not even decoded.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ UNHEALTHY_AFTER_SECONDS = 180.0
 RETRY_SECONDS = 1.0
 STREAM_SETTLED_SECONDS = 1.0
 STEP_SECONDS = 600.0
-"""A relist that takes longer is stuck."""
+"""Seconds after which a relist counts as stuck."""
 
 OnChange = Callable[[str], None]
 
@@ -50,7 +49,7 @@ _CONTAINER_STATES: Final = Picker("ListContainersResponse", [_UID, "id", "state"
 _SANDBOXES: Final = Picker("ListPodSandboxResponse", [*_IDENTITY, "id", "state"])
 _CONTAINERS: Final = Picker("ListContainersResponse", [*_IDENTITY, "id", "state", "pod_sandbox_id"])
 _States = dict[str, tuple[str, int]]
-"""By id: the uid of its pod, and its state."""
+"""Container or sandbox id → uid of its pod, and its state."""
 
 
 class _Sandbox(NamedTuple):
@@ -72,7 +71,7 @@ class _Container(NamedTuple):
 
 @dataclass(slots=True)
 class _Listed:
-    """What two lists say about one pod."""
+    """What two lists report about one pod."""
 
     sandboxes: list[_Sandbox] = field(default_factory=list)
     containers: list[_Container] = field(default_factory=list)
@@ -89,8 +88,11 @@ class _Listed:
 
 
 class RuntimeWatch:
-    """All pods of the runtime by uid, and a call of `on_change(uid)` whenever one changed; of `on_trouble`
-    when the runtime's stream broke or a relist failed."""
+    """Hold all pods of the runtime by uid.
+
+    `on_change(uid)` is called whenever a pod changed; `on_trouble` when the event stream broke or a relist
+    failed.
+    """
 
     def __init__(
         self,
@@ -130,16 +132,16 @@ class RuntimeWatch:
             lambda: [((), self.last_contact())],
         )
         self._touched: dict[str, float] = {}
-        """When something newer than any list asked for earlier was heard of a pod, monotonic."""
+        """Monotonic time of the last news about a pod; lists requested earlier are older than it."""
         self._doubts: asyncio.TimerHandle | None = None
         self._agreed: tuple[int, int] | None = None
-        """What the lists said when they said what is known, while nothing of that has changed."""
+        """The encoded lists that matched the known state, valid while that does not change."""
         self.pods: dict[str, PodRecord] = {}
         self.last_relist = 0.0
         self.last_error = ""
 
     async def start(self) -> None:
-        """Reads the runtime once. Raises what the runtime says if it can't be read."""
+        """Read the runtime once. Raises the runtime's error if it cannot be read."""
         await self.relist()
         self._following.start(self._follow_events)
         self._relisting.start(self._keep_relisting)
@@ -150,7 +152,7 @@ class RuntimeWatch:
         self._dispel()
 
     def doubt(self) -> None:
-        """Something may have happened of which no event will tell: a relist is due in a moment."""
+        """Schedule a relist soon, because something may have happened without an event."""
         if self._doubts is None:
             loop = asyncio.get_running_loop()
             self._doubts = loop.call_later(self._relist_seconds, self._wake.set)
@@ -161,7 +163,7 @@ class RuntimeWatch:
             self._doubts = None
 
     def health(self) -> str:
-        """Empty, or why the picture is too old to trust."""
+        """Return why the view is too old to be trusted, or an empty text."""
         age = self._clock() - self.last_relist
         limit = UNHEALTHY_AFTER_SECONDS
         if self._streaming:
@@ -169,7 +171,7 @@ class RuntimeWatch:
         return f"the runtime was last read {age:.0f} s ago: {self.last_error}" if age > limit else ""
 
     def runs(self, uid: str, container: str) -> bool:
-        """Whether the newest container of that name runs."""
+        """Tell whether the newest container of that name runs."""
         newest = self.pod(uid).container(container)
         return newest is not None and newest.running
 
@@ -179,15 +181,15 @@ class RuntimeWatch:
         return self._streaming
 
     def last_contact(self) -> float:
-        """When the runtime was last known to answer, in Unix seconds."""
+        """The Unix time at which the runtime last answered."""
         return self._clock() if self._streaming else max(self.last_relist, self._stream_lost_at)
 
     def pod(self, uid: str) -> PodRecord:
-        """The record of a pod, empty if the runtime holds nothing of it."""
+        """Return the record of a pod; it is empty if the runtime holds nothing of it."""
         return self.pods.get(uid) or PodRecord(uid, "", "")
 
     async def relist(self) -> None:
-        """Raises the first failure, after every pod that can be read has been."""
+        """Relist now. Raises the first failure, after it has read every pod that can be read."""
         began = self._clock()
         if self.last_relist:
             self._interval.observe(began - self.last_relist)
@@ -221,11 +223,11 @@ class RuntimeWatch:
             raise failure
 
     def _is_older(self, listed_at: float, uid: str) -> bool:
-        """Whether something of the pod was heard after a list was asked for: the list may not have it."""
+        """Tell whether a list was requested before the latest news about the pod, and so may lack it."""
         return self._touched.get(uid, 0.0) >= listed_at
 
     def _changed(self, listed: _States) -> set[str]:
-        """The uids of the pods of which a list says something else than is known."""
+        """Return the uids of pods that a list shows differently from what is known."""
         known = {
             id: (uid, state) for uid, record in self.pods.items() for id, state in _states(record).items()
         }
@@ -234,7 +236,7 @@ class RuntimeWatch:
         return {uid for _, (uid, _) in listed.items() ^ known.items()} - {""}
 
     async def _reread(self, uid: str, listed: _Listed) -> None:
-        """Brings one pod's record in line with the lists just read."""
+        """Update one pod's record from the lists just read."""
         identity = listed.identity()
         self._agreed = None
         if identity is None:
@@ -255,8 +257,7 @@ class RuntimeWatch:
         self._on_change(uid)
 
     async def reread_pod(self, uid: str) -> PodRecord:
-        """Asks the runtime about one pod only, for a pod whose picture is in doubt; again where an event came
-        meanwhile."""
+        """Read one pod whose record is in doubt; repeat if an event arrived meanwhile."""
         while True:
             listed_at = time.monotonic()
             listed = await self._list_pod(uid)
@@ -276,8 +277,11 @@ class RuntimeWatch:
     async def refresh_container(
         self, uid: str, container_id: str, sandbox_id: str, *, notify: bool = True
     ) -> None:
-        """Reads one container's status after something was done to it. One that is not found is gone only
-        if it is not listed either."""
+        """Read the status of one container after an operation on it.
+
+        A container that is not found counts as gone only if the lists do not contain it either: containerd
+        may fail to find a running container for a moment.
+        """
         self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.container_status(container_id)
@@ -289,7 +293,9 @@ class RuntimeWatch:
         self._put(answer.status, sandbox_id, notify=notify)
 
     async def refresh_sandbox(self, uid: str, sandbox_id: str, *, notify: bool = True) -> None:
-        """Reads one sandbox's status after something was done to it; one that is gone, as a container."""
+        """Read the status of one sandbox after an operation on it; a missing one is treated like a
+        container.
+        """
         self._touched[uid] = time.monotonic()
         try:
             answer = await self._runtime.pod_sandbox_status(sandbox_id)
@@ -303,7 +309,7 @@ class RuntimeWatch:
             self._on_change(record.uid)
 
     def forget(self, uid: str, ids: Iterable[str]) -> None:
-        """Removed by ourselves: no need to ask."""
+        """Forget what the agent itself has removed, without asking the runtime."""
         self._touched[uid] = time.monotonic()
         for removed in ids:
             self._forget(uid, removed)
@@ -317,7 +323,7 @@ class RuntimeWatch:
             self._on_change(uid)
 
     def _record(self, labels: Mapping[str, str]) -> PodRecord | None:
-        """The record of the pod with these labels, about to be changed."""
+        """Return the record of the pod with these labels, for a change."""
         self._agreed = None
         identity = pod_of(labels)
         return self.pods.setdefault(identity[0], PodRecord(*identity)) if identity is not None else None
@@ -356,7 +362,7 @@ class RuntimeWatch:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _stream_is_up(self) -> None:
-        """The stream has stood for a moment; relists catch what came before it."""
+        """Relist after the stream has stood for a moment, to catch what happened before it."""
         self._streaming = True
         self._streaming_since = time.monotonic()
         self._following.works()
@@ -406,7 +412,7 @@ class RuntimeWatch:
 
 
 def relist_period(stood: float, least: float = RELIST_SECONDS) -> float:
-    """Seconds until the next relist, if nothing calls for one, when the stream has stood so long."""
+    """Return the seconds until the next routine relist, for a stream that has stood so long."""
     return min(max(stood, least), RELIST_WITH_EVENTS_SECONDS)
 
 
@@ -430,7 +436,7 @@ def _container_states(message: bytes) -> _States:
 
 
 def _listed(sandboxes: bytes, containers: bytes, uids: set[str]) -> dict[str, _Listed]:
-    """What the lists say of these pods."""
+    """Return what the lists report about these pods."""
     found = {uid: _Listed() for uid in uids}
     for sandbox in map(_Sandbox, *_SANDBOXES.pick(sandboxes)):
         if sandbox.uid in uids:

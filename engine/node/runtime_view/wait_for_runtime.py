@@ -1,4 +1,4 @@
-"""Start-up beside a runtime that starts, or dies and comes back, at the same time."""
+"""Waits for a runtime that starts, or restarts, at the same time as the agent."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger("kubengine.node")
 
 
 async def wait_for_runtime(call: Callable[[], Awaitable[T]]) -> T:
-    """What `call` returns, which can be made again, once the runtime answers.
+    """Repeat `call` until the runtime answers, and return its result.
 
-    Raises `Unavailable` where it does not within 30 s, and at once what it answers with.
+    Raises `Unavailable` if the runtime does not answer within 30 s; other errors are raised at once.
     """
     deadline = time.monotonic() + RUNTIME_WAIT_SECONDS
     said = False

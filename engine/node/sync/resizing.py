@@ -98,7 +98,9 @@ def _amounts(amounts: Mapping[str, Quantity]) -> dict[str, str]:
 
 
 async def _apply(old: Pod, new: Pod, services: Services) -> None:
-    """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its smaller pod."""
+    """Apply the new amounts. Containers that restart are stopped first, so that none exceeds its
+    smaller pod.
+    """
     running = {container.name: container for container in services.watch.pod(old.uid).may_run}
     resize = resize_of(old, new)
     for change in resize.containers if resize is not None else ():

@@ -52,7 +52,9 @@ class ResourceAccounting(Protocol):
         """Update from the runtime's record of the pod."""
 
     def leaves(self, uid: str) -> None:
-        """Stop counting the pod in admission decisions, since it ends; others still wait for what it holds."""
+        """Stop counting the pod in admission decisions, since it ends; others still wait for what
+        it holds.
+        """
 
     def released(self, pod: Pod) -> None:
         """Release everything that the pod holds."""

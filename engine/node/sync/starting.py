@@ -203,7 +203,9 @@ async def _next_attempt(pod: Pod, container: Container, services: Services, reco
 
 
 def _attempts_logged(directory: Path) -> int:
-    """Return one more than the newest attempt that left a log; the runtime may have lost earlier containers."""
+    """Return one more than the newest attempt that left a log; the runtime may have lost earlier
+    containers.
+    """
     try:
         names = os.listdir(directory)  # noqa: PTH208
     except OSError:

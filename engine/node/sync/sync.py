@@ -108,7 +108,9 @@ class PodSync:
         return None if seconds is None else self._hand.started_at + seconds - self._services.node.clock()
 
     async def _resize(self) -> None:
-        """Carry out a pending resize. Meanwhile the source may have asked for another resize or another spec."""
+        """Carry out a pending resize. Meanwhile the source may have asked for another resize or
+        another spec.
+        """
         hand = self._hand
         before, resize = hand.pod, hand.resize
         if resize is None:
